@@ -173,6 +173,7 @@ LIGHT = {
     "volunteer.agent.agent": ("torch", "textual"),
     "volunteer.cli.start": ("torch", "textual", "httpx", "numpy"),  # before the first paint
     "volunteer.tui.app": ("torch",),
+    "coordinator.top.app": ("torch", "sqlalchemy", "numpy"),  # before the first paint
     "shared.protocol.endpoints": ("torch", "numpy"),
     "shared.workloads.base": ("torch",),
 }

@@ -40,9 +40,10 @@ COPY_BYTES = 1 << 20
 class Remote:
     """One running server, spoken to by its organiser."""
 
-    def __init__(self, link: JoinLink, token: str) -> None:
+    def __init__(self, link: JoinLink, token: str, timeout_s: float = TIMEOUT_S) -> None:
         self._link = link
         self._token = token
+        self._timeout_s = timeout_s
 
     @classmethod
     def of(cls, server: str, token_file: Path | None) -> Remote:
@@ -61,6 +62,10 @@ class Remote:
                 f"the token file {token_file} cannot be read: {why(error)}"
             ) from error
         return cls(parse_link(server), token)
+
+    def within(self, timeout_s: float) -> Remote:
+        """Return the same server, which has so long to answer."""
+        return Remote(self._link, self._token, timeout_s)
 
     def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
         """Run a command there. Raises what it raised."""
@@ -119,20 +124,22 @@ class Remote:
         parts = urlsplit(self._link.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "http":
-            plain = http.client.HTTPConnection(host, port or 80, timeout=TIMEOUT_S)
+            plain = http.client.HTTPConnection(host, port or 80, timeout=self._timeout_s)
             self._open(plain)
             return plain
         pin = self._link.tls_pin  # it says more than any authority could
         context = pinned_context(pin) if pin else ssl.create_default_context()
-        secure = http.client.HTTPSConnection(host, port or 443, timeout=TIMEOUT_S, context=context)
+        secure = http.client.HTTPSConnection(
+            host, port or 443, timeout=self._timeout_s, context=context
+        )
         self._open(secure)
         return secure
 
     def _open(self, connection: http.client.HTTPConnection) -> None:
         try:
-            connection.timeout = CONNECT_S
+            connection.timeout = min(CONNECT_S, self._timeout_s)
             connection.connect()
-            connection.sock.settimeout(TIMEOUT_S)
+            connection.sock.settimeout(self._timeout_s)
         except OSError as error:
             connection.close()
             raise self._unreachable(error) from error

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +23,9 @@ from shared.errors import BadRequest, Configuration, VolunteerError
 if TYPE_CHECKING:
     from coordinator.admin.command import Command, Needs
     from coordinator.config import Settings
+    from coordinator.top.feed import Ask
 
+WATCHED_S = 5.0  # a server that is watched has so long to answer
 TARGET = Group("Which coordinator", sort_key=50)
 URLS = ("database", "blobs")  # which may hold a password
 
@@ -98,6 +105,41 @@ def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
             )
         return where.connection().call(name, ask, command.reply)
     return _here(where, command, ask)
+
+
+@asynccontextmanager
+async def connected(where: Where) -> AsyncIterator[Ask]:
+    """Commands one after the other on one coordinator, for who watches it: a database that stays
+    open, or a server that is to answer soon. Raises Configuration.
+    """
+    import asyncio
+    from importlib import import_module
+
+    for heavy in ("coordinator.admin.registry", "coordinator.services"):
+        await asyncio.to_thread(import_module, heavy)  # a second, in which the screen is drawn
+    from coordinator.admin.registry import COMMANDS
+
+    if where.remote:
+        server = where.connection().within(WATCHED_S)
+
+        async def there(name: str, /, **request: Any) -> Any:
+            command = COMMANDS[name]
+            ask = convert(request, command.request)
+            return await asyncio.to_thread(server.call, name, ask, command.reply)
+
+        yield there
+        return
+    from coordinator.services import opened
+
+    settings = where.settings()
+    with await _place(settings, "database") as place:
+        async with opened(place) as coordinator:
+
+            async def here(name: str, /, **request: Any) -> Any:
+                command = COMMANDS[name]
+                return await command.run(coordinator, convert(request, command.request))
+
+            yield here
 
 
 def _here(where: Where, command: Command, ask: Any) -> Any:

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, Where, call
+from coordinator.cli.target import HERE, Where, call, connected
 from shared.text import size
 
 alerts = App(name="alerts", help="Alerts to the organiser: those that stand, a test of the ways.")
@@ -49,7 +49,12 @@ def top(
     where: Where = HERE,
     json: Json = False,
 ) -> int:
-    """Show queue, workers, merges and health; exit code 1 where the verdict is bad."""
+    """Watch runs, workers, merges and health live; `?` shows the keys.
+
+    One picture (--once, --json) exits with 1 where the verdict is bad.
+    """
+    if not (once or json):
+        return _watch(where)
     from coordinator.top.plain import lines
 
     seen = call(where, "top")
@@ -59,6 +64,18 @@ def top(
         for line in lines(seen):
             print(line)
     return 1 if seen.verdict.level == "bad" else 0
+
+
+def _watch(where: Where) -> int:
+    import sys
+
+    from shared.errors import BadRequest
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # where textual draws
+        raise BadRequest("this is no terminal: `coordinator top --once` prints one picture")
+    from coordinator.top.app import watch
+
+    return watch(lambda: connected(where))
 
 
 def check(*, where: Where = HERE, json: Json = False) -> int:

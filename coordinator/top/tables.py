@@ -88,11 +88,18 @@ def _made(
 ) -> Table:
     shown = [column for column in columns if column.from_width <= width]
     rows = tuple(
-        Row(tuple(column.of(item) for column in shown), row.kind, row.key, row.level)
+        Row(_marked([column.of(item) for column in shown], row.level), row.kind, row.key, row.level)
         for item, row in found
     )
     names = tuple(column.name for column in shown)
     return Table(title, names, tuple(column.number for column in shown), rows, empty)
+
+
+def _marked(cells: list[str], level: Level) -> tuple[str, ...]:
+    """The state is never said by colour alone."""
+    if level != "good" and cells[0]:
+        cells[0] = f"{MARKS[level]} {cells[0]}"
+    return tuple(cells)
 
 
 def _row(kind: Kind = "", key: str = "", level: Level = "good") -> Row:
@@ -255,7 +262,7 @@ def _heard(replica: ReplicaLine, now: float) -> Level:
 def troubles(seen: Overview, width: int = 1000) -> Table:
     """All that the verdict was made of."""
     columns = [
-        Column("", lambda t: f"{MARKS[t.level]} {WORDS[t.level]}"),
+        Column("", lambda t: WORDS[t.level]),
         Column("about", lambda t: _text(t.subject, 24)),
         Column("what is wrong", lambda t: _text(t.text, 160)),
         Column("what to do", lambda t: _text(t.todo, 160), False, 100),
@@ -281,12 +288,7 @@ def facts(seen: Overview) -> Iterator[tuple[str, str]]:
     yield "tasks", _tasks(seen)
     yield "queues", _counts(seen.queues, tuple(seen.queues), zero=False) or "all empty"
     yield "an hour", _flows(seen)
-    window = seen.window
-    yield (
-        "verdicts",
-        f"{count(window.good)} good, {count(window.refused)} refused, {count(window.undecided)} "
-        f"open of the {count(window.contributions)} of the last {age(window.since, seen.at)}",
-    )
+    yield "verdicts", _verdicts(seen)
     yield "refusals", ", ".join(f"{count(r.count)} {_text(r.reason, 24)}" for r in seen.refusals)
     for name, found in (("forward", seen.forward), ("recompute", seen.recompute)):
         said = [
@@ -296,6 +298,16 @@ def facts(seen: Overview) -> Iterator[tuple[str, str]]:
         ]
         yield f"{name} checks", ", ".join(said)
     yield from _machine(seen)
+
+
+def _verdicts(seen: Overview) -> str:
+    window = seen.window
+    if not window.contributions:
+        return "none in the last hour"
+    return (
+        f"{count(window.good)} good, {count(window.refused)} refused, {count(window.undecided)} "
+        f"open of the {count(window.contributions)} of the last {age(window.since, seen.at)}"
+    )
 
 
 def _counts(found: dict[str, int], order: Sequence[str], zero: bool = True) -> str:

@@ -1,0 +1,116 @@
+"""Polling: one query at a time, one a second at most, and what is known while nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from coordinator.rules.overview import Overview
+from shared.clock import Clock
+from shared.errors import BadRequest, Configuration, NotFound, Unauthorized, VolunteerError
+
+EVERY_S = 1.0
+LATE_S = 6.0  # without an answer for so long the picture is said to be old
+
+
+class Ask(Protocol):
+    """Runs an organiser's command, here or on a server."""
+
+    async def __call__(self, command: str, /, **request: Any) -> Any: ...
+
+
+Asked = tuple[str, dict[str, Any]]  # a command and its request
+Connect = Callable[[], AbstractAsyncContextManager[Ask]]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """An answer, or why there is none."""
+
+    reply: Any = None
+    of: Asked | None = None  # the query beside the overview that it answers
+    error: str = ""
+    missing: str = ""  # of what is looked at beside: there is no such thing
+    fatal: VolunteerError | None = None
+
+
+class Feed:
+    """Asks for the overview again and again, and for what is looked at beside it."""
+
+    def __init__(self, connect: Connect, clock: Clock, beside: Callable[[], Asked | None]) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._ask: Ask | None = None
+        self._soon = asyncio.Event()
+        self._beside = beside
+        self.at: float | None = None  # monotonic, of the newest picture
+        self.error = ""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the newest picture came."""
+        return 0.0 if self.at is None else self._clock.monotonic() - self.at
+
+    @property
+    def stale(self) -> bool:
+        """True where the picture is not of now."""
+        return bool(self.error) or self.age_s > LATE_S
+
+    async def news(self) -> AsyncIterator[News]:
+        """Yield what comes, until it is closed. What cannot be mended by waiting is fatal."""
+        while True:
+            try:
+                async with self._connect() as self._ask:
+                    async for news in self._poll(self._ask):
+                        yield news
+            except (Configuration, Unauthorized) as error:
+                fatal = error if self.at is None else None
+                self.error = error.message
+                yield News(error=error.message, fatal=fatal)
+            except VolunteerError as error:
+                self.error = error.message
+                yield News(error=error.message)
+            finally:
+                self._ask = None
+            await self._pause()
+
+    async def _poll(self, ask: Ask) -> AsyncIterator[News]:
+        """Take turns: the overview, and what is looked at beside it."""
+        turn = 0
+        while True:
+            beside = self._beside() if turn % 2 else None
+            turn += 1
+            if beside is None:
+                seen: Overview = await ask("top")
+                self.at, self.error = self._clock.monotonic(), ""
+                yield News(seen)
+            else:
+                try:
+                    yield News(await ask(beside[0], **beside[1]), beside)
+                except (NotFound, BadRequest) as error:
+                    yield News(missing=error.message)
+            await self._pause()
+
+    async def run(self, command: str, **request: Any) -> Any:
+        """Run a command now. Raises what it raises."""
+        if self._ask is not None:
+            return await self._ask(command, **request)
+        async with self._connect() as ask:
+            return await ask(command, **request)
+
+    def hurry(self) -> None:
+        """Ask again at once: something was changed, or opened."""
+        self._soon.set()
+
+    async def _pause(self) -> None:
+        self._soon.clear()
+        waiting = asyncio.ensure_future(self._soon.wait())
+        tick = asyncio.ensure_future(self._clock.sleep(EVERY_S))
+        try:
+            await asyncio.wait((waiting, tick), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            tick.cancel()
