@@ -37,6 +37,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     base_sha256: str
     chunks: tuple[int, ...]
+    device: str = ""  # that the task was leased for
 
 
 class Case(_Stored, frozen=True, kw_only=True):
@@ -73,6 +74,7 @@ class Case(_Stored, frozen=True, kw_only=True):
             job=job,
             base_sha256=base.published_sha256,
             chunks=order.reach(part.start, part.stop),
+            device=task.device,
             dataset=datasets.by_id(conn, run.dataset_id),
         )
 
@@ -85,12 +87,15 @@ class Case(_Stored, frozen=True, kw_only=True):
             job=work.job,
             base_sha256=work.base_sha256,
             chunks=work.chunks,
+            device=work.device,
             dataset=datasets.by_id(conn, run.dataset_id or 0),
         )
 
     def stored(self) -> str:
         """Return what `again` needs."""
-        work = _Stored(job=self.job, base_sha256=self.base_sha256, chunks=self.chunks)
+        work = _Stored(
+            job=self.job, base_sha256=self.base_sha256, chunks=self.chunks, device=self.device
+        )
         return msgspec.json.encode(work).decode()
 
     @property

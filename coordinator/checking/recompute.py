@@ -263,7 +263,8 @@ class Recomputes:
             await self._end(row, "unproven", why[:SENTENCE_CHARS_MAX])
             return
         await self._db.write(lambda conn: contributions.checked(conn, contribution.id, seconds))
-        device = decode(contribution.report, SubmitRequest).device
+        # As claimed, from the devices that the machine registered: never as told with the result.
+        device = case.device or decode(contribution.report, SubmitRequest).device
         comparable = device.partition(":")[0] == HERE
         precision = case.job.train.precision
         result = rules.judge_recompute(found, contribution.codec, precision, comparable=comparable)

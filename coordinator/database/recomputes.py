@@ -222,12 +222,17 @@ def end(
         streak = account.recompute_streak + 1
         counters |= {"recompute_streak": streak, "unproven": 0, "uncompared": 0}
     elif result == "unclear" and measured != "{}":
-        counters |= {"uncompared": account.uncompared + 1}
+        uncompared = account.uncompared + 1
+        after = standing.after_uncompared(after, uncompared)
+        # Its next updates are measured, each, until one passes.
+        counters |= {"uncompared": uncompared, "passed": after.passed, "forward_streak": 0}
     elif result == "unproven":
         counters |= {"recompute_streak": 0, "unproven": account.unproven + 1}
     store.set_volunteer(conn, account.id, **counters)
     if after.state == "vetted" != before.state:
         store.vet(conn, account.id)
+    elif before.state == "vetted" and after.state == "probation":
+        store.doubt(conn, account.id)
     return True
 
 

@@ -166,6 +166,12 @@ def vet(conn: Connection, volunteer_id: str) -> None:
     conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": True})
 
 
+def doubt(conn: Connection, volunteer_id: str) -> None:
+    """Put an account on probation again, and what it has waiting with it."""
+    set_volunteer(conn, volunteer_id, standing="probation")
+    conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": False})
+
+
 def find(conn: Connection, who: str, key: str) -> VolunteerRow:
     """By id, or by nickname, whose skeleton is `key`. Raises NotFound."""
     row = by_id(conn, who)

@@ -25,6 +25,7 @@ State = Literal["probation", "vetted", "suspended"]
 
 PASSED_MIN = 10  # checks passed until an account is vetted
 UNPROVEN_MAX = 3  # recomputes in a row that it could not prove: not vetted, paid into escrow only
+UNCOMPARED_MAX = 3  # ... that differ on a class of device which cannot be compared
 TRUST_MIN = 0.3  # below it: no leases and no pay
 PROBATION_LEASES = 2  # at once, over all machines
 PROBATION_MACHINES = 3
@@ -59,6 +60,18 @@ def after_check(account: Account, result: str, kind: str) -> Account:
     return msgspec.structs.replace(
         account, passed=passed, state="vetted" if vetted else "probation"
     )
+
+
+def after_uncompared(account: Account, uncompared: int) -> Account:
+    """Return the account after a recompute that differs on a device which cannot be compared, the
+    `uncompared`th since one of its checks passed.
+
+    The name of a class is the volunteer's word, so it must not be cheaper than proof: an account
+    that nobody vouches for begins its probation again.
+    """
+    if uncompared < UNCOMPARED_MAX or account.invited or account.state != "vetted":
+        return account
+    return msgspec.structs.replace(account, state="probation", passed=0)
 
 
 def rest_s(failures: int) -> float:

@@ -13,10 +13,18 @@ from coordinator.database.ledger import escrow
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads
 from coordinator.rules.checks import ACCOUNT_OPEN_MAX, NEWCOMERS_OPEN_MAX, Result
-from coordinator.rules.standing import DAY_S, PASSED_MIN, UNPROVEN_MAX, VEST_AFTER, VEST_DAYS
+from coordinator.rules.standing import (
+    DAY_S,
+    PASSED_MIN,
+    UNCOMPARED_MAX,
+    UNPROVEN_MAX,
+    VEST_AFTER,
+    VEST_DAYS,
+)
 from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.workloads.base import ForwardFigures
 from tests.contract.test_escrow import FRIEND, NEW, have, merged, setting
+from tests.support.account_rows import add_contribution
 
 INNER, LEFT = "a" * 64, "b" * 64
 
@@ -163,6 +171,51 @@ async def test_what_cannot_be_compared_is_earned_when_a_check_passed_and_never_s
 
     await database.write(compared)
     assert (await have(database))[2] > 0
+
+
+@pytest.mark.parametrize("invited", [False, True])
+async def test_what_can_never_be_compared_ends_the_time_as_a_vetted_account(
+    database: Database, invited: bool
+) -> None:
+    """A stranger vetted by honest work could name another class from then on, and send anything."""
+    run = await setting(database, standing="vetted", invited=invited, passed=PASSED_MIN)
+
+    def differs(conn: Connection) -> tuple[str, int, int, bool]:
+        waiting = add_contribution(conn, run, NEW, "accepted", vetted=True)
+        redone(conn, run, "unclear")
+        account = volunteers.existing(conn, NEW)
+        row = contributions.by_id(conn, waiting)
+        return account.standing, account.passed, account.forward_streak, row.vetted
+
+    def streak(conn: Connection) -> None:
+        volunteers.set_volunteer(conn, NEW, forward_streak=50)
+
+    await database.write(streak)
+    for _ in range(UNCOMPARED_MAX - 1):  # measured closely from the first on, and trusted so far
+        assert await database.write(differs) == ("vetted", PASSED_MIN, 0, True)
+    if invited:
+        assert await database.write(differs) == ("vetted", PASSED_MIN, 0, True)
+        return
+    assert await database.write(differs) == ("probation", 0, 0, False)
+
+    def works(conn: Connection) -> str:
+        for _ in range(PASSED_MIN):
+            looked_at(conn, run)
+        return volunteers.existing(conn, NEW).standing
+
+    assert await database.write(works) == "vetted"  # the way back is work that a check confirms
+
+
+async def test_a_passed_check_between_shows_that_a_device_only_differs(database: Database) -> None:
+    run = await setting(database, standing="vetted", passed=PASSED_MIN)
+
+    def play(conn: Connection) -> str:
+        for _ in range(3 * UNCOMPARED_MAX):
+            redone(conn, run, "unclear")
+            looked_at(conn, run)
+        return volunteers.existing(conn, NEW).standing
+
+    assert await database.write(play) == "vetted"
 
 
 async def test_trouble_of_the_servers_own_holds_no_pay(database: Database) -> None:
