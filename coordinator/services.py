@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,7 @@ from coordinator.accounts.api_keys import ApiKeys
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity, software
+from coordinator.accounts.teams import Teams
 from coordinator.accounts.transparency import Transparency
 from coordinator.certificates import CERT_FILE, ends_at
 from coordinator.checking.case import Draws
@@ -97,9 +99,9 @@ class Coordinator:
     space: Space
     rates: Rates
     traffic: Traffic
-    gauges: Fresh[list[Gauge]]
     server: ServerIdentity
     volunteers: Volunteers
+    teams: Teams
     ledger: Ledger
     api_keys: ApiKeys
     answers: Answers
@@ -184,9 +186,9 @@ class Coordinator:
             space=space,
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
-            gauges=_gauges(db, clock),
             server=server,
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
+            teams=Teams(db, clock),
             ledger=Ledger(db),
             api_keys=ApiKeys(db, clock, settings),
             answers=Answers(db, clock, settings),
@@ -213,6 +215,15 @@ class Coordinator:
             overviews=Overviews(db, clock, settings.name),
             boxes=TransferBoxes(blobs.scratch() / "depot", clock, space),
         )
+
+    @cached_property
+    def gauges(self) -> Fresh[list[Gauge]]:
+        """Return the gauges of the database, read by one statement and kept for a moment."""
+
+        def read() -> Awaitable[list[Gauge]]:
+            return self.db.read(lambda conn: gauges(conn, self.clock.now()))
+
+        return Fresh(read, GAUGES_S, self.clock, rest=REST)
 
     @property
     def answerers(self) -> Answerers:
@@ -334,15 +345,6 @@ class Coordinator:
                 log.warning("background job is cut off", job=task.get_name())
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _gauges(db: Database, clock: Clock) -> Fresh[list[Gauge]]:
-    """Return the gauges of the database, read by one statement and kept for a moment."""
-
-    def read() -> Awaitable[list[Gauge]]:
-        return db.read(lambda conn: gauges(conn, clock.now()))
-
-    return Fresh(read, GAUGES_S, clock, rest=REST)
 
 
 def _half() -> int:

@@ -48,7 +48,13 @@ class Site:
         return await self.views.join()
 
     async def leaderboard(self, scope: Scope) -> Made:
-        return await self.views.leaderboard(_query(scope, "run"), _query(scope, "window"))
+        run, window = _query(scope, "run"), _query(scope, "window")
+        if _query(scope, "by") == "team":
+            return await self.views.teams(run, window)
+        return await self.views.leaderboard(run, window)
+
+    async def team(self, scope: Scope) -> Made:
+        return await self.views.team(scope["path_params"]["name"])
 
     async def volunteer(self, scope: Scope) -> Made:
         return await self.views.volunteer(scope["path_params"]["name"])
@@ -145,6 +151,7 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/": site.home,
         "/leaderboard": site.leaderboard,
         "/volunteers/{name}": site.volunteer,
+        "/teams/{name}": site.team,
         "/runs/{run}": site.run,
         "/runs/{run}/embed": site.embed,
         "/runs/{run}/badge.svg": site.badge,

@@ -44,16 +44,23 @@ def new_code(chars: int, random: Random = secrets.randbelow) -> str:
     return "-".join(text[start : start + 4] for start in range(0, chars, 4))
 
 
-def code_hash(typed: str) -> str:
-    """Return the stored form of a code, however it was typed.
-
-    Raises BadRequest for what cannot be one.
+def normal(typed: str) -> str:
+    """Return the letters of a code, however it was typed. Raises BadRequest for what cannot be
+    one.
     """
     text = "".join(c for c in typed[:CODE_CHARS_MAX].upper() if not c.isspace() and c not in "-_.")
     text = text.translate(_READ_AS)
     if len(typed) > CODE_CHARS_MAX or not text or any(char not in ALPHABET for char in text):
         raise BadRequest("this is not a code: a code looks like 7K3M-Q2XP")
-    return hashlib.sha256(text.encode()).hexdigest()
+    return text
+
+
+def code_hash(typed: str) -> str:
+    """Return the stored form of a code, however it was typed.
+
+    Raises BadRequest for what cannot be one.
+    """
+    return hashlib.sha256(normal(typed).encode()).hexdigest()
 
 
 def secret_hash(secret: str) -> str:

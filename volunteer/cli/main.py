@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from shared.errors import VolunteerError
-from volunteer.cli import exit_codes, manage, prompts
+from volunteer.cli import exit_codes, manage, prompts, team
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
 
 if TYPE_CHECKING:
@@ -280,6 +280,7 @@ def play(
 
 manage.add_to(app)
 prompts.add_to(app)
+team.add_to(app)
 
 
 def run_command(argv: list[str]) -> int:

@@ -66,9 +66,9 @@ def create(
         expires_at=None if days is None else time.time() + days * DAY_S,
         runs=run,
     )
-    made = _ask(profile, lambda api: api.create_key(request))
+    made = ask_account(profile, lambda api: api.create_key(request))
     if json:
-        return _print_json(made)
+        return print_json(made)
     print(made.key)
     print("keep it: it is not shown again", file=sys.stderr)
     return 0
@@ -77,9 +77,9 @@ def create(
 @key.command(name="list")
 def key_list(*, json: Json = False, profile: Profile = "") -> int:
     """Every key of your account, without its secret."""
-    found = _ask(profile, lambda api: api.keys())
+    found = ask_account(profile, lambda api: api.keys())
     if json:
-        return _print_json(found)
+        return print_json(found)
     for each in found:
         print(_key_line(each))
     if not found:
@@ -95,9 +95,9 @@ def revoke(
     profile: Profile = "",
 ) -> int:
     """Make a key worthless from its next request on."""
-    done = _ask(profile, lambda api: api.revoke_key(id))
+    done = ask_account(profile, lambda api: api.revoke_key(id))
     if json:
-        return _print_json(done)
+        return print_json(done)
     print(f"key {done.id} is {done.state}")
     return 0
 
@@ -113,9 +113,9 @@ def usage(
 
     from shared.text import credit
 
-    rows = _ask(profile, lambda api: api.usage(key))
+    rows = ask_account(profile, lambda api: api.usage(key))
     if json:
-        return _print_json(rows)
+        return print_json(rows)
     for row in rows:
         at = datetime.fromtimestamp(row.at, UTC).strftime("%Y-%m-%d %H:%M")
         took = "under way" if row.latency_s is None else f"{row.latency_s:.1f} s"
@@ -163,12 +163,12 @@ def generate(
         told = {**body, "prompt": text}
         return await _said(api, COMPLETIONS, told, show=stream and not json)
 
-    found = _ask(profile, asked)
+    found = ask_account(profile, asked)
     if isinstance(found, ImageReply):
         return _drawn(found, model, profile, None if json else output, json=json)
     said, used = found
     if json:
-        return _print_json({"model": model, "text": said, "usage": used})
+        return print_json({"model": model, "text": said, "usage": used})
     print("" if stream else _safe(said))
     print(_price(used), file=sys.stderr)
     return 0
@@ -181,7 +181,7 @@ def _drawn(reply: ImageReply, model: str, profile: str, output: Path | None, *, 
 
     png = picture_of(reply)
     if json:
-        return _print_json({"model": model, "images": [png], "usage": reply.usage})
+        return print_json({"model": model, "images": [png], "usage": reply.usage})
     settings = load(path=directories(profile=profile).config / "config.toml").settings
     put(png, output, settings.display)
     print(f"1 picture: {credit(reply.usage.cost_micro, 6)} credits", file=sys.stderr)
@@ -213,7 +213,7 @@ def chat(
             print(_price(used), file=sys.stderr)
         return 0
 
-    return int(_ask(profile, talk))
+    return int(ask_account(profile, talk))
 
 
 def give(
@@ -230,9 +230,9 @@ def give(
     from shared.text import MICRO, credit
 
     request = GiveRequest(id=secrets.token_hex(16), to=name, amount_micro=_micro(amount, MICRO))
-    done = _ask(profile, lambda api: api.give(request))
+    done = ask_account(profile, lambda api: api.give(request))
     if json:
-        return _print_json(done)
+        return print_json(done)
     print(f"{done.to} got {credit(done.amount_micro)} credits; you have {credit(done.left_micro)}")
     return 0
 
@@ -243,7 +243,8 @@ def add_to(parent: App) -> None:
         parent.command(command)
 
 
-def _ask(profile: str, question: Callable[[Api], Awaitable[Any]]) -> Any:
+def ask_account(profile: str, question: Callable[[Api], Awaitable[Any]]) -> Any:
+    """Return the answer of the coordinator to a question of the account of a profile."""
     from volunteer.cli.start import ask_coordinator
     from volunteer.settings.settings import directories
 
@@ -320,7 +321,8 @@ def _micro(credits: float, micro: int) -> int:
     return round(credits * micro)
 
 
-def _print_json(value: Any) -> int:
+def print_json(value: Any) -> int:
+    """Print one JSON document; the exit code."""
     import msgspec
 
     from shared.text import ascii_json

@@ -12,6 +12,7 @@ from textual.containers import Horizontal, Vertical
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.listings import LeaderRow, LedgerRow
+from shared.protocol.teams import MyTeam
 from shared.text import MICRO, counted, credit, duration, printable
 from volunteer.control.control import Control
 from volunteer.files import export, exports
@@ -137,6 +138,7 @@ class Leaderboard(QueryPage):
                 endpoints.LEADERBOARD, days=days
             ),
             "ledger": self._recent,
+            "team": lambda control: control.query(endpoints.TEAM),
         }
 
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
@@ -217,7 +219,9 @@ class Leaderboard(QueryPage):
         answer: Answer[Sequence[LedgerRow]] = self.answer("ledger")
         if answer.value is None:
             return answer.instead(scene, width, height, "")
-        return aged(week_lines(week(answer.value, scene.now), scene, width, height), scene)
+        team: Answer[MyTeam] = self.answer("team")
+        found = week(answer.value, scene.now)
+        return aged(week_lines(found, scene, width, height, team.value), scene)
 
     def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
         me = scene.view.status.me
@@ -290,8 +294,10 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
     )
 
 
-def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return seven days in a few lines."""
+def week_lines(
+    found: Week, scene: Scene, cells: int, height: int, team: MyTeam | None = None
+) -> list[Line]:
+    """Return seven days in a few lines, and the team where there is one."""
     if found.total_micro == 0 and found.streak == 0:
         said = "the credits of this week appear here, from your first accepted contribution on"
         return [((text, "dim"),) for text in wrap(said, cells, height)]
@@ -302,6 +308,10 @@ def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]
     if len(wide) > len(drawn):
         lines.append(((" " * NAME_CELLS, "dim"), (day_letters(scene.now), "faint")))
     lines.append(_fact("work", f"{counted(found.contributions, 'contribution')} paid"))
+    if team is not None and team.name:
+        place = f", {ordinal(team.rank)} of {team.teams}" if team.rank else ""
+        room = cells - NAME_CELLS - len(place)
+        lines.append(_fact("team", fit(printable(team.name, 40), room) + place))
     lines.append(_fact("active", f"{found.active} of 7 days"))
     if found.streak > 1:
         lines.append(_fact("streak", f"{found.streak} days in a row", "good"))

@@ -1,0 +1,94 @@
+"""One endpoint as data: method, path, request, reply, who may call it, and how it is addressed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar, get_origin
+from urllib.parse import quote
+
+import msgspec
+
+from shared.errors import BadRequest
+from shared.protocol.limits import API, JSON_BYTES_MAX
+
+Auth = Literal["none", "worker", "admin", "key"]  # "key": of /v1, or a worker's token
+R = TypeVar("R")
+
+LISTING_BYTES_MAX = 16 << 20
+MANIFEST_BYTES_MAX = 64 << 20  # of a dataset: about 120 bytes a chunk
+INTEGER_MAX = 2**31 - 1  # what a column of versions holds
+KEY_MAX = 2**63 - 1
+# Parameters of a path that are numbers, and the largest that a row may have.
+NUMBERS = {"key": KEY_MAX, "task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
+NOTHING = type(None)
+BYTES = "application/octet-stream"
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One query parameter."""
+
+    name: str
+    kind: type[int] | type[str]
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Endpoint(Generic[R]):
+    """One endpoint. `path` is below /api/v1, unless it stands at the `root`.
+
+    `operation` names the service of the coordinator and its method, as "run_queries.workers": it
+    gets the principal if its first parameter is called so, then the parameters of the path, the
+    request, and the query parameters by name. Where it is empty, a handler of
+    `coordinator.http.routes` answers.
+    """
+
+    method: Literal["GET", "POST", "PUT"]
+    path: str
+    summary: str
+    reply: type[R]  # of the JSON reply; NoneType: 204, no content, unless it `gives` bytes
+    request: type[msgspec.Struct] | None = None
+    operation: str = ""
+    auth: Auth = "worker"
+    query: tuple[Parameter, ...] = ()
+    headers: tuple[str, ...] = ()  # request headers that are read
+    sends: str = ""  # media type of a streamed request body
+    gives: str = ""  # media type of a reply that is not JSON
+    strict: bool = False  # counted against the rate of registrations
+    writes: bool = False  # refused with 507 while the disk is full
+    bytes_max: int = JSON_BYTES_MAX  # of the reply
+    root: bool = False
+
+    @property
+    def full_path(self) -> str:
+        return self.path if self.root else API + self.path
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters of the path, in order."""
+        return tuple(_PARAMETER.findall(self.path))
+
+    @property
+    def reply_name(self) -> str:
+        """Name of the reply's type as documents print it."""
+        if get_origin(self.reply) is tuple:
+            return f"list of {self.reply.__args__[0].__name__}"  # type: ignore[attr-defined]
+        return "" if self.reply is NOTHING else getattr(self.reply, "__name__", str(self.reply))
+
+    def address(self, args: Mapping[str, str | int]) -> tuple[str, dict[str, str]]:
+        """Return the path and the query for these arguments; query parameters that are "" or 0 are
+        left out.
+
+        Names come from the other side, so each is quoted as one part of the path. Raises
+        BadRequest.
+        """
+        names = self.parameters
+        known = {*names, *(parameter.name for parameter in self.query)}
+        if wrong := sorted((set(names) - set(args)) | (set(args) - known)):
+            raise BadRequest(f"{self.method} {self.path} needs {sorted(known)}, not {wrong}")
+        path = _PARAMETER.sub(lambda found: quote(str(args[found[1]]), safe=""), self.path)
+        return path, {name: str(args[name]) for name in args if name not in names and args[name]}
