@@ -205,7 +205,7 @@ class Monitor(App[int]):
                 screen.query_one("#old", Static).update(self._age())
 
     def _age(self) -> str:
-        why = printable(self.feed.error, 120) or "no answer"
+        why = printable(self.feed.error, 120) or "nothing newer came"
         when = "nothing was seen yet"
         if self.feed.at is not None:
             when = f"this is of {duration(self.feed.age_s)} ago"

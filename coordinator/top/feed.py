@@ -46,7 +46,8 @@ class Feed:
         self._ask: Ask | None = None
         self._soon = asyncio.Event()
         self._beside = beside
-        self.at: float | None = None  # monotonic, of the newest picture
+        self._newest = 0.0  # the instant that the newest picture is of, by the other clock
+        self.at: float | None = None  # monotonic, when the newest picture came
         self.error = ""
 
     @property
@@ -85,7 +86,9 @@ class Feed:
             turn += 1
             if beside is None:
                 seen: Overview = await ask("top")
-                self.at, self.error = self._clock.monotonic(), ""
+                self.error = ""
+                if seen.at != self._newest:  # else the server was too busy to look again
+                    self._newest, self.at = seen.at, self._clock.monotonic()
                 yield News(seen)
             else:
                 try:

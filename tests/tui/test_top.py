@@ -187,10 +187,13 @@ class Watched:
         self.clock = VirtualClock(NOW)
         self.app = Monitor(self.server.connect, self.clock)
 
-    async def tick(self, pilot: Pilot[int], times: int = 1) -> None:
-        """A second passes, so many times, and all is painted."""
+    async def tick(self, pilot: Pilot[int], times: int = 1, *, looks: bool = True) -> None:
+        """A second passes, so many times, and all is painted; the server `looks` again each."""
         for _ in range(times):
             await pilot.pause()
+            if looks:
+                seen = self.server.replies["top"]
+                self.server.replies["top"] = msgspec.structs.replace(seen, at=seen.at + 1e-3)
             await self.clock.advance(1.0)
             await pilot.pause()
         self.app._date()
@@ -384,6 +387,15 @@ async def test_a_server_that_is_gone_leaves_its_last_picture_and_comes_back(
         watched.server.gone = None
         await watched.tick(pilot, 3)
         assert not watched.app.screen.has_class("-old")
+        assert "asking again" not in watched.text
+
+
+async def test_a_picture_that_does_not_change_is_said_to_be_old(watched: Watched) -> None:
+    async with watched.app.run_test(size=(100, 30)) as pilot:
+        await watched.tick(pilot)
+        await watched.tick(pilot, 10, looks=False)
+        assert "ago: nothing newer came; asking again" in watched.text
+        await watched.tick(pilot, 2)
         assert "asking again" not in watched.text
 
 
