@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from coordinator.database.statistics import Person
     from coordinator.merging.healing import Proposal
     from shared.protocol.accounts import RunInfo
+    from shared.protocol.versions import VersionInfo
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
 Run = Annotated[str, Parameter(help="Name of the run.")]
@@ -245,9 +246,16 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     }
     print()
     table(shown.versions, columns, "No version yet.")
-    best = next((v.loss for v in shown.versions if v.best and v.loss is not None), None)
-    if best is not None and any(v.loss is not None and v.loss < best for v in shown.versions):
-        print("* the best: another replaces it once it is better beyond doubt, not by its loss")
+    if note := best_note(shown.versions):
+        print(note)
+
+
+def best_note(versions: Sequence[VersionInfo]) -> str:
+    """Return why the best version is not the one with the lowest loss; empty where it is."""
+    best = next((v.loss for v in versions if v.best and v.loss is not None), None)
+    if best is None or all(v.loss is None or v.loss >= best for v in versions):
+        return ""
+    return "* the best: another replaces it once it is better beyond doubt, not by its loss"
 
 
 def _checked(cost: CostOfChecks) -> str | None:

@@ -11,11 +11,15 @@ from msgspec.structs import replace
 
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.pages import LEADERS
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, fold
 from volunteer.tui.screens.dashboard import NARROW, SHORT, arrange
+from volunteer.tui.screens.leaderboard import leader_rows
+from volunteer.tui.text import ASCII, shown_name
 from volunteer.tui.view import AgentView
+from volunteer.tui.widgets.cards import CreditsCard
 from volunteer.tui.widgets.compact import brief
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.recent_work import sample_lines
@@ -155,3 +159,18 @@ def test_the_shortest_form_fits_and_never_loses_the_sign(width: int, height: int
 
 def test_a_view_of_nothing_can_be_drawn() -> None:
     assert brief(Scene(view=AgentView(status=Status())), 40, 5)
+
+
+def test_plain_characters_show_the_number_of_an_account_whose_name_has_none_of_them() -> None:
+    told = [
+        replace(e, nickname="李小龙") if isinstance(e, events.Started) else e
+        for e in scenes.filled()
+    ]
+    scene = scene_of(told)
+    assert "李小龙" in CreditsCard().heading(scene)[0]
+    plain = replace(scene, glyphs=ASCII)
+    assert CreditsCard().heading(plain)[0] == "Credits - account v-1"
+    rows = leader_rows([replace(LEADERS[0], nickname="李小龙"), LEADERS[1]], plain, old=False)
+    names = ["".join(text for text, _ in row.cells[1]).strip() for row in rows]
+    assert names == ["volunteer 1", "linus"]
+    assert shown_name("José", "account 1", ASCII) == "José"  # drawn without its accent

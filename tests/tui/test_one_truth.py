@@ -25,7 +25,10 @@ from volunteer.tui.screens.leaderboard import goal_lines, told_lines
 from volunteer.tui.text import Line
 from volunteer.tui.view import AgentView, reduce
 from volunteer.tui.widgets.cards import CreditsCard, run_lines
+from volunteer.tui.widgets.compact import brief
+from volunteer.tui.widgets.loss_plots import ModelPlot
 from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.recent_work import Contributions
 
 PRICE = 88_580_000
 NOBODY = replace(
@@ -95,6 +98,16 @@ class Server:
         )
         yield events.RunProgress(at=self.now, beat=beat, message=merging_words(beat))
 
+    def measured(self) -> Iterable[AnyEvent]:
+        """The newest version is evaluated."""
+        yield events.LossMeasured(
+            at=self.now,
+            run=scenes.RUN.name,
+            version=self.version,
+            loss=400.0 / (1 + self.version),
+            mine=sum(v.version == self.version for v in self.verdicts.values()),
+        )
+
     def listing(self) -> Iterable[AnyEvent]:
         run = replace(scenes.RUN, version=self.version, workers=0, progress=self.version / 500)
         yield events.RunsListed(at=self.now, runs=(run,))
@@ -116,7 +129,13 @@ def recorded(steps: list[str]) -> Iterable[AnyEvent]:
             for contribution in waiting:
                 server.judge(contribution, "merged")
         else:
-            yield from {"news": server.news, "beat": server.beat, "list": server.listing}[step]()
+            told = {
+                "news": server.news,
+                "beat": server.beat,
+                "list": server.listing,
+                "measure": server.measured,
+            }
+            yield from told[step]()
 
 
 def said(lines: Iterable[Line], name: str) -> str:
@@ -153,10 +172,25 @@ def agreed(view: AgentView) -> None:
     assert int(said(run, "version")) >= max(versions, default=0)
     if view.task() is not None:
         assert said(run, "helpers") != "0 online"
+    whole = "".join(text for line in brief(scene, 60, 20) for text, _ in line)
+    assert f"{said(totals, 'balance')} credits" in whole
+    title, marks = ModelPlot().heading(scene)
+    value = title.removeprefix("Loss of the model").strip()
+    assert value in ("", said(run, "loss").split()[-1])
+    model = view.models.get(view.run())
+    held = len(model.mine) if model else 0
+    assert marks in ("", f"{scene.glyphs.mark} mine {held}")
+    if held:
+        assert f"in {held} version" in said(run, "my part")
+    shown = Contributions().lines(scene, 60, 100)
+    words = ["".join(text for text, _ in line) for line in shown]
+    assert sum(" merged " in line for line in words) == merged or not own
 
 
 STEPS = st.lists(
-    st.sampled_from(["accepted", "rejected", "superseded", "merge", "news", "beat", "list"]),
+    st.sampled_from(
+        ["accepted", "rejected", "superseded", "merge", "news", "beat", "list", "measure"]
+    ),
     max_size=40,
 )
 

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 
 from volunteer.cli.exit_codes import hinted
 from volunteer.cli.receipts import app as receipts
+from volunteer.cli.update import update
 
 if TYPE_CHECKING:
     from shared.protocol.accounts import Me
@@ -204,6 +205,7 @@ def add_to(app: App) -> None:
     """Make these commands of the program."""
     app.command(service)
     app.command(card)
+    app.command(update)
     app.command(name)
     app.command(uninstall)
     app.command(receipts)

@@ -134,6 +134,12 @@ def _bare(letter: str) -> str:
     return base if base.isascii() and cell_len(base) == cells else "?" * cells
 
 
+def shown_name(name: str, instead: str, glyphs: Glyphs) -> str:
+    """Return a name, or with plain characters what says more than a row of question marks."""
+    plain = glyphs.curve == ASCII.curve
+    return instead if plain and name and not ascii_only(name).strip("? ") else name
+
+
 # ---------------------------------------------------------------------------------------- spans
 
 

@@ -23,7 +23,7 @@ from volunteer.stats.milestones import CREDITS, Milestone, Week, milestones, rec
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import time_to
-from volunteer.tui.text import Line, bar, count, fit, left, ordinal, spark, spread, wrap
+from volunteer.tui.text import Line, bar, count, fit, left, ordinal, shown_name, spark, spread, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
@@ -245,7 +245,7 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
     rows = []
     for row in leaders:
         role = "mark" if row.me else "text"
-        name = printable(row.nickname, 40)
+        name = shown_name(printable(row.nickname, 40), f"volunteer {row.rank}", scene.glyphs)
         mine = f"{scene.glyphs.mark} {name} (you)" if row.me else f"  {name}"
         rows.append(
             Row(

@@ -22,6 +22,7 @@ from volunteer.tui.text import (
     left,
     percent,
     rate,
+    shown_name,
     spark,
     wrap,
 )
@@ -144,7 +145,9 @@ class CreditsCard(Panel):
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
-        whose = f" {scene.glyphs.dot} {status.nickname}" if status.nickname else ""
+        number = f"account {status.me.volunteer_id[:8]}" if status.me else "my account"
+        name = shown_name(status.nickname, number, scene.glyphs)
+        whose = f" {scene.glyphs.dot} {name}" if name else ""
         known = age(scene) if status.me is not None else ""
         return f"Credits{whose}", known or WORTH["practice" if status.practice else "run"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from volunteer.text import measured
+from volunteer.text import loss, measured
 from volunteer.tui.text import Line, count
 from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Scene
@@ -37,7 +37,7 @@ class TaskPlot(LossPlot):
         if task is not None and task.task == curve.task:
             return "Loss of this task", subtitle  # its value stands in the card of the task
         newest = last_value(curve.points)
-        value = f" {newest:.3f}" if newest is not None and abs(newest) < 1e6 else ""
+        value = f" {loss(newest)}" if newest is not None else ""
         return f"Loss of task {curve.task}{value}", subtitle
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
@@ -83,7 +83,7 @@ class ModelPlot(LossPlot):
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
         newest = last_value(model.points) if model else None
-        value = f" {newest:.3f}" if newest is not None and abs(newest) < 1e6 else ""
+        value = f" {loss(newest)}" if newest is not None else ""
         mine = f"{scene.glyphs.mark} mine {count(len(model.mine))}" if model and model.mine else ""
         info = scene.view.info(scene.view.run())
         what = measured(info.measure if info else "")
