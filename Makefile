@@ -38,7 +38,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup format format-check lint types imports check test test-quick test-slow demo bench chaos fuzz experiments \
+.PHONY: help setup format format-check lint types imports check test test-quick test-slow demo bench gpu-check chaos fuzz experiments \
 	constraints clean
 
 help: ## say what there is
@@ -99,6 +99,10 @@ bench: $(READY) ## measure, print tables, write build/bench/*.json
 	@set -e; for file in tests/benchmarks/bench_$(BENCH).py; do \
 	  test -e $$file || { echo "make: there is no $$file" >&2; exit 1; }; name=$$(basename $$file .py); echo "== $$name"; \
 	  $(BIN)/python -m tests.benchmarks.$$name --json build/bench/$$name.json $(BENCH_ARGS); done
+
+gpu-check: $(READY) ## everything that a volunteer does on the GPU of this machine, as one table; error 75 where there is none
+	@mkdir -p build
+	@$(BIN)/python -m tests.benchmarks.gpu_check --json build/gpu-check.json $(GPU_ARGS)
 
 chaos: $(READY) ## kill coordinators CHAOS_KILLS times (1000) on each database and check that nothing is lost
 	CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/pytest -m chaos $(PYTEST_ARGS)

@@ -70,14 +70,18 @@ class Answering:
 
 @asynccontextmanager
 async def answering(
-    path: Path, run: str = "", engine: CountingEngine | None = None, **settings: Any
+    path: Path,
+    run: str = "",
+    engine: CountingEngine | None = None,
+    workload: str = "gpt",
+    **settings: Any,
 ) -> AsyncIterator[Answering]:
     """A server whose run has one merged version, and Ann with a key and credits."""
     quiet = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=quiet)  # the command line has standard output for itself
     async with local_coordinator(path, **settings) as home:
         await (home.start_run(run) if run else home.start_run())
-        ann, bob = await home.join("Ann"), await home.join("Bob")
+        ann, bob = [await home.join(name, workloads=[workload]) for name in ("Ann", "Bob")]
         assert {(await ann.work(1)).state, (await bob.work(2)).state} == {"accepted"}
         assert await home.coordinator.merger.merge_if_due(1)
         who = ann.volunteer_id
