@@ -131,6 +131,24 @@ def _tell(done: DatasetShown, where: Where) -> None:
         f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, '
         f"{done.heldout:,} held out{left_out}."
     )
+    if report := _report(done):
+        print(f"{report}.")
+
+
+def _report(done: DatasetShown) -> str:
+    """Describe texts: how many there are, how long, and how many copies were dropped."""
+    documents = int(done.meta.get("documents", 0))
+    if not documents:
+        return ""
+    copies = int(done.meta.get("copies", 0))
+    tokens = done.items + done.heldout
+    found = [
+        f"{documents:,} documents of {tokens / documents:,.0f} tokens each on average",
+        f"{copies:,} exact {'copy' if copies == 1 else 'copies'} dropped",
+    ]
+    if per_token := float(done.meta.get("bytes_per_token", 0)):
+        found.append(f"{per_token:.2f} bytes a token")
+    return ", ".join(found)
 
 
 def _template(tokenizer: Path | None) -> str:

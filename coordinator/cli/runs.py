@@ -220,6 +220,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("licence", run.licence),
             ("version", run.version if run.version >= 0 else "none yet"),
             ("loss", None if run.loss is None else f"{run.loss:.4f} (first {run.loss_first:.4f})"),
+            ("bits a byte", _bits(shown.versions)),
             ("workers", run.workers),
             ("steps", run.steps),
             ("tokens", run.tokens),
@@ -256,6 +257,16 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
     if best is None or all(v.loss is None or v.loss >= best for v in versions):
         return ""
     return "* the best: another replaces it once it is better beyond doubt, not by its loss"
+
+
+def _bits(versions: Sequence[VersionInfo]) -> str | None:
+    """Return the newest measured bits of text a byte, which do not depend on the tokenizer."""
+    measured = [(v.version, v.metrics.get("bits_per_byte")) for v in versions]
+    found = [(version, bits) for version, bits in measured if bits is not None]
+    if not found:
+        return None
+    (first, before), (_, now) = found[0], found[-1]
+    return f"{now:.4f} (version {first}: {before:.4f})"
 
 
 def _checked(cost: CostOfChecks) -> str | None:

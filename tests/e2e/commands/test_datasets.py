@@ -36,6 +36,19 @@ def test_every_line_that_is_left_out_is_named_and_kept_in_the_listing(
     assert json.loads(again.out)["skipped"] == shown["skipped"]
 
 
+def test_texts_are_reported_with_their_length_and_copies(run: Run, tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(30):
+        lines = [f"{each} and {number % 20} make {each + number % 20}.\n" for each in range(40)]
+        (texts / f"{number}.txt").write_text("".join(lines))
+    place = ("--data-dir", tmp_path / "data")
+    said = run("dataset", "add", "texts", "--text", texts, "--vocab-size", "300", *place)
+    assert "\n20 documents of " in said.out
+    assert "tokens each on average, 10 exact copies dropped, " in said.out
+    assert said.out.endswith(" bytes a token.\n")
+
+
 def test_a_file_without_one_good_line_is_refused_by_name(run: Run, tmp_path: Path) -> None:
     path, place = tmp_path / "bad.jsonl", ("--data-dir", tmp_path / "data")
     path.write_text("{broken\n" * 30)
