@@ -19,9 +19,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: FakeHub
 
     def do_GET(self) -> None:
+        self.server.heard = self.headers["Authorization"] or ""
         self._send(self.server.got(self.path, self.headers["Range"]))
 
     def do_HEAD(self) -> None:
+        self.server.heard = self.headers["Authorization"] or ""
         self._send(self.server.got(self.path, None))
 
     def _send(self, answer: Answer) -> None:
@@ -100,6 +102,7 @@ class FakeHub(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.messages: list[str] = []
         self.models: dict[str, Repository] = {}
+        self.heard = ""  # as the token of the last request
         self.fetched: list[str] = []  # paths of files whose bytes were asked for
 
     @property
@@ -110,7 +113,7 @@ class FakeHub(ThreadingHTTPServer):
         """Answer a GET or a HEAD as a hub does."""
         if self.failing:
             self.failing -= 1
-            return _json(500, {"error": "Internal Error"})
+            return _json(500, {"error": f"Internal Error of {self.heard}"})
         asked = urlsplit(path).path.strip("/").split("/")
         if asked[0] == "large":
             return self._ranged("/".join(asked[1:]), part)

@@ -278,4 +278,9 @@ def _refusals(wanted: Reference) -> Iterator[Any]:
 
 
 def _first(error: Exception) -> str:
-    return escaped(why(error).strip().partition("\n")[0], 200)
+    """Return the first line of an error, without the token: a mirror may say it again."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    said = why(error).replace(token, "***") if token else why(error)
+    return escaped(said.strip().partition("\n")[0], 200)

@@ -170,7 +170,7 @@ def test_weights_with_another_hash_are_refused_and_not_kept(hub: FakeHub) -> Non
     assert config()["files"][WEIGHTS]["size"] > 0
 
 
-def test_what_is_missing_or_moved_is_said(hub: FakeHub) -> None:
+def test_what_is_missing_or_moved_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     model = hub.models["ann/tiny"]
     commit = model.branches["main"]
     with pytest.raises(InvalidRunFile, match="ann/tiny has no revision v9"):
@@ -186,8 +186,11 @@ def test_what_is_missing_or_moved_is_said(hub: FakeHub) -> None:
         config(f"hub:ann/tiny@{commit}")
     model.answered_as = ""
     hub.failing = 100
-    with pytest.raises(Unavailable, match="hub:ann/tiny@main cannot be fetched: "):
+    monkeypatch.setenv("HF_TOKEN", "hf_read")
+    with pytest.raises(Unavailable, match="hub:ann/tiny@main cannot be fetched: ") as refused:
         config()
+    assert hub.heard == "Bearer hf_read"
+    assert "hf_read" not in refused.value.message
 
 
 @pytest.mark.parametrize("source", ["hub:", "hub:tiny", "hub:a/b/c", "hub:../x@y", "hub:a/b@../c"])
