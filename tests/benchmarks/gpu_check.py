@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,7 +150,7 @@ def training(bench: Bench, peak: Benchmark) -> list[Row]:
         task = bench.task(precision)
         bench.train(task)  # warms up
         rate, _ = bench.train(task)
-        plain = bench.trainer.call(lambda task=task: bare(bench, task)).result(600)  # type: ignore[misc]
+        plain = bench.trainer.call(partial(bare, bench, task)).result(600)
         said = (
             f"{rate * bench.model['block_size']:,.0f} tokens/s, {rate / plain:.2f} of bare;"
             f" MFU {rate * flops / best:.1%}, bare {plain * flops / best:.1%}"

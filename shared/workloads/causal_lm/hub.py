@@ -117,8 +117,8 @@ def fetched(found: Found) -> Path:
     free = shutil.disk_usage(folder).free
     if free < _SPACE * total:
         raise InvalidRunFile(
-            f"{found.reference.text} has {size(total)} of weights, which need {size(_SPACE * total)}"
-            f" on this disk; {size(free)} are free"
+            f"{found.reference.text} has {size(total)} of weights, which need"
+            f" {size(_SPACE * total)} on this disk; {size(free)} are free"
         )
     for name in (*(name for name in _BESIDE if name in found.sizes), *names):
         path = _file(found, name, found.sizes[name])
