@@ -5,11 +5,15 @@ signs and words, never by colour alone, and no terminal is too small.
 from __future__ import annotations
 
 import pytest
+from rich.color import ColorSystem
+from textual.color import Color
 
 from tests.tui import scenes
-from tests.tui.engine import FakeEngine, opened, screen_text
-from tests.tui.pages import Snapshot, picture, prepared, settle
+from tests.tui.engine import FakeEngine, open_app, opened, screen_text
+from tests.tui.pages import SMALL, Snapshot, picture, prepared, settle
+from volunteer.tui import themes
 from volunteer.tui.look import Look
+from volunteer.tui.text import ROLES
 
 PAGES = ("runs", "device", "history", "leaderboard", "settings", "log")
 EDGES = [
@@ -52,6 +56,55 @@ def test_picture_without_colours(
     """Colours come from the theme alone, so one page stands for all."""
     monkeypatch.setenv("NO_COLOR", "1")
     assert picture(engine, snap_compare, "history")
+
+
+async def test_no_colour_at_all_reaches_a_terminal_that_wants_none(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither ink nor ground: a light terminal stays light. Signs tell what colours told."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with opened(prepared(engine), scenes.filled(), look=Look(page="settings")) as (
+        app,
+        pilot,
+    ):
+        await settle(app, pilot)
+        await pilot.press("down")
+        await settle(app, pilot)
+        styles = []
+        for strip in app.screen._compositor.render_strips():
+            segments = list(strip)
+            for line_filter in app.get_line_filters():
+                segments = line_filter.apply(segments, app.screen.background_colors[1])
+            styles += [segment.style for segment in segments if segment.style and segment.text]
+        assert all(style.color is None and style.bgcolor is None for style in styles)
+        for told in ("reverse", "bold", "dim"):
+            assert any(getattr(style, told) for style in styles), told
+
+
+@pytest.mark.parametrize("theme", [theme.name for theme in themes.THEMES])
+def test_every_role_can_be_read_in_sixteen_colours(theme: str) -> None:
+    """A terminal of sixteen colours shows text in another of them than its ground."""
+    app = open_app(FakeEngine(), Look(theme=theme))
+    app.theme = theme
+    colours = app.theme_variables
+
+    def sixteen(name: str) -> int | None:
+        named = Color.parse(colours[name]).rich_color
+        return named.downgrade(ColorSystem.STANDARD).number
+
+    for role, look in ROLES.items():
+        papers = [look.paper] if look.paper else ["background", "surface"]
+        if role not in ("track", "faint"):
+            assert all(sixteen(look.ink) != sixteen(paper) for paper in papers), role
+
+
+@pytest.mark.parametrize("page", ["device", "settings", "log"])
+@pytest.mark.parametrize("size", [SMALL, (80, 24), (120, 36), (200, 60)])
+def test_picture_on_a_light_terminal(
+    engine: FakeEngine, snap_compare: Snapshot, page: str, size: tuple[int, int]
+) -> None:
+    look = Look(theme="volunteer-light")
+    assert picture(engine, snap_compare, page, size=size, look=look)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -305,7 +305,7 @@ async def test_the_name_can_be_kept_from_others(engine: FakeEngine) -> None:
 
 async def test_limits_are_changed_where_they_stand(engine: FakeEngine) -> None:
     async with at(engine, "limits") as (app, pilot):
-        await pilot.press("down", "down", "space")
+        await pilot.press("down", "down", "down", "space")
         await settle(app, pilot)
         await pilot.press("down", "down", "space", *"sat-sun")
         await settle(app, pilot)

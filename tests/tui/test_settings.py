@@ -11,6 +11,8 @@ from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
+from volunteer.settings import settings
+from volunteer.settings.presets import PRESETS, following, held, preset
 from volunteer.tui.look import Look
 from volunteer.tui.screens.settings import about_lines
 from volunteer.tui.setting_labels import choices, grouped, holds, label, parsed, shown
@@ -117,7 +119,7 @@ async def test_a_theme_is_seen_at_once(engine: FakeEngine) -> None:
         names = [row.name for _, rows in grouped(SETTINGS) for row in rows]
         await pilot.press(*["down"] * names.index("theme"), "enter")  # headings are passed over
         await pilot.pause()
-        await pilot.press(*["backspace"] * 20, *"volunteer-light", "enter")
+        await pilot.press("down", "enter")
         await settle(app, pilot)
         assert app.theme == "volunteer-light"
     assert changes(engine) == [{"theme": "volunteer-light"}]
@@ -205,3 +207,80 @@ def test_choices_are_those_of_the_setting() -> None:
 def test_a_default_is_told_in_the_words_of_a_value(name: str, says: str) -> None:
     told = ["".join(text for text, _ in line) for line in about_lines(named(name), 60, 20)]
     assert f"default {says}" in told
+
+
+async def test_changes_are_taken_back_one_after_the_other(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("down", "enter", "p")
+        await settle(app, pilot)
+        assert changes(engine) == [{"in_use": "gentle"}, preset("gentle").changes]
+        await pilot.press("u", "u", "u")
+        await settle(app, pilot)
+        before = {name: named(name).value for name in preset("gentle").changes}
+        assert changes(engine)[2:] == [before, {"in_use": "work"}]
+        assert "nothing was changed on this page" in screen_text(app)
+
+
+async def test_the_preset_that_holds_is_marked_and_the_next_is_taken(engine: FakeEngine) -> None:
+    wanted = preset("gentle").changes
+    rows = tuple(replace(row, value=wanted.get(row.name, row.value)) for row in SETTINGS)
+    prepared(engine).answers[commands.GetSettings] = rows
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("p")
+        await settle(app, pilot)
+        assert changes(engine) == [preset("evenings").changes]
+
+
+def test_presets_set_the_same_settings_and_right_values() -> None:
+    assert len({tuple(sorted(one.changes)) for one in PRESETS}) == 1
+    for one in PRESETS:
+        assert settings.check(one.changes, "this") == one.changes
+        assert held(one.changes) == one.name
+        assert held({**one.changes, "duty_percent": 7}) == ""
+        listed = {k: list(v) if isinstance(v, tuple) else v for k, v in one.changes.items()}
+        assert held(listed) == one.name
+    assert [following(one.changes).name for one in PRESETS] == ["evenings", "everything", "gentle"]
+
+
+async def test_settings_are_found_by_a_text(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE, size=(120, 36)) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("slash", *"battery", "enter")
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert 'Settings with "battery"' in text
+        assert "on battery" in text
+        assert "webhook" not in text
+        await pilot.press("slash", "escape")
+        await settle(app, pilot)
+        assert 'with "battery"' not in screen_text(app)
+
+
+async def test_a_theme_is_shown_before_it_is_kept(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        app.action_theme()
+        await pilot.pause()
+        await pilot.press("down")
+        await pilot.pause()
+        assert app.theme == "volunteer-light"
+        assert not changes(engine)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.theme == "volunteer-dark"
+        app.action_theme()
+        await pilot.pause()
+        await pilot.press("down", "enter")
+        await settle(app, pilot)
+        assert app.theme == "volunteer-light"
+        assert changes(engine) == [{"theme": "volunteer-light"}]
+
+
+@pytest.mark.parametrize("size", [SMALL, (80, 24), (120, 36), (200, 60)])
+def test_picture_of_the_themes(
+    engine: FakeEngine, snap_compare: Snapshot, size: tuple[int, int]
+) -> None:
+    keys = ("slash", *"colours", "enter", "enter", "down")
+    assert picture(engine, snap_compare, "settings", *keys, size=size)

@@ -33,8 +33,11 @@ from volunteer.settings.settings import Directories, Settings
 
 if TYPE_CHECKING:
     from volunteer.control.commands import Joined, SettingRow
+    from volunteer.control.control import Control
     from volunteer.engine import Engine
+    from volunteer.headless import Headless
     from volunteer.net.api import Api
+    from volunteer.plain import Plain
     from volunteer.tui.app import VolunteerApp
     from volunteer.tui.look import Look
 
@@ -61,6 +64,12 @@ class Options:
     screen: bool = True
     json: bool = False
     paused: bool = False
+    plain: bool = False  # by questions and answers
+
+    @property
+    def attended(self) -> bool:
+        """Return True if a person is in front of it, who may look at another instance."""
+        return self.screen or self.plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +89,9 @@ def work(options: Options) -> int:
     if options.screen and not at_terminal():
         raise BadRequest("the screen needs a terminal: use `volunteer --no-ui`")
     if options.screen and os.environ.get("TERM") == "dumb":
-        raise BadRequest("this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui`")
+        raise BadRequest(
+            "this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui` or `--plain`"
+        )
     directories = config.directories(profile=options.profile)
     settings = _settings(options, directories)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
@@ -93,7 +104,7 @@ def work(options: Options) -> int:
                 _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, profile, settings))
-        shown = asyncio.run(_attach(options, profile, settings)) if options.screen else None
+        shown = asyncio.run(_attach(options, profile, settings)) if options.attended else None
         if shown is not None:
             return shown
         if not told:
@@ -117,7 +128,7 @@ def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
     try:
         held.enter_context(profile.lock())
     except Configuration:
-        if profile.endpoint.exists() and not options.screen:
+        if profile.endpoint.exists() and not options.attended:
             raise
         return False
     return True
@@ -179,16 +190,27 @@ async def _work(
 
     if options.screen:
         return await _with_screen(engine, _look(settings, first=first))
-    return await _without_screen(engine(), json=options.json)
-
-
-async def _without_screen(engine: Engine, *, json: bool) -> int:
+    made = engine()
+    if options.plain:
+        return await _without_screen(made, _plain(made.control, settings))
     from volunteer.headless import Headless
+
+    now = made.world.clock.now()
+    front = Headless(made.control, sys.stdout, json=options.json, since=now)
+    return await _without_screen(made, front)
+
+
+def _plain(control: Control, settings: Settings) -> Plain:
+    from volunteer.plain import Plain, typed_lines
+
+    return Plain(control, sys.stdout, typed_lines(sys.stdin), settings.display.power_price)
+
+
+async def _without_screen(engine: Engine, front: Headless | Plain) -> int:
     from volunteer.machine import watchdog
 
     watchdog.watch(asyncio.get_running_loop())
     _obey_signals(engine)
-    front = Headless(engine.control, sys.stdout, json=json, since=engine.world.clock.now())
     drawing = asyncio.create_task(front.run())
     drawing.add_done_callback(lambda _: engine.stop("save"))  # it fails, or all has ended anyway
     await asyncio.sleep(0)  # subscribed before the first event
@@ -265,15 +287,18 @@ async def _behind(
 async def _attach(options: Options, profile: Profile, settings: Settings) -> int | None:
     """The screen of the instance at work here; None where none answers."""
     from volunteer.control.local_socket import attach
-    from volunteer.tui.app import VolunteerApp
 
-    look = _look(settings, first=False)
     async with AsyncExitStack() as attached:
         try:
             control = await attached.enter_async_context(attach(profile.endpoint, SystemClock()))
         except Unreachable:
             return None
-        screen = VolunteerApp(control, look=look)
+        if options.plain:
+            await _plain(control, settings).run()
+            return 0
+        from volunteer.tui.app import VolunteerApp
+
+        screen = VolunteerApp(control, look=_look(settings, first=False))
         code = await screen.run_async() or 0
         _last_words(screen.departure.farewell or hinted(GOES_ON, options.profile))
         return code

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.filter import LineFilter
+from textual.filter import DimFilter, LineFilter, Monochrome
 from textual.notifications import SeverityLevel
 from textual.reactive import Reactive, reactive
 from textual.screen import Screen
@@ -29,11 +29,13 @@ from volunteer.tui.departure import Departure
 from volunteer.tui.event_feed import Feed, Listener
 from volunteer.tui.look import Appearance, Look
 from volunteer.tui.page import Page
+from volunteer.tui.terminal.colourless import Colourless
 from volunteer.tui.terminal.driver import lasting_driver
 from volunteer.tui.themes import SteadyStylesheet
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
 
+COLOURLESS = Colourless()
 TICK_S = 0.5
 # How long a thread of pure Python (self-play) keeps the interpreter while a key waits; Python's 5
 # ms, several times a key, made half of the latency that was measured.
@@ -215,6 +217,9 @@ class VolunteerApp(App[int]):
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         found = super().get_line_filters()
+        if self.no_color:
+            kept = [each for each in found if not isinstance(each, Monochrome | DimFilter)]
+            found = [*kept, COLOURLESS]
         ascii_only = self.appearance.filter
         return [*found, ascii_only] if ascii_only.enabled else found
 
@@ -265,6 +270,12 @@ class VolunteerApp(App[int]):
         at = devices.index(self.device) if self.device in devices else 0
         self.device = devices[(at + 1) % len(devices)]
         self.redraw()
+
+    def action_theme(self) -> None:
+        """Choose a theme; the screen shows the one under the cursor."""
+        from volunteer.tui.screens.theme_picker import ThemePicker
+
+        self.push_screen(ThemePicker(self.theme))
 
     def action_help(self) -> None:
         """Show all keys and words."""

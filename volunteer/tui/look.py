@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from textual.theme import Theme
 
 from volunteer.tui import themes
 from volunteer.tui.terminal.ascii import AsciiFilter
@@ -58,9 +57,20 @@ class Appearance:
             app.set_keymap(look.keys)
 
     def mounted(self) -> None:
-        """Mark the application for its stylesheet, and save a theme that is chosen there."""
+        """Mark the application for its stylesheet."""
         self._app.set_class(self.look.ascii, "-ascii")
-        self._app.theme_changed_signal.subscribe(self._app, self._keep_theme)
+
+    def preview(self, theme: str) -> None:
+        """Show a theme without saving it."""
+        self._app.theme = theme
+        self._app.redraw()
+
+    def keep(self, theme: str) -> None:
+        """Show a theme from now on, and save it for the next start."""
+        app, before = self._app, self.look.theme
+        self.change("theme", theme)
+        if app.control is not None and theme != before:
+            app.command(app.control.set_settings({"theme": theme}))
 
     def change(self, name: str, value: Any) -> None:
         """Apply one setting that is saved already."""
@@ -80,10 +90,3 @@ class Appearance:
                 app.set_class(value, "-ascii")
                 app.refresh(layout=True)
         app.redraw()
-
-    def _keep_theme(self, theme: Theme) -> None:
-        """Save a theme that was chosen here for the next start."""
-        app = self._app
-        if app.control is not None and theme.name != self.look.theme:
-            self.look = msgspec.structs.replace(self.look, theme=theme.name)
-            app.command(app.control.set_settings({"theme": theme.name}))

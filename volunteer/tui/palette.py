@@ -30,7 +30,7 @@ def entries(
         if command.id != "palette":
             yield _entry(app, command, app)
     colours = "Colours: dark, light, colour-blind, high contrast."
-    yield SystemCommand("Theme", colours, app.action_change_theme)
+    yield SystemCommand("Theme", colours, app.action_theme)
     take = functools.partial(app.call_after_refresh, screenshot, app)
     yield SystemCommand("Screenshot", "Save this screen as an SVG in ~/volunteer.", take)
 

@@ -8,9 +8,10 @@ from textual import on
 from textual.app import ComposeResult
 
 from shared.errors import VolunteerError
-from volunteer.control.commands import SettingRow
+from volunteer.settings import presets
 from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
 from volunteer.tui.text import Line
+from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.setting_list import SettingList
 from volunteer.tui.widgets.table import Listing
@@ -18,9 +19,11 @@ from volunteer.tui.widgets.table import Listing
 ASKED = (
     "device",
     "threads",
+    "duty_percent",
     "in_use",
     "on_battery",
     "schedule",
+    "roles",
     "memory_gb",
     "cache_gb",
     "upload_mbit",
@@ -33,9 +36,10 @@ class LimitsStep(Step):
 
     NAME = "Limits"
     HEADING = "What may volunteer use?"
-    KEYS = (*NEXT, ("space", "change", "start"), *BACK)
+    KEYS = (*NEXT, ("space", "change", "start"), ("p", "preset", "preset"), *BACK)
 
     def compose(self) -> ComposeResult:
+        yield ChoiceRow(presets.NAMES, self._preset, action="take", key="p", id="presets")
         yield SettingList(
             lambda: self.choice.settings, names=ASKED, title="", id="asked", by_enter=False
         )
@@ -60,6 +64,18 @@ class LimitsStep(Step):
         if not self._list.editing:
             self.post_message(self.Done())
 
+    def _values(self) -> dict[str, Any]:
+        return {row.name: row.value for row in self.choice.settings}
+
+    def _preset(self) -> str:
+        return presets.held(self._values())
+
+    def take(self, name: str = "") -> None:
+        """Set all that a preset says, or the next one."""
+        chosen = presets.preset(name) if name else presets.following(self._values())
+        self.volunteer.tell(f"{chosen.name}: {chosen.help}")
+        self.run_worker(self._save(chosen.changes), group="limits")
+
     def press_space(self) -> None:
         self._list.change()
 
@@ -73,16 +89,17 @@ class LimitsStep(Step):
 
     @on(SettingList.Changed)
     def _changed(self, event: SettingList.Changed) -> None:
-        self.run_worker(self._save(event.row, event.value), group="limits")
+        self.run_worker(self._save({event.row.name: event.value}), group="limits")
 
-    async def _save(self, row: SettingRow, value: Any) -> None:
+    async def _save(self, changes: dict[str, Any]) -> None:
         if self.engine is None:
             return
         try:
-            self.choice.settings = await self.engine.set_settings({row.name: value})
+            self.choice.settings = await self.engine.set_settings(changes)
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         self._list.refill()
+        self.query_one(ChoiceRow).draw()
         self.query_one("#setting-help", FunctionPanel).draw()
 
     def _help(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -90,7 +107,7 @@ class LimitsStep(Step):
         text = (
             row.help
             if row is not None
-            else "The defaults are gentle: low priority, and one core stays free."
+            else "The defaults are careful: low priority, and one core stays free."
         )
         lines = said(text, width, height)
         more = "You can change all of this later, and more, on the Settings page."

@@ -108,6 +108,13 @@ class Onboarding(Page):
             help="Keep the nickname from the leaderboard, or show it.",
         ),
         keys.Command(
+            id="preset",
+            key="p",
+            action="preset",
+            short="preset",
+            help="Set the limits together: gentle, evenings, everything.",
+        ),
+        keys.Command(
             id="start",
             key="space",
             action="start",
@@ -139,6 +146,7 @@ class Onboarding(Page):
         &.-tall #how { display: block; }
         #verdict-name { height: 3; padding: 0 1; }
         #sent { height: 10; }
+        #presets { height: 1; }
         #setting-help { height: 4; padding: 0 1; }
         #machine { height: 14; }
         #choices { height: 1fr; max-height: 14; }
@@ -241,6 +249,13 @@ class Onboarding(Page):
     def action_hide(self) -> None:
         if isinstance(self.step, NameStep):
             self.step.hide()
+
+    def action_preset(self) -> None:
+        self.action_take("")
+
+    def action_take(self, name: str) -> None:
+        if isinstance(self.step, LimitsStep):
+            self.step.take(name)
 
     def action_start(self) -> None:
         self.step.press_space()

@@ -28,6 +28,7 @@ WORDS = (
     ("credit", "the pay for accepted work: pending when accepted, earned when merged"),
     ("pause", "frees the device within two seconds and keeps the task"),
     ("finish", "completes the task in hand and takes no more"),
+    ("--plain", "volunteer --plain tells all this in plain sentences, for a screen reader"),
 )
 
 

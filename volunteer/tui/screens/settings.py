@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, ClassVar
 
 import msgspec
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Horizontal
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Input
 
 from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
-from volunteer.settings import settings
+from volunteer.settings import presets, settings
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.screens.theme_picker import ThemePicker
 from volunteer.tui.setting_labels import SOURCES, choices, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
+from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
+from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.setting_list import SettingList
 
 NAME_CELLS = 8
+UNDO_MAX = 50
 LOOKS = frozenset({"theme", "ascii", "animations", "keys", "power_price"})  # fields of `Look`
 OVERRULED = {"flag": "the command line", "environment": "the environment"}
 
@@ -48,9 +54,38 @@ class SettingsPage(QueryPage):
             place="footer",
             rank=36,
         ),
+        keys.Command(
+            id="undo",
+            key="u",
+            action="undo",
+            short="undo",
+            help="Take back the last change made on this page; again: the one before.",
+            place="footer",
+            rank=34,
+        ),
+        keys.Command(
+            id="search",
+            key="slash",
+            action="search",
+            short="search",
+            help="Show only settings that hold a text.",
+            place="footer",
+            rank=35,
+        ),
+        keys.Command(
+            id="preset",
+            key="p",
+            action="preset",
+            short="preset",
+            help="Set the limits together: gentle, evenings, everything.",
+            place="footer",
+            rank=37,
+        ),
     )
     CSS = """
     SettingsPage {
+        #presets { height: 1; }
+        #columns { height: 1fr; }
         #about { width: 46; }
         &.-normal, &.-narrow, &.-tiny {
             #columns { layout: vertical; }
@@ -58,13 +93,21 @@ class SettingsPage(QueryPage):
         }
         &.-short #about { height: 5; }
         &.-flat #about { display: none; }
+        &.-flat #presets { display: none; }
     }
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._undo: deque[dict[str, Any]] = deque(maxlen=UNDO_MAX)
+
     def body(self) -> ComposeResult:
-        with Horizontal(id="columns"):
-            yield SettingList(self.rows, empty=self._empty)
-            yield FunctionPanel(self._about, title=self._title, id="about", classes="card")
+        with Vertical():
+            yield ChoiceRow(presets.NAMES, self._preset, action="take", key="p", id="presets")
+            yield Finder(id="finder")
+            with Horizontal(id="columns"):
+                yield SettingList(self.rows, empty=self._empty)
+                yield FunctionPanel(self._about, title=self._title, id="about", classes="card")
 
     def queries(self) -> dict[str, PageQuery]:
         return {"settings": lambda control: control.settings()}
@@ -98,28 +141,78 @@ class SettingsPage(QueryPage):
     def action_change(self) -> None:
         self._list.change()
 
+    @on(SettingList.Wanted)
+    def _pick(self) -> None:
+        self.app.push_screen(ThemePicker(self.app.theme), lambda _: self.again())
+
     def action_default(self) -> None:
         self._list.set_back()
 
+    def action_search(self) -> None:
+        self.query_one(Finder).open()
+
+    @on(Input.Changed, "#finder")
+    def _searched(self) -> None:
+        self._list.needle = self.query_one(Finder).needle
+        self.show(self.volunteer.scene(), at_once=True)
+
+    @on(Finder.Left)
+    def _left(self) -> None:
+        self._list.take_focus()
+
+    def _values(self) -> dict[str, Any]:
+        return {row.name: row.value for row in self.rows()}
+
+    def _preset(self) -> str:
+        return presets.held(self._values())
+
+    def action_preset(self) -> None:
+        self.action_take(presets.following(self._values()).name)
+
+    def action_take(self, name: str) -> None:
+        """Set all that a preset says."""
+        chosen = presets.preset(name)
+        self._change(chosen.changes)
+        self.volunteer.tell(f"{name}: {chosen.help} u takes it back.")
+
+    def action_undo(self) -> None:
+        if not self._undo:
+            self.volunteer.tell("nothing was changed on this page since it was opened")
+            return
+        before = self._undo.pop()
+        self.run_worker(self._save(before), group="save")
+        said = ", ".join(label(row) for row in self.rows() if row.name in before)
+        self.volunteer.tell(f"taken back: {said}")
+
+    def _change(self, changes: dict[str, Any]) -> None:
+        """Save settings, and remember how they were."""
+        values = self._values()
+        before = {name: values[name] for name in changes if name in values}
+        if before:
+            self._undo.append(before)
+        self.run_worker(self._save(changes), group="save")
+
     @on(SettingList.Changed)
     def _changed(self, event: SettingList.Changed) -> None:
-        self.run_worker(self._save(event.row, event.value), group="save")
+        self._change({event.row.name: event.value})
 
-    async def _save(self, row: SettingRow, value: Any) -> None:
+    async def _save(self, changes: dict[str, Any]) -> None:
         control = self.volunteer.control
         if control is None:
             return
         try:
-            if row.name == "runs":
-                await control.choose_runs(tuple(value))
+            if "runs" in changes:
+                await control.choose_runs(tuple(changes["runs"]))
             else:
-                await control.set_settings({row.name: value})
+                await control.set_settings(changes)
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
             return
-        self._apply(row.name, value)
-        if row.source in OVERRULED:
-            said = f"saved, but {OVERRULED[row.source]} sets another value and wins"
+        for name, value in changes.items():
+            self._apply(name, value)
+        sources = {row.source for row in self.rows() if row.name in changes}
+        for source in sources & OVERRULED.keys():
+            said = f"saved, but {OVERRULED[source]} sets another value and wins"
             self.volunteer.tell(said, "warning")
         self.again()
 

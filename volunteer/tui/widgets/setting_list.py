@@ -30,6 +30,9 @@ COLUMNS = (
 )
 
 
+LISTED = frozenset({"theme"})  # settings whose values are seen best before they are chosen
+
+
 class Editor(Field):
     """Text input for a value."""
 
@@ -45,8 +48,9 @@ class Editor(Field):
 class SettingList(Vertical):
     """List of settings that can be changed in place.
 
-    `rows` gives the settings, `names` which of them are seen (all, under headings, if none).
-    Without `by_enter` a page calls `change` for a key of its own; a click changes in any case.
+    `rows` gives the settings, `names` which of them are seen (all, under headings, if none). For
+    those in `LISTED` the page shows a list of its own when it gets `Wanted`. Without `by_enter` a
+    page calls `change` for a key of its own; a click changes in any case.
     """
 
     DEFAULT_CSS = """
@@ -73,6 +77,13 @@ class SettingList(Vertical):
             self.row = row
             self.value = value
 
+    class Wanted(Message):
+        """The user wants to change a setting for which the page has a list of its own."""
+
+        def __init__(self, row: SettingRow) -> None:
+            super().__init__()
+            self.row = row
+
     class Moved(Message):
         """The cursor moved to another setting."""
 
@@ -93,6 +104,7 @@ class SettingList(Vertical):
         self._title = title
         self._empty = empty
         self._trouble = ""
+        self.needle = ""  # only settings with this text are listed
 
     def compose(self) -> ComposeResult:
         yield Listing(COLUMNS, self._filling, id="list", by_enter=self._by_enter)
@@ -119,7 +131,7 @@ class SettingList(Vertical):
             panel.draw()
 
     def _filling(self, scene: Scene) -> Filling:
-        known = self._rows()
+        known = [row for row in self._rows() if matches(row, self.needle)]
         rows: list[Row] = []
         if self._names:
             by_name = {row.name: row for row in known}
@@ -128,7 +140,11 @@ class SettingList(Vertical):
             for title, members in grouped(known):
                 rows.append(Row(key=f"# {title}", cells=(((title, "title"),),), heading=True))
                 rows += [setting_line(row, indent="  ") for row in members]
-        return Filling(rows=tuple(rows), empty=self._empty(), title=self._title)
+        title, empty = self._title, self._empty()
+        if self.needle:
+            title = f'{title} with "{self.needle}"'
+            empty = "no setting has this text; esc shows all"
+        return Filling(rows=tuple(rows), empty=empty, title=title)
 
     def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
         glyphs = scene.glyphs
@@ -153,6 +169,9 @@ class SettingList(Vertical):
             event.stop()
         row = self.chosen
         if row is None:
+            return
+        if row.name in LISTED:
+            self.post_message(self.Wanted(row))
             return
         options = choices(row)
         if options:
@@ -199,6 +218,12 @@ class SettingList(Vertical):
     def _close(self) -> None:
         self.query_one("#editing").display = False
         self.take_focus()
+
+
+def matches(row: SettingRow, needle: str) -> bool:
+    """Return True if a setting has a text in its name, label, value or help."""
+    text = f"{row.name} {label(row)} {shown(row)} {row.help}"
+    return needle.casefold() in text.casefold()
 
 
 def setting_line(row: SettingRow, indent: str = "") -> Row:

@@ -1,0 +1,51 @@
+"""`NO_COLOR`: no colour at all reaches the terminal, neither of text nor of the ground, so that a
+light terminal stays light. What colours told is told by bold, dim and reversed signs.
+"""
+
+from __future__ import annotations
+
+from rich.color import Color as RichColor
+from rich.segment import Segment
+from rich.style import Style
+from textual.color import Color
+from textual.filter import LineFilter
+
+GROUND = 0.12  # a ground that differs more from the page's is told by reversed signs
+DIM = 0.35  # text with less contrast to its ground is told by dim signs
+
+
+class Colourless(LineFilter):
+    """Takes the colours out of every line."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        ground = background.brightness
+        return [
+            Segment(segment.text, _plain(segment.style, ground), segment.control)
+            for segment in segments
+        ]
+
+
+def _plain(style: Style | None, ground: float) -> Style | None:
+    """Return a style without colours."""
+    if style is None:
+        return None
+    paper = _brightness(style.bgcolor)
+    ink = _brightness(style.color)
+    lit = paper is not None and abs(paper - ground) > GROUND
+    faint = ink is not None and abs(ink - (ground if paper is None else paper)) < DIM
+    return Style(
+        bold=style.bold,
+        dim=((style.dim or faint) and not lit) or None,
+        italic=style.italic,
+        underline=style.underline,
+        strike=style.strike,
+        reverse=bool(style.reverse) != lit or None,
+        meta=style.meta or None,
+    )
+
+
+def _brightness(colour: RichColor | None) -> float | None:
+    """Return the brightness of a colour, 0..1; None for the terminal's own."""
+    if colour is None or colour.is_default:
+        return None
+    return Color.from_rich_color(colour).brightness
