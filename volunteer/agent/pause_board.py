@@ -4,12 +4,14 @@ trainers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
+from volunteer.control.commands import NEXT_LOGIN
 from volunteer.control.event_bus import Hub
+from volunteer.machine.presence import newest_login
 from volunteer.training.trainer import Trainer
 
 YOU = "you"
@@ -23,7 +25,8 @@ class PauseReason:
     by: str
     message: str
     until: str = ""
-    ends_at: float = 0.0  # local time; 0: only when it is resumed
+    ends_at: float = 0.0  # local time, or NEXT_LOGIN; 0: only when it is resumed
+    login: float = 0.0  # the newest one when it began, of a pause until the next
 
 
 class PauseBoard:
@@ -32,9 +35,12 @@ class PauseBoard:
     `watch` connects a trainer: each change reaches it at once.
     """
 
-    def __init__(self, life: Lifecycle, hub: Hub) -> None:
+    def __init__(
+        self, life: Lifecycle, hub: Hub, logins: Callable[[], float] = newest_login
+    ) -> None:
         self._life = life
         self._hub = hub
+        self._logins = logins
         self._reasons: dict[str, dict[str, PauseReason]] = {}  # device ("" = all) -> by -> reason
         self._trainers: dict[str, Trainer] = {}
         self._shares: dict[str, float] = {}  # of the time; "" = of all devices not named
@@ -60,7 +66,11 @@ class PauseBoard:
     ) -> None:
         """Free a device (all, without a name); its task stays."""
         self._reasons.setdefault(device, {})[by] = PauseReason(
-            by=by, message=message, until=until, ends_at=ends_at
+            by=by,
+            message=message,
+            until=until,
+            ends_at=ends_at,
+            login=self._logins() if ends_at == NEXT_LOGIN else 0.0,
         )
         self._apply()
         self._hub.emit(events.Paused(device=device, by=by, message=message, until=until))
@@ -82,16 +92,23 @@ class PauseBoard:
         return was
 
     async def keep_time(self) -> None:
-        """End each pause at its time, also after the machine has slept beyond it."""
+        """End each pause at its time, also after the machine has slept beyond it, or when somebody
+        logs in.
+        """
         clock = self._life.clock
         while True:
             for device, found in list(self._reasons.items()):
                 for reason in list(found.values()):
-                    if 0.0 < reason.ends_at <= clock.now():
+                    if self._is_over(reason, clock.now()):
                         del found[reason.by]
                         self._apply()
                         self._hub.emit(events.Resumed(device=device, by=reason.by, by_time=True))
             await clock.sleep(TIME_S)
+
+    def _is_over(self, reason: PauseReason, now: float) -> bool:
+        if reason.ends_at == NEXT_LOGIN:
+            return self._logins() > reason.login
+        return 0.0 < reason.ends_at <= now
 
     def paused(self, device: str) -> PauseReason | None:
         """Return a reason why a device is paused, if there is one; "" is all of them at once."""

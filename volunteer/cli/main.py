@@ -190,25 +190,31 @@ def pause(
     length: Annotated[
         str, Parameter(name="--for", help="Only for so long: 45m, 2h, 1h30m, 1d.")
     ] = "",
-    until: Annotated[str, Parameter(help="Only until this time of the day: 22:00.")] = "",
+    until: Annotated[
+        str, Parameter(help='Only until this time of the day, 22:00, or the next "login".')
+    ] = "",
     json: Json = False,
     profile: Profile = "",
 ) -> int:
     """Free the device and keep its task."""
     from datetime import datetime
 
+    from volunteer.control.commands import NEXT_LOGIN
     from volunteer.settings.schedule import end_of_pause, moment_words
 
     now = datetime.now().astimezone()
-    end = end_of_pause(length, until, now)
-    words = moment_words(end, now) if end else "you resume"
-    ends_at = end.timestamp() if end else 0.0
+    login = until == "login" and not length
+    end = None if login else end_of_pause(length, until, now)
+    words = moment_words(end, now) if end else "the next login" if login else "you resume"
+    ends_at = end.timestamp() if end else NEXT_LOGIN if login else 0.0
     _run(
         _with_control(profile, lambda control: control.pause(device, until=words, ends_at=ends_at))
     )
     if json:
-        return _print_json({"ordered": "pause", "device": device, "ends_at": ends_at or None})
-    ending = f" until {words}" if end else ""
+        told: dict[str, Any] = {"ordered": "pause", "device": device}
+        told["ends_at"] = end.timestamp() if end else None
+        return _print_json(told | ({"until": "login"} if login else {}))
+    ending = f" until {words}" if end or login else ""
     text = f"{device or ''} paused{ending}; continue with `volunteer resume`"
     print(hinted(text.strip(), profile))
     return 0

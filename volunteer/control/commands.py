@@ -15,6 +15,7 @@ from volunteer.control.status import Status
 from volunteer.stats.diary import Diary
 
 How = Literal["release", "save", "finish"]
+NEXT_LOGIN = -1.0  # as the end of a pause: when somebody logs in to this machine
 
 T = TypeVar("T")
 
@@ -85,7 +86,8 @@ class Pause(Command):
     by: str = "you"
     message: str = "paused"
     until: str = "you resume"
-    ends_at: float = 0.0  # local time at which it ends by itself; 0: not before it is resumed
+    # Local time at which it ends by itself, or NEXT_LOGIN; 0: not before it is resumed.
+    ends_at: float = 0.0
 
 
 class Resume(Command):

@@ -135,3 +135,11 @@ def _windows_unused_s() -> float | None:
             ticks: int = ctypes.windll.kernel32.GetTickCount()
             return ((ticks - int(info.tick)) & 0xFFFFFFFF) / 1000
     return None
+
+
+def newest_login() -> float:
+    """Return the time of the newest login to this machine; 0 where none is known."""
+    try:
+        return max((user.started for user in psutil.users()), default=0.0)
+    except (OSError, RuntimeError):
+        return 0.0

@@ -55,6 +55,10 @@ def test_a_link_without_quotes_arrives_in_pieces(joined: list[str]) -> None:
     ("words", "answer"),
     [
         (["pause", "cpu"], {"ordered": "pause", "device": "cpu", "ends_at": None}),
+        (
+            ["pause", "--until", "login"],
+            {"ordered": "pause", "device": "", "ends_at": None, "until": "login"},
+        ),
         (["resume"], {"ordered": "resume", "device": ""}),
         (["finish"], {"ordered": "finish", "then_stop": False}),
         (["stop", "--save"], {"ordered": "stop", "how": "save"}),
