@@ -90,7 +90,7 @@ class Control:
         until: str = "you resume",
         ends_at: float = 0.0,
     ) -> None:
-        """Free the device, keep the task; with `ends_at`, a local time or NEXT_LOGIN, until then."""
+        """Free the device, keep the task; `ends_at` is a local time or NEXT_LOGIN."""
         await self._execute(
             commands.Pause(device=device, by=by, message=message, until=until, ends_at=ends_at)
         )

@@ -18,7 +18,7 @@ from volunteer.plain import HELP, Plain, typed_lines
 
 
 class Talk:
-    """What is typed, and all that was said."""
+    """A person who types, and all that was said."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
