@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import datasets, runs, tasks, versions
+from coordinator.database import datasets, tasks, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.datasets import DatasetRow
@@ -18,7 +18,7 @@ from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
 from coordinator.rules import checks as rules
 from coordinator.rules.checks import Kind, Rates, Streaks
-from coordinator.runs.definition import definition
+from coordinator.runs.definition import Definition, definition
 from coordinator.scheduling import lease_message
 from shared.decoding import decode
 from shared.local_data import LocalData
@@ -128,13 +128,17 @@ class Draws:
         self._secret = hashlib.sha256(key.sign(b"volunteer: secret of checks")).digest()
         self._usual = usual
 
-    def drawn(self, conn: Connection, kind: Kind, row: ContributionRow) -> bool:
-        """Return True if a contribution is checked this way."""
-        run = runs.by_id(conn, row.run_id)
+    def possible(self, kind: Kind, about: Definition) -> bool:
+        """Return True if contributions of a run are checked this way at all."""
+        rates = rules.rates_of(about.file.trust, self._usual)
+        return bool(rates.forward if kind == "forward" else rates.recompute)
+
+    def drawn(self, conn: Connection, kind: Kind, row: ContributionRow, run: RunRow) -> bool:
+        """Return True if a contribution of a run is checked this way."""
+        if not self.possible(kind, definition(run)):
+            return False
         file = definition(run).file
         rates = rules.rates_of(file.trust, self._usual)
-        if not (rates.forward if kind == "forward" else rates.recompute):
-            return False
         account = accounts.existing(conn, row.volunteer_id)
         streaks = Streaks(
             vetted=account.standing == "vetted",

@@ -20,7 +20,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.rules import checks as rules
 from coordinator.rules.checks import Result
 from coordinator.runs.datasets import heldout
-from coordinator.runs.definition import definition
+from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import read_weights
 from shared.clock import Clock
 from shared.errors import VolunteerError
@@ -73,14 +73,13 @@ class ForwardChecks:
         self._compute = compute
         self._draws = draws
 
-    async def check(self, row: ContributionRow) -> Result | None:
+    async def check(self, row: ContributionRow, about: Definition) -> Result | None:
         """Check an update, if it is drawn; None if it is not, or cannot be checked this way."""
-        known = await self._db.read(lambda conn: checks.result_of(conn, row.id))
-        if known is not None:  # an earlier process came so far
-            return known
-        case = await self._db.read(lambda conn: self._case(conn, row))
-        if case is None:
+        if not self._draws.possible("forward", about):
             return None
+        known, case = await self._db.read(lambda conn: self._case(conn, row))
+        if case is None:
+            return known
         try:
             found, seconds = await self._measured(case, row)
         except (VolunteerError, OSError) as error:
@@ -90,11 +89,15 @@ class ForwardChecks:
             return None
         return await self._db.write(lambda conn: self._record(conn, row, found, seconds))
 
-    def _case(self, conn: Connection, row: ContributionRow) -> Case | None:
-        """Return what a check needs; None where none is drawn."""
-        if not self._draws.drawn(conn, "forward", row):
-            return None
-        return Case.of(conn, row, runs.by_id(conn, row.run_id))
+    def _case(self, conn: Connection, row: ContributionRow) -> tuple[Result | None, Case | None]:
+        """Return the result where an earlier process came so far, and what a check needs else; None
+        where none is drawn.
+        """
+        known = checks.result_of(conn, row.id)
+        run = runs.by_id(conn, row.run_id)
+        if known is not None or not self._draws.drawn(conn, "forward", row, run):
+            return known, None
+        return None, Case.of(conn, row, run)
 
     async def _measured(
         self, case: Case, row: ContributionRow

@@ -30,6 +30,7 @@ from coordinator.database.ledger import escrow
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.recomputes import RecomputeRow
+from coordinator.database.runs import RunRow
 from coordinator.rules import checks as rules
 from coordinator.rules.checks import Redone, Result
 from coordinator.runs.definition import definition
@@ -177,15 +178,15 @@ class Recomputes:
         self._draws = draws
         self._begin_at_once = False  # one was ordered that needs no evidence
 
-    def order(self, conn: Connection, row: ContributionRow, *, doubted: bool) -> bool:
+    def order(self, conn: Connection, row: ContributionRow, run: RunRow, *, doubted: bool) -> bool:
         """Order the recompute of an update if it is drawn or `doubted`, with its verdict; True if
         its pay is to wait for it, which is so for a doubted one of an account on probation.
         """
-        if not (doubted or self._draws.drawn(conn, "recompute", row)):
+        if not (doubted or self._draws.drawn(conn, "recompute", row, run)):
             return False
         if not recomputes.has_room(conn, row):
             return False
-        case = Case.of(conn, row, runs.by_id(conn, row.run_id))
+        case = Case.of(conn, row, run)
         if case is None:
             return False
         if case.flops > rules.RECOMPUTE_FLOPS_MAX:

@@ -9,8 +9,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    bindparam,
+    case,
+    cast,
+    func,
+    select,
+)
 
+from coordinator.database.engine.statements import its
 from coordinator.database.ledger.payments import EARNING
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions, verdicts
@@ -103,27 +114,37 @@ def work(
     return dict(found)
 
 
+_B, _C = verdicts.alias("before"), contributions.c
+_NEW = (
+    select(verdicts.c.contribution_id)
+    .where(its(verdicts.c.volunteer_id), verdicts.c.id > bindparam("after"))
+    .distinct()
+    .subquery("new")
+)
+_LAST = (
+    select(func.max(verdicts.c.id))
+    .where(verdicts.c.contribution_id == _C.id, verdicts.c.id <= bindparam("after"))
+    .correlate(contributions)
+    .scalar_subquery()
+)
+# Each contribution with a new verdict: what it is now, and what it was.
+_CHANGED = (
+    select(_C.state, _C.reason, _C.train_s, _B.c.state.label("was"), _B.c.reason.label("was_for"))
+    .select_from(_NEW)
+    .join(contributions, _C.id == _NEW.c.contribution_id)
+    .outerjoin(_B, _B.c.id == _LAST)
+)
+
+
 def since_verdict(conn: Connection, volunteer_id: str, after: int) -> Work:
     """Return by how much the totals of a volunteer changed with the verdicts behind `after`: what
     their contributions are now, less what they were.
     """
-    c, v = contributions.c, verdicts.c
-    new = select(v.contribution_id).where(v.volunteer_id == volunteer_id, v.id > after).distinct()
-    changed = list(conn.execute(new).scalars())
-    if not changed:
-        return Work()
     total = Work()
-    now = select(c.state, c.reason, c.train_s).where(c.id.in_(changed))
-    for state, reason, seconds in conn.execute(now):
-        total = _with(total, state, reason, 1, float(seconds))
-    last = select(func.max(v.id)).where(v.contribution_id.in_(changed), v.id <= after)
-    before = (
-        select(v.state, v.reason, c.train_s)
-        .join(contributions, c.id == v.contribution_id)
-        .where(v.id.in_(last.group_by(v.contribution_id)))
-    )
-    for state, reason, seconds in conn.execute(before):
-        total = _with(total, state, reason, -1, -float(seconds))
+    for row in conn.execute(_CHANGED, {"its_volunteer_id": volunteer_id, "after": after}):
+        total = _with(total, row.state, row.reason, 1, float(row.train_s))
+        if row.was is not None:
+            total = _with(total, row.was, row.was_for, -1, -float(row.train_s))
     return total
 
 
@@ -351,20 +372,20 @@ def _invited(conn: Connection) -> list[Person]:
 # --- machines ---
 
 
+_W = workers.c
+_DOING = (tasks.c.worker_id == _W.id) & (tasks.c.state == "doing")
+_MACHINES = (
+    select(_W.id, _W.hostname, _W.state, _W.last_seen_at)
+    .add_columns(select(func.min(tasks.c.id)).where(_DOING).scalar_subquery().label("task"))
+    .add_columns(select(func.min(tasks.c.device)).where(_DOING).scalar_subquery().label("device"))
+    .where(its(_W.volunteer_id), _W.revoked_at.is_(None))
+    .order_by(_W.created_at, _W.id)
+    .limit(LISTING_MAX)
+)
+
+
 def machines(conn: Connection, volunteer_id: str, now: float) -> list[WorkerInfo]:
     """The machines of one account that are not revoked, with what they do."""
-    doing = (tasks.c.worker_id == workers.c.id) & (tasks.c.state == "doing")
-    task = select(func.min(tasks.c.id)).where(doing).scalar_subquery()
-    device = select(func.min(tasks.c.device)).where(doing).scalar_subquery()
-    w = workers.c
-    query = (
-        select(
-            w.id, w.hostname, w.state, w.last_seen_at, task.label("task"), device.label("device")
-        )
-        .where(w.volunteer_id == volunteer_id, w.revoked_at.is_(None))
-        .order_by(w.created_at, w.id)
-        .limit(LISTING_MAX)
-    )
     return [
         WorkerInfo(
             worker_id=row.id,
@@ -374,5 +395,5 @@ def machines(conn: Connection, volunteer_id: str, now: float) -> list[WorkerInfo
             last_seen=row.last_seen_at,
             task=row.task,
         )
-        for row in conn.execute(query)
+        for row in conn.execute(_MACHINES, {"its_volunteer_id": volunteer_id})
     ]

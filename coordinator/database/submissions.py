@@ -7,7 +7,7 @@ becomes of the rest, no sample is handed in twice.
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, exists, func, insert, select, update
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import its
@@ -34,18 +34,25 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 _C = contributions.c
 _MINE = its(_C.task_id) & its(_C.attempt)
-_PARTS = select(func.count()).where(_MINE, _C.state.in_(GOOD))
-_LATE = select(func.count()).where(_MINE, its(_C.part), _C.state == "rejected")
-_CHECKED = select(_C.id).where(_MINE, _C.state.in_(WAITING)).limit(1)
+_PARTS = select(func.count()).where(_MINE, _C.state.in_(GOOD)).scalar_subquery()
+_LATE = select(func.count()).where(_MINE, _C.part == _PARTS, _C.state == "rejected")
+_CHECKED = exists().where(_MINE, _C.state.in_(WAITING))
+_STANDS = select(_PARTS, _LATE.scalar_subquery(), _CHECKED)
 
 
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
     """The number of the part that the current attempt hands in next, and how often that part was
     refused as too late.
     """
+    number, tries, _ = _stands(conn, task)
+    return number, tries
+
+
+def _stands(conn: Connection, task: TaskRow) -> tuple[int, int, bool]:
+    """What is wanted next of the current attempt, and whether something of it is being checked."""
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
-    number = int(conn.execute(_PARTS, mine).scalar_one())
-    return number, int(conn.execute(_LATE, mine | {"its_part": number}).scalar_one())
+    number, tries, checked = conn.execute(_STANDS, mine).one()
+    return int(number), int(tries), bool(checked)
 
 
 def expect(conn: Connection, task: TaskRow, request: SubmitRequest) -> Part:
@@ -53,9 +60,8 @@ def expect(conn: Connection, task: TaskRow, request: SubmitRequest) -> Part:
 
     Raises Conflict for a part, or a recomputation, whose turn it is not.
     """
-    number, tries = wanted(conn, task)
-    mine = {"its_task_id": task.id, "its_attempt": task.attempt}
-    if conn.execute(_CHECKED, mine).first() is not None:
+    number, tries, checked = _stands(conn, task)
+    if checked:
         raise Conflict(f"something else of task {task.id} is still being checked")
     if (request.part, request.tries) != (number, tries):
         raise Conflict(
@@ -73,18 +79,19 @@ def expect(conn: Connection, task: TaskRow, request: SubmitRequest) -> Part:
     )
 
 
-def is_held(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if the task of a contribution is still that of the attempt which handed it in.
-
-    Locks it.
+def held(conn: Connection, row: ContributionRow) -> TaskRow | None:
+    """Return the task of a contribution, locked; None unless it is still that of the attempt which
+    handed it in.
     """
     task = holder(conn, row.task_id)
-    return task.attempt == row.attempt and task.state in ("doing", "todo", "cancelled")
+    ours = task.attempt == row.attempt and task.state in ("doing", "todo", "cancelled")
+    return task if ours else None
 
 
-def through(conn: Connection, row: ContributionRow, now: float) -> None:
-    """A part is good: the task is done with its last, and goes on after any other."""
-    task = holder(conn, row.task_id)
+def through(conn: Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
+    """A part is good: the task, which is locked, is done with its last, and goes on after any
+    other.
+    """
     if row.steps >= task.steps or task.state not in ("doing", "todo"):
         finish(conn, row.task_id, now)
         return

@@ -66,11 +66,6 @@ _COMPLETE = (
     .where(_U.complete, _U.evidence_of.is_(None))
     .limit(1)
 )
-_WAITING = (
-    select(func.count(), func.coalesce(func.sum(_U.size), 0))
-    .join_from(uploads, workers, workers.c.id == _U.worker_id)
-    .where(its(workers.c.volunteer_id), ~_handed_in())
-)
 _UNVETTED = (
     select(func.coalesce(func.sum(_U.size), 0))
     .join_from(uploads, workers, workers.c.id == _U.worker_id)
@@ -81,6 +76,17 @@ _PLACE = (
     select(func.count())
     .where(its(_U.task_id), its(_U.attempt), its(_U.part), its(_U.tries))
     .where(_U.evidence_of.is_(None))
+)
+_STANDING = select(volunteers.c.standing).where(its(volunteers.c.id))
+_USE = (
+    select(
+        func.count().label("uploads"),
+        func.coalesce(func.sum(_U.size), 0).label("bytes"),
+        _PLACE.scalar_subquery().label("in_place"),
+        _STANDING.scalar_subquery().label("standing"),
+    )
+    .join_from(uploads, workers, workers.c.id == _U.worker_id)
+    .where(its(workers.c.volunteer_id), ~_handed_in())
 )
 _HELD = (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned)
 _ABANDONED = (
@@ -123,21 +129,31 @@ def is_complete(
     return conn.execute(_COMPLETE, given).first() is not None
 
 
-def waiting(conn: Connection, volunteer_id: str) -> tuple[int, int]:
-    """Return how many uploads, and how many bytes, of a volunteer no contribution refers to yet."""
-    row = conn.execute(_WAITING, {"its_volunteer_id": volunteer_id}).one()
-    return int(row[0]), int(row[1])
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """Use that a volunteer makes of its quota."""
+
+    count: int  # uploads that no contribution refers to yet, and their bytes
+    bytes: int
+    in_place: int  # uploads for the same part of a lease
+    vetted: bool
+
+
+def use(conn: Connection, volunteer_id: str, row: UploadRow) -> Use:
+    """Return the use that a volunteer who is about to add an upload makes of its quota."""
+    given = {f"its_{name}": getattr(row, name) for name in ("task_id", "attempt", "part", "tries")}
+    given |= {"its_volunteer_id": volunteer_id, "its_id": volunteer_id}
+    found = conn.execute(_USE, given).one()
+    return Use(
+        count=int(found.uploads),
+        bytes=int(found.bytes),
+        in_place=int(found.in_place),
+        vetted=found.standing == "vetted",
+    )
 
 
 def waiting_unvetted(conn: Connection) -> int:
     """Return how many bytes of all volunteers that are not vetted no contribution refers to yet."""
     return int(conn.execute(_UNVETTED).scalar_one())
-
-
-def in_place(conn: Connection, row: UploadRow) -> int:
-    """Return how many uploads there are for the same part of a lease."""
-    given = {f"its_{name}": getattr(row, name) for name in ("task_id", "attempt", "part", "tries")}
-    return int(conn.execute(_PLACE, given).scalar_one())
 
 
 def abandoned(conn: Connection, before: float, limit: int) -> list[str]:

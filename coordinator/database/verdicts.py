@@ -197,6 +197,25 @@ def _verdict(row: Any) -> Verdict:
     )
 
 
+_V = verdicts.c
+_OLDER = (
+    select(_V.id)
+    .where(its(_V.worker_id), _V.at <= bindparam("recent_at"))
+    .order_by(_V.id.desc())
+    .limit(1)
+)
+_NEWS = (
+    _VERDICT.where(its(_V.worker_id), _V.id > bindparam("since"))
+    .order_by(_V.id)
+    .limit(bindparam("most"))
+)
+_NEWEST = (
+    _VERDICT.where(its(_V.worker_id), _V.id > bindparam("since"), _V.at > bindparam("recent_at"))
+    .order_by(_V.id.desc())
+    .limit(bindparam("most"))
+)
+
+
 def news(
     conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
 ) -> tuple[list[Verdict], int]:
@@ -205,17 +224,22 @@ def news(
     Numbers are given before a transaction commits, so one may appear below `since`: what is younger
     than `recent_at` is sent again and the client drops what it knows.
     """
-    v = verdicts.c
     # From the newest back to the first that is not recent: never through all history.
-    older = select(v.id).where(v.worker_id == worker_id, v.at <= recent_at)
-    floor = conn.execute(older.order_by(v.id.desc()).limit(1)).scalar() or 0
-    query = (
-        _VERDICT.where(v.worker_id == worker_id, v.id > min(since, floor))
-        .order_by(v.id)
-        .limit(limit)
-    )
-    rows = list(conn.execute(query).mappings())
+    floor = conn.execute(_OLDER, {"its_worker_id": worker_id, "recent_at": recent_at}).scalar()
+    given = {"its_worker_id": worker_id, "since": min(since, floor or 0), "most": limit}
+    rows = list(conn.execute(_NEWS, given).mappings())
     return [_verdict(row) for row in rows], max([since, *(row["id"] for row in rows)])
+
+
+def newest_of(
+    conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
+) -> tuple[list[Verdict], int]:
+    """Return the newest verdicts of a worker behind number `since` that are younger than
+    `recent_at`, in their order, and the number of the last.
+    """
+    given = {"its_worker_id": worker_id, "since": since, "recent_at": recent_at, "most": limit}
+    rows = list(conn.execute(_NEWEST, given).mappings())
+    return [_verdict(row) for row in reversed(rows)], max([since, *(row["id"] for row in rows)])
 
 
 _LATEST_VERDICT = (

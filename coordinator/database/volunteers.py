@@ -329,16 +329,6 @@ def trust_of(conn: Connection, volunteer_id: str) -> float:
     return existing(conn, volunteer_id).trust
 
 
-_ACCEPTED = (
-    update(volunteers).where(its(volunteers.c.id)).values(accepted=volunteers.c.accepted + 1)
-)
-
-
-def count_accepted(conn: Connection, volunteer_id: str) -> None:
-    """Count an accepted contribution: what is in escrow is vested by later ones."""
-    conn.execute(_ACCEPTED, {"its_id": volunteer_id})
-
-
 _UNCOMPARED = (
     update(volunteers).where(its(volunteers.c.id)).values(uncompared=volunteers.c.uncompared + 1)
 )
@@ -357,7 +347,11 @@ def is_suspended(conn: Connection, volunteer_id: str) -> bool:
     return bool(conn.execute(_STANDING, {"its_id": volunteer_id}).scalar() == "suspended")
 
 
-_TRUST = select(volunteers.c.trust).where(its(volunteers.c.id)).with_for_update(key_share=True)
+_TRUST = (
+    select(volunteers.c.trust, volunteers.c.accepted)
+    .where(its(volunteers.c.id))
+    .with_for_update(key_share=True)
+)
 _STREAK = select(workers.c.streak).where(its(workers.c.id)).with_for_update(key_share=True)
 
 
@@ -366,17 +360,20 @@ def set_trust(
     volunteer_id: str,
     move: Callable[[float, int], tuple[float, int]],
     worker_id: str = "",
+    *,
+    accepted: int = 0,
 ) -> float:
     """Move the trust of a volunteer and, where one is named, the streak of its worker; the new
     trust.
 
-    `move` is a rule of trust.py. Both rows are locked, so that of two verdicts at one moment none
+    `move` is a rule of trust.py. `accepted` contributions are counted with it: what is in escrow
+    is vested by later ones. Both rows are locked, so that of two verdicts at one moment none
     is lost.
     """
-    before = conn.execute(_TRUST, {"its_id": volunteer_id}).scalar_one()
+    before, count = conn.execute(_TRUST, {"its_id": volunteer_id}).one()
     streak = conn.execute(_STREAK, {"its_id": worker_id}).scalar() or 0
     trust, streak = move(float(before), streak)
-    set_volunteer(conn, volunteer_id, trust=trust)
+    set_volunteer(conn, volunteer_id, trust=trust, accepted=count + accepted)
     if worker_id:
         set_worker(conn, worker_id, streak=streak)
     return trust

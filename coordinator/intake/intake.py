@@ -236,7 +236,7 @@ class Intake:
         if measured.finite and not measured.problem:
             if self._sketches is not None:
                 seen = await self._sketches.of(row, about)
-            checked = await self._checks.check(row)
+            checked = await self._checks.check(row, about)
         await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked, seen))
 
     def _decide(
@@ -257,18 +257,19 @@ class Intake:
         if plan.in_flight == "redo":  # whether it is late must not change any more
             run = runs.by_id(conn, row.run_id, lock=True)
             plan = phases.at_head(run)
-        judgement = self._judge(conn, row, run, plan, measured)
+        account = accounts.existing(conn, row.volunteer_id)
+        judgement = self._judge(conn, row, (run, account.trust), plan, measured)
         if judgement.state == "accepted" and self._sketches is not None:
             judgement = self._sketches.refusal(conn, row, seen) or judgement
         if checked == "failed" and judgement.state == "accepted" and not row.vetted:
             judgement = UNCONFIRMED
-        if judgement.state != "rejected" and accounts.is_suspended(conn, row.volunteer_id):
+        if judgement.state != "rejected" and account.standing == "suspended":
             judgement = validation.SUSPENDED
         if judgement.reason == Reason.STALE and _is_late(row, run, plan):
             self._too_late(conn, row, run, plan)
             return
-        held = submissions.is_held(conn, row)
-        if not held:
+        task = submissions.held(conn, row)
+        if task is None:
             judgement = LOST
         verdicts.decide(
             conn,
@@ -283,32 +284,35 @@ class Intake:
         )
         doubted, waits = checked == "failed", False
         if judgement.state == "accepted" or judgement == UNCONFIRMED:
-            waits = self._recomputes.order(conn, row, doubted=doubted)
+            waits = self._recomputes.order(conn, row, run, doubted=doubted)
+        if task is None:
+            return
         if judgement.state == "accepted":
-            self._accept(conn, row, now)
+            self._accept(conn, row, task, now)
             if self._sketches is not None:
                 self._sketches.keep(conn, row, seen)
-        elif held and judgement.state == "superseded":
-            submissions.through(conn, row, now)
+        elif judgement.state == "superseded":
+            submissions.through(conn, row, task, now)
             payments.post_pending_many(conn, [payments.Payment.of(row)], now)
             settle = escrow.withhold if judgement in WITHHELD else escrow.pay
             if not waits:  # for a recompute, which settles it
                 settle(conn, [row], now)
-        elif held:
+        else:
             self._reject(conn, row, run, judgement, now)
 
     def _judge(
         self,
         conn: Connection,
         row: ContributionRow,
-        run: RunRow,
+        given: tuple[RunRow, float],
         plan: Plan,
         measured: Measurement,
     ) -> Judgement:
         """Judge the content first: work that the run no longer needs is only paid when it is good.
 
-        `plan` is the one that holds at the head.
+        `given` are the run and the trust in the account; `plan` is the one that holds at the head.
         """
+        run, trusted = given
         about = definition(run)
         base = versions.get(conn, run.id, row.base_version)
         comparable = about.workload.traits.loss_is_measured
@@ -320,7 +324,7 @@ class Intake:
             task_samples=row.samples,
             head=run.head,
             base_version=row.base_version,
-            trust=accounts.trust_of(conn, row.volunteer_id),
+            trust=trusted,
             effort=effort,
             cohort=_cohort(conn, about, run, row.kind, effort),
             loss=evaluations.newest_loss(conn, run.id) if comparable else None,
@@ -375,10 +379,9 @@ class Intake:
             settings=definition(run).file.task,
         )
 
-    def _accept(self, conn: Connection, row: ContributionRow, now: float) -> None:
-        submissions.through(conn, row, now)
-        accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
-        accounts.count_accepted(conn, row.volunteer_id)
+    def _accept(self, conn: Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
+        submissions.through(conn, row, task, now)
+        accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id, accepted=1)
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         escrow.vest_due(conn, row.volunteer_id, now)
 

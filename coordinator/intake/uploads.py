@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from coordinator.database import datasets, recomputes, runs, tasks, uploads, volunteers
-from coordinator.database.uploads import UploadRow
+from coordinator.database import datasets, recomputes, runs, tasks, uploads
+from coordinator.database.uploads import UploadRow, Use
 from coordinator.rules.checks import REVEAL_S
 from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
@@ -221,27 +221,26 @@ class Uploads:
         """
         if row.size > granted:
             raise TooLarge(f"{row.size} bytes were announced, task {row.task_id} grants {granted}")
-        if uploads.in_place(conn, row) >= PLACE_MAX:
+        use = uploads.use(conn, principal.volunteer_id, row)
+        if use.in_place >= PLACE_MAX:
             raise Conflict(f"task {row.task_id} has {PLACE_MAX} uploads of this part already")
-        self._check_quota(conn, principal.volunteer_id, row.size, granted, free)
+        self._check_quota(conn, use, row.size, granted, free)
 
     def _check_quota(
-        self, conn: Connection, volunteer_id: str, size: int, granted: int, free: float
+        self, conn: Connection, use: Use, size: int, granted: int, free: float
     ) -> None:
         """Raise TooManyRequests if the volunteer has too much uploaded and not submitted, or all
         that are not vetted together; StorageFull if those would fill half of the free disk.
         """
         quota = self._settings.upload_quota_bytes
-        vetted = volunteers.existing(conn, volunteer_id).standing == "vetted"
-        if not vetted:
+        if not use.vetted:
             quota = min(quota, 2 * granted * PROBATION_LEASES)
-        count, waiting = uploads.waiting(conn, volunteer_id)
-        if count >= WAITING_MAX or waiting + size > quota:
+        if use.count >= WAITING_MAX or use.bytes + size > quota:
             raise TooManyRequests(
                 "too many uploaded bytes are not submitted yet; submit them first",
                 retry_after_s=60.0,
             )
-        if vetted:
+        if use.vetted:
             return
         filled = uploads.waiting_unvetted(conn)
         if filled + size > (free + filled) * UNVETTED_SHARE:

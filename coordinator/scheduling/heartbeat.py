@@ -7,6 +7,7 @@ for a second, and verdicts are only queried when there are new ones at all.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,6 +34,7 @@ SHARED_S = 1.0
 ANNOUNCED_S = 5.0
 # Verdicts younger than this are sent again: a transaction may show an older number late.
 RECENT_S = 60.0
+TOLD_MAX = 4096  # workers of which it is remembered
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,7 @@ class Heartbeats:
         self._renewals = renewals
         self.durations = Durations()
         self._runs = Fresh(runs.queries.beats, SHARED_S, clock)
+        self._told: OrderedDict[str, int] = OrderedDict()  # newest verdict by worker
         self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
         self.announcements = Announcements(db, clock)
         self._announced = Fresh(self.announcements.standing, ANNOUNCED_S, clock)
@@ -90,6 +93,17 @@ class Heartbeats:
             pending_micro=found.pending_micro if found else None,
             announcements=announced,
         )
+
+    def untold(self, conn: Connection, principal: Principal) -> tuple[Verdict, ...]:
+        """Read the verdicts of the last minute that no earlier reply to a submission of a worker
+        told. A reply that is lost is made up for by the next heartbeat.
+        """
+        worker, recent_at = principal.worker_id, self._clock.now() - RECENT_S
+        since = self._told.pop(worker, 0)
+        found, self._told[worker] = verdicts.newest_of(conn, worker, since, recent_at, NEWS_MAX)
+        if len(self._told) > TOLD_MAX:
+            self._told.popitem(last=False)
+        return tuple(found)
 
     def news(self, conn: Connection, principal: Principal, since: int) -> News:
         """Read the verdicts that a worker has not seen, and the balance."""

@@ -142,8 +142,7 @@ class Harvest:
             return
         tasks.finish(conn, row.task_id, now)
         if judgement.state == "accepted":
-            accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
-            accounts.count_accepted(conn, row.volunteer_id)
+            accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id, accepted=1)
             self._keep(conn, row, case, found, sha256)
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)

@@ -35,11 +35,15 @@ def add(conn: Connection, who: str, **values: object) -> None:
     conn.execute(insert(tables.volunteers).values(**(row | values)))
 
 
+def as_before(trust: float, streak: int) -> tuple[float, int]:
+    return trust, streak
+
+
 def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0) -> int:
     """A contribution that is accepted, counted and merged; its number."""
     number = add_contribution(conn, run, who, "merged", PRICE, weight=weight, version=1)
     row = contributions.by_id(conn, number)
-    volunteers.count_accepted(conn, who)
+    volunteers.set_trust(conn, who, as_before, accepted=1)
     payments.post_pending_many(conn, [Payment.of(row)], now)
     escrow.vest_due(conn, who, now)
     verdicts.record(conn, [row], Ruling(state="merged", message="merged into version 1"), now)

@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, bindparam, case, func, select
 
 from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.statements import its
 from coordinator.database.ledger.check import check_ledger, seal
 from coordinator.database.ledger.postings import (
     AMOUNT_MAX,
@@ -300,12 +301,27 @@ def _pay(volunteer_id: str, contribution_id: int, run_id: int, amount_micro: int
 # --- reading ---
 
 
+_BALANCES = select(accounts.c.kind, accounts.c.balance_micro).where(its(accounts.c.owner))
+_EARNED = (
+    select(func.coalesce(func.sum(postings.c.amount_micro), 0))
+    .join(events, events.c.id == postings.c.event_id)
+    .join(accounts, accounts.c.id == postings.c.account_id)
+    .where(its(accounts.c.owner), accounts.c.kind == "earned")
+    .where(events.c.kind.in_(EARNING), events.c.at >= bindparam("since"))
+    .where(postings.c.event_id > bindparam("after"))
+)
+_BEFORE = (
+    select(events.c.id)
+    .where(events.c.at < bindparam("since"))
+    .order_by(events.c.at.desc())
+    .limit(1)
+)
+
+
 def balances(conn: Connection, volunteer_id: str) -> Balances:
     """All zero for somebody who never earned anything."""
-    query = select(accounts.c.kind, accounts.c.balance_micro).where(
-        accounts.c.owner == volunteer_id
-    )
-    have = {row.kind: int(row.balance_micro) for row in conn.execute(query)}
+    found = conn.execute(_BALANCES, {"its_owner": volunteer_id})
+    have = {row.kind: int(row.balance_micro) for row in found}
     return Balances(
         pending_micro=have.get("pending", 0),
         earned_micro=have.get("earned", 0),
@@ -327,22 +343,11 @@ def earned_since(
     """Return what was earned from `at` on, less what was taken back: by the events behind `after`,
     up to `upto`.
     """
-    before = select(events.c.id).where(events.c.at < at - SKEW_S)
-    first = before.order_by(events.c.at.desc()).limit(1).scalar_subquery()
-    query = (
-        select(func.coalesce(func.sum(postings.c.amount_micro), 0))
-        .join(events, events.c.id == postings.c.event_id)
-        .join(accounts, accounts.c.id == postings.c.account_id)
-        .where(accounts.c.owner == volunteer_id, accounts.c.kind == "earned")
-        .where(events.c.kind.in_(EARNING), events.c.at >= at)
-    )
-    if after:
-        query = query.where(postings.c.event_id > after)
-    else:  # of a long history only the end
-        query = query.where(postings.c.event_id > func.coalesce(first, 0))
-    if upto is not None:
-        query = query.where(postings.c.event_id <= upto)
-    return int(conn.execute(query).scalar_one())
+    if not after:  # of a long history only the end
+        after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0
+    query = _EARNED if upto is None else _EARNED.where(postings.c.event_id <= upto)
+    given = {"its_owner": volunteer_id, "since": at, "after": after}
+    return int(conn.execute(query, given).scalar_one())
 
 
 def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> list[int]:

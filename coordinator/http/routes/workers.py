@@ -22,7 +22,6 @@ from shared.protocol.accounts import (
 )
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, Verdict
-from shared.protocol.endpoints import KEY_MAX
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import AnswerGoOn, AnswerOffer, AnswerTokens, AnswerWork
 from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, Idle
@@ -131,14 +130,13 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     news: tuple[Verdict, ...] = ()
     if verdict.state not in UNDECIDED:
         number = verdict.contribution
-        me, (verdict, recent) = await coordinator.volunteers.me_with(
+        me, (verdict, news) = await coordinator.volunteers.me_with(
             principal,
             lambda conn: (
                 coordinator.intake.stands(conn, principal, number),
-                coordinator.heartbeats.news(conn, principal, KEY_MAX),
+                coordinator.heartbeats.untold(conn, principal),
             ),
         )
-        news = recent.verdicts
     said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
     return SubmitReply(**said, me=me, news=news)
 

@@ -117,7 +117,7 @@ class Books(RuleBasedStateMachine):
                 received_at=self.clock.now(),
             )  # fmt: skip
             row = contributions.by_id(conn, number)
-            volunteers.count_accepted(conn, row.volunteer_id)
+            volunteers.set_trust(conn, row.volunteer_id, lambda *before: before, accepted=1)
             payments.post_pending_many(conn, [Payment.of(row)], self.clock.now())
             escrow.vest_due(conn, row.volunteer_id, self.clock.now())
             return number
