@@ -49,7 +49,7 @@ def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
 
 
 def _stands(conn: Connection, task: TaskRow) -> tuple[int, int, bool]:
-    """What is wanted next of the current attempt, and whether something of it is being checked."""
+    """Return number and tries of the next part, and True if one is being checked now."""
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
     number, tries, checked = conn.execute(_STANDS, mine).one()
     return int(number), int(tries), bool(checked)
