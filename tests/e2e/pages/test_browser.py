@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from sqlalchemy import Connection
@@ -18,11 +19,22 @@ from tests.e2e.pages.test_pages import merged
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
 from tests.support.rounds import MergeRounds
 from tests.support.served import served
+from tests.support.sources import ROOT
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+AXE = next(
+    (
+        folder / "axe-core" / "axe.min.js"
+        for folder in (ROOT / "node_modules", Path(os.environ.get("NODE_PATH", "/nowhere")))
+        if (folder / "axe-core" / "axe.min.js").is_file()
+    ),
+    None,
+)
+FINDINGS = """axe.run().then(found => found.violations.map(
+    each => `${each.impact} ${each.id} ${each.nodes[0].html}`))"""
 MOVES = (0, 6, 1, 7, 2, 8, 3)
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -172,4 +184,30 @@ async def test_everything_is_readable_without_a_script_and_fits_a_phone(tmp_path
                 box = await page.get_by_text(words).first.bounding_box()
                 assert box is not None
                 assert box["y"] + box["height"] <= 844, words  # without scrolling
+            await context.close()
+
+
+@pytest.mark.skipif(AXE is None, reason="the package axe-core is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_nothing_is_in_the_way_of_those_who_cannot_see_or_point(
+    tmp_path: Path, scheme: Literal["light", "dark"]
+) -> None:
+    assert AXE is not None
+    async with local_coordinator(tmp_path) as home, browser() as chromium:
+        run = await merged(home)
+        await drawn_game(home, run, 1)
+        shown = ("/", f"/runs/{run}", f"/runs/{run}/versions/1", f"/runs/{run}/versions/2", "/join")
+        async with served(home) as url:
+            context = await chromium.new_context(
+                color_scheme=scheme, viewport={"width": 390, "height": 844}
+            )
+            page = await context.new_page()
+            session = await context.new_cdp_session(page)
+            for path in (*shown, "/leaderboard", "/leaderboard?by=team", "/volunteers/Mia"):
+                await page.goto(url + path)
+                # Past the policy of the page, which allows no script but its own.
+                await session.send("Runtime.evaluate", {"expression": AXE.read_text("utf-8")})
+                asked = {"expression": FINDINGS, "awaitPromise": True, "returnByValue": True}
+                reply = await session.send("Runtime.evaluate", asked)
+                assert reply["result"]["value"] == [], path
             await context.close()
