@@ -1,18 +1,19 @@
 """Share of data-parallel's gain that the presets keep by default, on two corpora and by six seeds,
 beside controls at their own best learning rate.
 
-    make experiments EXPERIMENT=defaults                              about an hour of one core
+    make experiments EXPERIMENT=defaults                              about two hours of one core
     ... EXPERIMENT_ARGS='--only "code*"'                              one corpus
-    ... EXPERIMENT_ARGS='--table'                                     only the table again
+    ... EXPERIMENT_ARGS='--table'                                     only the tables again
 
 Four equal machines, 1,200 steps each, 30 local steps, 0.1 M parameters. The rate of each control is
-the one of three that is best on the validation texts, by the mean of the seeds; presets take the
-one of data-parallel. The table is of test texts, which no choice has seen.
+the one of four that is best on the validation texts, by the mean of the seeds; presets take the
+one of data-parallel. The tables are of test texts, which no choice has seen.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,86 +30,174 @@ from tests.experiments.learning import (
     learn,
     unseen_chunks,
 )
-from tests.experiments.learning_cells import ALONE, LONG
+from tests.experiments.learning_cells import ALONE, LONG, ROUNDS_200
 
 MODEL = {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 64, "dropout": 0.0}
-RATES = (1.5e-3, 3e-3, 6e-3)
+RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
 SEEDS = range(6)
+FEWER = range(3)
+CODEC_SEEDS = range(12)
+SLOWER = 5.0
 FIRST = ("diloco", "fedavg")
 OTHERS = ("fedavgm", "fedadam", "fedyogi", "fedprox", "fedbuff", "fedasync", "async-diloco")
+BESIDE_A_SLOW_ONE = ("async-diloco", "fedbuff", "fedasync", "diloco", "fedavg")
+CODECS = ("int8", "int4", "float32")
 CONTROLS = {"data-parallel": 16, "alone": 4}  # batch of one machine
+SLOW = "one slow"
 Cell = tuple[str, float, Run]  # corpus, rate, run
 
 
-def controls() -> Iterator[tuple[str, Cell]]:
-    for texts in TEXTS:
+def name_of(texts: str, what: str, rate: float, seed: int, steps: int = LONG) -> str:
+    length = "" if steps == LONG else f" T{steps}"
+    return f"{texts} {what}{length} {rate:g} s{seed}"
+
+
+def controls(
+    seeds: range = SEEDS, steps: int = LONG, corpora: tuple[str, ...] = tuple(TEXTS)
+) -> Iterator[tuple[str, Cell]]:
+    for texts in corpora:
         for name, batch in CONTROLS.items():
             for rate in RATES:
-                for seed in SEEDS:
+                for seed in seeds:
                     run = Run(
                         plan=ALONE,
                         workers=1,
                         local_steps=100,
                         batch=batch,
-                        steps=LONG,
+                        steps=steps,
                         seed=seed,
-                        curve_every=LONG,
+                        curve_every=steps,
                     )
-                    yield f"{texts} {name} {rate:g} s{seed}", (texts, rate, run)
+                    yield name_of(texts, name, rate, seed, steps), (texts, rate, run)
+
+
+def of_preset(preset: str, seed: int, steps: int = LONG, **more: Any) -> Run:
+    plan = defaults(preset) | more.pop("plan", {})
+    return Run(plan=plan, steps=steps, train=OWN_SCHEDULE, seed=seed, curve_every=steps, **more)
 
 
 def presets(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
     """Cells of the presets, at the rate that is data-parallel's."""
-    for names, seeds in ((FIRST, SEEDS), (OTHERS, SEEDS[:3])):
+    for names, seeds in ((FIRST, SEEDS), (OTHERS, FEWER)):
         for seed in seeds:
             for name in names:
                 for texts in TEXTS:
                     rate = best(done, texts, "data-parallel")
-                    run = Run(
-                        plan=defaults(name),
-                        steps=LONG,
-                        train=OWN_SCHEDULE,
-                        seed=seed,
-                        curve_every=LONG,
-                    )
-                    yield f"{texts} {name} {rate:g} s{seed}", (texts, rate, run)
+                    yield name_of(texts, name, rate, seed), (texts, rate, of_preset(name, seed))
 
 
-def best(done: Mapping[str, Row], texts: str, control: str) -> float:
-    """The rate with the lowest mean loss on the validation texts."""
+def beside_a_slow_one(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
+    """One of the four is five times slower; all together train what four equal ones train."""
+    fast = {"steps_per_s": 1.0, "jitter": 0.0, "overhead_s": 0.0, "latency_ms": 2.0}
+    slow = fast | {"name": "slow", "count": 1, "steps_per_s": 1 / SLOWER}
+    machines = (fast | {"name": "fast", "count": 3}, slow)
+    for seed in FEWER:
+        for name in BESIDE_A_SLOW_ONE:
+            for texts in TEXTS:
+                rate = best(done, texts, "data-parallel")
+                run = of_preset(name, seed, machines=machines)
+                yield name_of(texts, f"{SLOW} {name}", rate, seed), (texts, rate, run)
+
+
+def codecs(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
+    """`diloco` with each codec, on the same texts of a seed."""
+    rate = best(done, "code", "data-parallel")
+    for seed in CODEC_SEEDS:
+        for codec in CODECS:
+            run = of_preset("diloco", seed, plan={"codec": codec})
+            yield name_of("code", f"codec {codec}", rate, seed), ("code", rate, run)
+
+
+def longer(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
+    """200 rounds of 30 steps, at the rate that suits data-parallel there."""
+    rate = best(done, "code", "data-parallel", ROUNDS_200)
+    for seed in FEWER:
+        run = of_preset("diloco", seed, ROUNDS_200)
+        yield name_of("code", "diloco", rate, seed, ROUNDS_200), ("code", rate, run)
+
+
+def best(done: Mapping[str, Row], texts: str, control: str, steps: int = LONG) -> float:
+    """Return the rate with the lowest mean loss on the validation texts."""
 
     def mean(rate: float) -> float:
-        rows = [done.get(f"{texts} {control} {rate:g} s{seed}") for seed in SEEDS]
+        rows = [done.get(name_of(texts, control, rate, seed, steps)) for seed in SEEDS]
         return float(statistics.mean([row["loss"] for row in rows if row] or [99.0]))
 
     return min(RATES, key=mean)
 
 
-def table(done: Mapping[str, Row]) -> Iterator[str]:
-    """Share of the gain by corpus and preset, in lines of Markdown."""
+def shares(
+    done: Mapping[str, Row], texts: str, what: str, steps: int = LONG
+) -> tuple[list[float], list[Row]]:
+    """Return the shares of the gain in per cent, a seed each, and the rows behind them."""
+    low, high = (best(done, texts, name, steps) for name in CONTROLS)
+    found, rows = [], []
+    for seed in SEEDS:
+        row = done.get(name_of(texts, what, low, seed, steps))
+        alone = done.get(name_of(texts, "alone", high, seed, steps))
+        whole = done.get(name_of(texts, "data-parallel", low, seed, steps))
+        if row and alone and whole:
+            gain = alone["test"] - whole["test"]
+            found.append(100 * (alone["test"] - row["test"]) / gain)
+            rows.append(row)
+    return found, rows
+
+
+def tables(done: Mapping[str, Row]) -> Iterator[str]:
+    """The tables in lines of Markdown."""
+    yield "| corpus | control | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"
+    yield "|---|---|" + "---|" * len(RATES)
+    for texts in TEXTS:
+        for control in CONTROLS:
+            yield f"| {texts} | {control} | " + " | ".join(_means(done, texts, control)) + " |"
+    yield ""
     yield "| corpus | preset | seeds | mean | worst | sd | busy | bytes up, down a parameter |"
     yield "|---|---|---|---|---|---|---|---|"
-    for texts in TEXTS:
-        low, high = (best(done, texts, name) for name in ("data-parallel", "alone"))
-        for name in (*FIRST, *OTHERS):
-            shares: list[float] = []
-            rows: list[Row] = []
-            for seed in SEEDS:
-                row = done.get(f"{texts} {name} {low:g} s{seed}")
-                top = done.get(f"{texts} alone {high:g} s{seed}")
-                base = done.get(f"{texts} data-parallel {low:g} s{seed}")
-                if row and top and base:
-                    gain = top["test"] - base["test"]
-                    shares.append(100 * (top["test"] - row["test"]) / gain)
-                    rows.append(row)
-            if rows:
-                sd = statistics.stdev(shares) if len(shares) > 1 else 0.0
-                busy = 100 * LONG / statistics.mean(row["virtual_s"] for row in rows)
-                up, down = (statistics.mean(row[way] for row in rows) for way in ("up", "down"))
-                yield (
-                    f"| {texts} | {name} | {len(rows)} | {statistics.mean(shares):.0f} % "
-                    f"| {min(shares):.0f} % | {sd:.0f} | {busy:.0f} % | {up:.0f}, {down:.0f} |"
-                )
+    for what, steps in (("", LONG), (f"{SLOW} ", LONG), ("", ROUNDS_200)):
+        for texts in TEXTS:
+            for name in (*FIRST, *OTHERS):
+                yield from _line(done, texts, what + name, steps)
+    yield ""
+    yield from _codecs(done)
+
+
+def _means(done: Mapping[str, Row], texts: str, control: str) -> Iterator[str]:
+    for rate in RATES:
+        rows = [done.get(name_of(texts, control, rate, seed)) for seed in SEEDS]
+        known = [row["loss"] for row in rows if row]
+        yield f"{statistics.mean(known):.3f}" if known else ""
+
+
+def _line(done: Mapping[str, Row], texts: str, what: str, steps: int) -> Iterator[str]:
+    kept, rows = shares(done, texts, what, steps)
+    if not rows:
+        return
+    sd = statistics.stdev(kept) if len(kept) > 1 else 0.0
+    busy = 100 * steps / statistics.mean(row["virtual_s"] for row in rows)
+    up, down = (statistics.mean(row[way] for row in rows) for way in ("up", "down"))
+    told = "" if what.startswith(SLOW) else f"{busy:.0f} %"
+    yield (
+        f"| {texts} | {what}{'' if steps == LONG else f', {steps:,} steps'} | {len(rows)} "
+        f"| {statistics.mean(kept):.0f} % | {min(kept):.0f} % | {sd:.0f} | {told} "
+        f"| {up:.0f}, {down:.0f} |"
+    )
+
+
+def _codecs(done: Mapping[str, Row]) -> Iterator[str]:
+    rate = best(done, "code", "data-parallel")
+    for codec in CODECS[:-1]:
+        gaps = []
+        for seed in CODEC_SEEDS:
+            row, plain = (
+                done.get(name_of("code", f"codec {each}", rate, seed))
+                for each in (codec, "float32")
+            )
+            if row and plain:
+                gaps.append(100 * (row["test"] / plain["test"] - 1))
+        if len(gaps) > 1:
+            error = statistics.stdev(gaps) / math.sqrt(len(gaps))
+            mean = statistics.mean(gaps)
+            yield f"{codec} beside float32, {len(gaps)} seeds: {mean:+.2f} % +- {error:.2f}"
 
 
 def main() -> None:
@@ -118,12 +207,15 @@ def main() -> None:
     def work(cell: Any) -> Row:
         texts, rate, run = cell
         data = corpus(folder, 0, texts)
-        setup = Setup(dataset=data, model=MODEL, steps=LONG, lr=rate, warmup=None)
+        setup = Setup(dataset=data, model=MODEL, steps=run.steps, lr=rate, warmup=None)
         return learn(dataclasses.replace(setup, test=unseen_chunks(folder, texts)), run).row()
 
     done = work_off(options, controls(), work)
-    work_off(options, presets(done), work)
-    print("\n".join(table(read(results(options)))))
+    for cells in (presets, beside_a_slow_one, codecs):
+        done = work_off(options, cells(done), work)
+    done = work_off(options, controls(FEWER, ROUNDS_200, ("code",)), work)
+    work_off(options, longer(done), work)
+    print("\n".join(tables(read(results(options)))))
 
 
 if __name__ == "__main__":
