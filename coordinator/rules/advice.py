@@ -12,11 +12,11 @@ from shared.protocol.accounts import Device
 from shared.protocol.limits import memory_on
 from shared.text import printable, size
 
-# Outer momentum on deltas of 30 local steps (docs/experiments.md): up to this rate it learnt, at
-# 1.4 it ended above one machine alone; so did what had momentum from the first version on.
-LR_STEADY, LR_UNSTEADY = 1.0, 1.4
+# Outer momentum on deltas of 30 local steps (docs/decisions/0021-steady-defaults.md): up to this
+# rate updates went on along it; at 1.4 they turned back, and the run had to lower its rate.
+LR_STEADY, LR_UNSTEADY = 0.9, 1.4
 MOMENTUM_MIN = 0.5
-LEAST_AFTER = 0.25  # of the versions of a plan with phases come after them, at the least
+LEAST_AFTER = 0.25  # of the versions are made by the plan's own optimiser, at the least
 
 
 def advice(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> tuple[str, ...]:
@@ -47,14 +47,15 @@ def _unsteady(file: RunFile, plan: Plan) -> Iterator[str]:
     if last.lr >= LR_UNSTEADY:
         yield (
             f"[plan] lr = {last.lr:g} with momentum = {last.momentum:g} is outside of what was "
-            f"measured to be steady: at 30 local steps every seed learnt up to {LR_STEADY:g}, and "
-            f"at {LR_UNSTEADY:g} each ended worse than one machine alone"
+            f"measured to be steady: at 30 local steps updates went on along the momentum up to "
+            f"{LR_STEADY:g}, and turned back at {LR_UNSTEADY:g}, where a run lowers its rate by "
+            "itself and ends higher than one that began with less"
         )
     if not file.train.init_from and in_phase(plan, 0).momentum >= MOMENTUM_MIN:
         yield (
             "[plan] has outer momentum from the first version on, and no weights to begin with: "
-            "so each measured seed ended worse than one machine alone; leave phases out to begin "
-            "with plain averaging, or name weights in [train] init_from"
+            "what was measured so ended higher than after some versions of plain averaging; leave "
+            "phases out to begin with those, or name weights in [train] init_from"
         )
 
 
@@ -62,14 +63,18 @@ def _too_short(file: RunFile, plan: Plan, samples: int, sample_size: int) -> tup
     lengths = phase_lengths(file, plan, samples, sample_size)
     if len(lengths) < 2:  # without phases, or without an end
         return ()
-    after = lengths[-1]
+    last = in_phase(plan, len(plan.phases)).optimizer
     whole = sum(phase.versions for phase in lengths)
-    first = whole - after.versions
-    if after.versions >= LEAST_AFTER * whole:
+    after = sum(
+        phase.versions
+        for index, phase in enumerate(lengths)
+        if in_phase(plan, index).optimizer == last
+    )
+    if after >= LEAST_AFTER * whole:
         return ()
-    what = "never begins" if after.versions < 1 else f"is left {after.versions:.0f} of them"
+    what = "never begins" if after < 1 else f"is left {after:.0f} of them"
     return (
-        f"this run makes about {whole:.0f} versions, the first {first:.0f} of them in the phases "
-        f'that come before its plan: "{plan.preset}" itself {what}. Let it run longer ([stop]), '
+        f"this run makes about {whole:.0f} versions, the first {whole - after:.0f} of them in "
+        f'phases with another optimiser: "{plan.preset}" itself {what}. Let it run longer ([stop]), '
         "shorten the phases ([plan] phases), or choose fedavg",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,14 +13,15 @@ from coordinator.plan.tables import Phase
 
 def test_diloco_begins_with_plain_averaging_at_few_local_steps() -> None:
     whole = plan({"preset": "diloco"})
-    warm, later = (in_phase(whole, phase_index(whole, v, 0)) for v in (59, 60))
+    warm, early, later = (in_phase(whole, phase_index(whole, v, 0)) for v in (29, 69, 70))
     assert (warm.optimizer, warm.lr, warm.momentum, warm.local_steps) == ("sgd", 1.0, 0.0, 10)
-    assert (later.optimizer, later.lr, later.momentum, later.local_steps) == (
+    assert (early.optimizer, early.lr, early.momentum, early.local_steps) == (
         "nesterov",
-        0.7,
+        0.4,
         0.9,
-        0,
+        10,
     )
+    assert later == msgspec.structs.replace(early, local_steps=0)
 
 
 PHASES = plan(
