@@ -374,6 +374,7 @@ def run_detail(
         ),
         (measure_word(info.measure), _course(info, glyphs)),
         ("next", when),
+        ("outer", _lowered(info)),
         ("contact", printable(info.contact, 100)),
     )
     for name, text in facts:
@@ -386,6 +387,13 @@ def _helping(info: RunInfo, chosen: Sequence[str]) -> str:
     if info.name in chosen:
         return "yes (enter: stop helping)"
     return "no (enter: help)" if chosen else "as any run (enter: only this one)"
+
+
+def _lowered(info: RunInfo) -> str:
+    """Return how far a run has lowered its outer rate by itself; empty where it has not."""
+    if info.outer_scale >= 1:
+        return ""
+    return f"rate lowered by itself to {100 * info.outer_scale:.0f} %: updates turned back"
 
 
 def _course(info: RunInfo, glyphs: Glyphs) -> str:
