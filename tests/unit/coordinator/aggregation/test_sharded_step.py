@@ -47,15 +47,17 @@ SCHEMA: Schema = (
     TensorSpec("block.bias", (31,)),
     TensorSpec("head", (17,)),
 )
+# Rates of their own: what a preset says may change, the bytes of a plan may not.
+DILOCO: dict[str, Any] = {"preset": "diloco", "phases": [], "lr": 0.7}
 PLANS: dict[str, Plan] = {
     "fedavg": plan({"preset": "fedavg"}),
-    "fedavgm": plan({"preset": "fedavgm", "phases": []}),
-    "diloco": plan({"preset": "diloco", "phases": []}),
+    "fedavgm": plan({"preset": "fedavgm", "phases": [], "lr": 0.7, "momentum": 0.9}),
+    "diloco": plan(DILOCO),
     "fedadam": plan({"preset": "fedadam", "phases": []}),
     "fedyogi": plan({"preset": "fedyogi", "phases": []}),
     "async-diloco": plan({"preset": "async-diloco", "phases": [], "window": 2}),
     **{
-        f"diloco, {rule}": plan({"preset": "diloco", "phases": [], "aggregate": rule, "quorum": 5})
+        f"diloco, {rule}": plan(DILOCO | {"aggregate": rule, "quorum": 5})
         for rule in ("trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip")
     },
 }
@@ -199,7 +201,7 @@ def test_a_tensor_that_is_cut_over_shards_keeps_its_bytes_and_its_state(
     tmp_path: Path, rule: str
 ) -> None:
     schema: Schema = (TensorSpec("a", (5,)), TensorSpec("big", (CHUNK_ELEMENTS + 4099,)))
-    wanted = plan({"preset": "diloco", "phases": [], "aggregate": rule, "quorum": 5})
+    wanted = plan(DILOCO | {"aggregate": rule, "quorum": 5})
     whole, cut = [Run(tmp_path / name, wanted, schema, workers=2) for name in ("one", "cut")]
     assert whole.whole() == cut.sharded(split(schema, 3), 2)
     names = {spec.name for path in cut.state for spec in schema_of_file(path)}

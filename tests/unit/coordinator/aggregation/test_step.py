@@ -102,7 +102,7 @@ def test_averaging_subtracts_the_weighted_mean_and_carries_buffers_and_counters(
 
 
 def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
-    chosen = plan({"preset": "diloco", "phases": []})
+    chosen = plan({"preset": "diloco", "phases": [], "lr": 0.7})
     first, once = merge(folder, chosen, [1.0, 1.0, 1.0])
     assert first.state is not None
     state = folder / "out-1-False-state"
