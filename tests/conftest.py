@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # before torch loads: several test processes share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +28,22 @@ def _log_as_found() -> Iterator[None]:
     """A test that sets up the log leaves the others' as it was."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def _memory_as_found() -> Iterator[None]:
+    """A command that a test runs here may limit the memory of its process, which is the tests'; a
+    thread that begins beyond such a limit never tells, and who started it waits for ever.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    if resource.getrlimit(resource.RLIMIT_DATA) != before:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -51,10 +51,6 @@ class Overviews:
         """Return the newest picture, at most a moment old."""
         return await self._overview.get()
 
-    def drop(self) -> None:
-        """Something was changed on purpose: the next picture shows it."""
-        self._overview.drop()
-
     async def _count(self) -> Census:
         now = self._clock.now()
         return await self._db.read(lambda conn: census.census(conn, now))
