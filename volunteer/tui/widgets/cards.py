@@ -137,7 +137,7 @@ def energy(sensed: Sensed, price: float) -> Line:
     return ((said, "text"), (" (estimate)" if sensed.estimated else "", "warn"))
 
 
-WORTH = {"run": "cannot be spent yet", "practice": "practice credits"}
+WORTH = {"run": "answers for credits", "practice": "practice credits"}
 
 
 class CreditsCard(Panel):
