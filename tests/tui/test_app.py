@@ -340,14 +340,6 @@ def test_an_unknown_theme_gives_ours() -> None:
     assert open_app(FakeEngine(), Look(theme="no such")).theme == themes.DEFAULT
 
 
-async def test_a_theme_that_was_chosen_is_kept(engine: FakeEngine) -> None:
-    async with opened(engine) as (app, pilot):
-        app.theme = "volunteer-light"
-        await pilot.pause()
-        await app.workers.wait_for_complete()
-    assert engine.asked == [commands.SetSettings(changes={"theme": "volunteer-light"})]
-
-
 @pytest.mark.parametrize("online", [True, False])
 async def test_a_long_name_of_a_coordinator_never_hides_the_connection(
     engine: FakeEngine, online: bool

@@ -18,7 +18,7 @@ from coordinator.database.ledger import hash_chain
 from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, digest
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
-from coordinator.database.tables.trust import escrow
+from coordinator.database.tables.trust import escrow, recomputes
 
 BREACHES_MAX = 100
 STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")  # of a contribution
@@ -123,6 +123,11 @@ def _steps(conn: Connection) -> Iterator[str]:
     )
     n = {kind: func.sum(case((one.c.kind == kind, 1), else_=0)) for kind in STEPS}
     least, most, state = func.min(one.c.amount), func.max(one.c.amount), contributions.c.state
+    waits = exists().where(  # for a recompute, which settles its pay
+        recomputes.c.contribution_id == contributions.c.id,
+        recomputes.c.withheld,
+        recomputes.c.state != "done",
+    )
     bad = {
         "its steps cannot follow from each other": or_(
             n["pending"] != 1,
@@ -136,7 +141,8 @@ def _steps(conn: Connection) -> Iterator[str]:
         "its steps are of different amounts": least != most,
         "another price was posted than it has": contributions.c.price_micro != most,
         "its credit was not paid": state.in_(("merged", "superseded"))
-        & (sum((n[kind] for kind in GIVEN), literal(0)) == 0),
+        & (sum((n[kind] for kind in GIVEN), literal(0)) == 0)
+        & ~waits,
         "its credit was taken back": (state == "accepted") & (n["void"] > 0),
         "its credit was kept": (state == "rejected")
         & (n["void"] + n["forfeit"] + n["reverse"] == 0),
