@@ -21,7 +21,7 @@ VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"
 PLAN = RUN.replace("local_steps = 2", "local_steps = 3000").replace("quorum = 2", "quorum = 1")
 PAGES = (
     ("2", "helping: tiny", "for you"),
-    ("3", "Tasks for this device", "b measures it"),
+    ("3", "Devices", "training"),
     ("4", "Contributions", "balance"),
     ("5", "Milestones", "no credits were earned"),
     ("6", "When to work", "unused after"),
