@@ -127,12 +127,14 @@ _LAST = (
     .correlate(contributions)
     .scalar_subquery()
 )
-# Each contribution with a new verdict: what it is now, and what it was.
+_THEN = (_B.c.state.label("was"), _B.c.reason.label("was_for"))
+# Contributions with a new verdict, by what they are now and what they were.
 _CHANGED = (
-    select(_C.state, _C.reason, _C.train_s, _B.c.state.label("was"), _B.c.reason.label("was_for"))
+    select(_C.state, _C.reason, *_THEN, func.count(), func.sum(_C.train_s))
     .select_from(_NEW)
     .join(contributions, _C.id == _NEW.c.contribution_id)
     .outerjoin(_B, _B.c.id == _LAST)
+    .group_by(_C.state, _C.reason, *_THEN)
 )
 
 
@@ -141,10 +143,11 @@ def since_verdict(conn: Connection, volunteer_id: str, after: int) -> Work:
     their contributions are now, less what they were.
     """
     total = Work()
-    for row in conn.execute(_CHANGED, {"its_volunteer_id": volunteer_id, "after": after}):
-        total = _with(total, row.state, row.reason, 1, float(row.train_s))
-        if row.was is not None:
-            total = _with(total, row.was, row.was_for, -1, -float(row.train_s))
+    given = {"its_volunteer_id": volunteer_id, "after": after}
+    for state, reason, was, was_for, count, seconds in conn.execute(_CHANGED, given):
+        total = _with(total, state, reason, int(count), float(seconds))
+        if was is not None:
+            total = _with(total, was, was_for, -int(count), -float(seconds))
     return total
 
 

@@ -126,11 +126,21 @@ class Intake:
         self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
-        """Take in one contribution and answer with its verdict.
+        """Take in one contribution and answer with its verdict; raises what `take_in` does."""
+        number, fresh = await self.take_in(principal, task_id, request)
+        verdict = await self.verdict(principal, number)
+        if fresh:
+            self.count(verdict)
+        return verdict
 
-        The same key and content gets the same answer however often it is sent. Raises NotFound for
-        a task or upload of somebody else, Gone when another worker holds the task by now, Conflict
-        for the same key with other content, BadRequest for a codec that there is not.
+    async def take_in(
+        self, principal: Principal, task_id: int, request: SubmitRequest
+    ) -> tuple[int, bool]:
+        """Store and check one contribution; its number, and whether it was not known before.
+
+        The same key and content is the same contribution however often it is sent. Raises NotFound
+        for a task or upload of somebody else, Gone when another worker holds the task by now,
+        Conflict for the same key with other content, BadRequest for a codec that there is not.
         """
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
             raise BadRequest("part or tries is out of range")
@@ -143,10 +153,11 @@ class Intake:
                 await self._check(row)
             elif row.state == "rejected":
                 self._signals.notify("queue")
-            verdict = await self.verdict(principal, row.id)
-        if fresh:  # else it was counted when it was sent first
-            self.decided[verdict.run, verdict.state, verdict.reason] += 1
-        return verdict
+        return row.id, fresh
+
+    def count(self, verdict: Verdict) -> None:
+        """Count a verdict for the metrics: once, when its contribution is sent first."""
+        self.decided[verdict.run, verdict.state, verdict.reason] += 1
 
     def _receive(
         self, conn: Connection, principal: Principal, task_id: int, request: SubmitRequest

@@ -125,18 +125,19 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
 async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     """Return the verdict and, once there is one, the account at the same instant."""
     coordinator, principal = call.coordinator, call.principal
-    verdict = await coordinator.intake.submit(principal, call.number("task"), call.body)
-    me: Me | None = None
-    news: tuple[Verdict, ...] = ()
-    if verdict.state not in UNDECIDED:
-        number = verdict.contribution
-        me, (verdict, news) = await coordinator.volunteers.me_with(
-            principal,
-            lambda conn: (
-                coordinator.intake.stands(conn, principal, number),
-                coordinator.heartbeats.untold(conn, principal),
-            ),
-        )
+    number, fresh = await coordinator.intake.take_in(principal, call.number("task"), call.body)
+    me: Me | None
+    me, (verdict, news) = await coordinator.volunteers.me_with(
+        principal,
+        lambda conn: (
+            coordinator.intake.stands(conn, principal, number),
+            coordinator.heartbeats.untold(conn, principal),
+        ),
+    )
+    if fresh:
+        coordinator.intake.count(verdict)
+    if verdict.state in UNDECIDED:  # the account and what else was decided come with the verdict
+        me, news = None, ()
     said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
     return SubmitReply(**said, me=me, news=news)
 
