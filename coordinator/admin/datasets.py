@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from shared.workloads.base import DatasetManifest
 
 TOKENIZER_FILE = "tokenizer.json"  # a file of this name in a box is the tokenizer, not text
+NAME_FILES = (
+    "name the files the dataset is made of: --text PATH, --chat PATH, --images PATH or --suite FILE"
+)
 FOLDERS = "folders"  # in a box: where images lie in folders again
 CHAT_TOKENIZER = (
     "dialogues need the tokenizer of the model that is to learn them, with its chat template beside"
@@ -35,16 +38,17 @@ _OPTIONS = {
     "text": (*_COMMON, "vocab_size"),
     "chat": _COMMON,
     "images": (*_COMMON, "size", "channels"),
+    "suite": ("licence", "source"),
 }
 
 
 class AddDataset(Ask, frozen=True, kw_only=True):
-    """`text`, `chat` and `images` are paths of the machine that runs the command; from afar the
-    files come in a `box`.
+    """`text`, `chat`, `images` and `suite` are paths of the machine that runs the command; from
+    afar the files come in a `box`.
     """
 
     name: str
-    kind: Literal["text", "chat", "images"] = "text"  # what is in the box
+    kind: Literal["text", "chat", "images", "suite"] = "text"  # what is in the box
     text: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     tokenizer: str = ""  # a tokenizer.json to use instead of training one
@@ -57,6 +61,7 @@ class AddDataset(Ask, frozen=True, kw_only=True):
     heldout_share: float | None = None
     seed: int | None = None
     chat: tuple[str, ...] = ()
+    suite: tuple[str, ...] = ()
     template: str = ""  # of `chat`: a ChatTemplate as JSON
 
 
@@ -108,13 +113,17 @@ class _Sent(Skipped):
 
 
 async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
-    if sum(map(bool, (ask.box, ask.text, ask.chat, ask.images))) != 1:
-        raise BadRequest(
-            "name the files the dataset is made of: --text PATH, --chat PATH or --images PATH"
-        )
-    kind = "images" if ask.images else "chat" if ask.chat else ask.kind
+    here = [kind for kind in _OPTIONS if getattr(ask, kind)]
+    if len(here) + bool(ask.box) != 1:
+        raise BadRequest(NAME_FILES)
+    kind = here[0] if here else ask.kind
     datasets = coordinator.datasets
-    builders = {"text": datasets.add_text, "chat": datasets.add_chat, "images": datasets.add_images}
+    builders = {
+        "text": datasets.add_text,
+        "chat": datasets.add_chat,
+        "images": datasets.add_images,
+        "suite": datasets.add_suite,
+    }
     build = builders[kind]
     sent = _Sent(coordinator.boxes.folder(ask.box)) if ask.box else None
     skipped = sent or Skipped()
@@ -150,12 +159,16 @@ def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], byt
         if ask.kind == "images":
             found = _in_folders(coordinator.boxes.folder(ask.box), found)
     else:
-        found = [Path(path).expanduser() for path in ask.text or ask.chat or ask.images]
+        found = [Path(path).expanduser() for path in _paths(ask)]
         own = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
     for path in found:
         if not path.exists():
             raise BadRequest(f"there is no file or folder {path}")
     return found, _read(own[0]) if own else None
+
+
+def _paths(ask: AddDataset) -> tuple[str, ...]:
+    return ask.text or ask.chat or ask.images or ask.suite
 
 
 def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:

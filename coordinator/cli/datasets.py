@@ -35,6 +35,10 @@ class DatasetOptions:
     channels: Annotated[int | None, Parameter(help="3 for colour, 1 for grey (3).")] = None
     heldout_share: Annotated[float | None, Parameter(help="Share held out for evaluation.")] = None
     seed: Annotated[int | None, Parameter(help="Seed of the shuffle.")] = None
+    suite: Annotated[
+        Path | None,
+        Parameter(help="Examples as .jsonl that language models are measured on, instead of data."),
+    ] = None
 
 
 @app.command
@@ -102,18 +106,18 @@ def _files(
     name: str, given: dict[str, list[Path] | None], more: DatasetOptions
 ) -> tuple[str, list[Path]]:
     """Return the kind of files and their paths. Raises BadRequest and InvalidName."""
+    from coordinator.admin.datasets import NAME_FILES
     from coordinator.rules.run_file import NAME_RULE, fits_a_path
 
-    named = {kind: paths for kind, paths in given.items() if paths}
+    suite = [more.suite] if more.suite else None
+    named = {kind: paths for kind, paths in {**given, "suite": suite}.items() if paths}
     paths = [path.expanduser().absolute() for found in named.values() for path in found]
     own = [more.tokenizer] if more.tokenizer else []
     for path in (*paths, *own):
         if not path.expanduser().exists():
             raise BadRequest(f"there is no file or folder {path}")
     if len(named) != 1:
-        raise BadRequest(
-            "name the files the dataset is made of: --text PATH, --chat PATH or --images PATH"
-        )
+        raise BadRequest(NAME_FILES)
     if not fits_a_path(name):  # the service says so too, but only after the files were sent
         raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
     return next(iter(named)), paths
@@ -126,6 +130,13 @@ def _tell(done: DatasetShown, where: Where) -> None:
     if count > SKIPPED_SHOWN:
         more = f"left out: {count - SKIPPED_SHOWN} more, named by `coordinator dataset list --json`"
         print(where.hint(more), file=sys.stderr)
+    if "answered_by" in done.meta:
+        print(
+            f'The suite "{done.name}" is stored: {done.heldout:,} examples, of which guessing gets '
+            f"{float(done.meta['chance']):.0%} right."
+        )
+        print(f'Next: suites = ["{done.name}"] under [evaluation] of a run file.')
+        return
     left_out = f", {count:,} left out" if count else ""
     print(
         f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, '

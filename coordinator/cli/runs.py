@@ -220,7 +220,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("licence", run.licence),
             ("version", run.version if run.version >= 0 else "none yet"),
             ("loss", None if run.loss is None else f"{run.loss:.4f} (first {run.loss_first:.4f})"),
-            ("bits a byte", _bits(shown.versions)),
+            ("bits a byte", _bits(run)),
             ("workers", run.workers),
             ("steps", run.steps),
             ("tokens", run.tokens),
@@ -237,6 +237,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("heal", None if shown.heal is None else _healed(shown.heal, where)),
         ]
     )
+    _suites(run)
     columns = {
         "version": lambda v: v.version,
         "kind": lambda v: v.kind,
@@ -259,14 +260,28 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
     return "* the best: another replaces it once it is better beyond doubt, not by its loss"
 
 
-def _bits(versions: Sequence[VersionInfo]) -> str | None:
+def _bits(run: RunInfo) -> str | None:
     """Return the newest measured bits of text a byte, which do not depend on the tokenizer."""
-    measured = [(v.version, v.metrics.get("bits_per_byte")) for v in versions]
-    found = [(version, bits) for version, bits in measured if bits is not None]
-    if not found:
+    if run.bits is None:
         return None
-    (first, before), (_, now) = found[0], found[-1]
-    return f"{now:.4f} (version {first}: {before:.4f})"
+    first = "" if run.bits_first is None else f" (first {run.bits_first:.4f})"
+    return f"{run.bits:.4f}{first}"
+
+
+def _suites(run: RunInfo) -> None:
+    """Print what the task suites say of the first version and the newest that was measured."""
+    if not run.suites:
+        return
+    columns = {
+        "suite": lambda s: s.name,
+        "examples": lambda s: s.total,
+        "by chance": lambda s: f"{s.chance:.1%}",
+        "before": lambda s: s.first and s.first.text,
+        "after": lambda s: s.newest and s.newest.text,
+        "version": lambda s: None if s.newest is None else s.newest.version,
+    }
+    print()
+    table(run.suites, columns, "")
 
 
 def _checked(cost: CostOfChecks) -> str | None:

@@ -45,6 +45,8 @@ _NEXT_EVALUATION = (
 _MEASURED = select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
 _NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
 _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
+_NEWEST_METRICS = _NEWEST_LOSS.with_only_columns(_E.metrics)
+_FIRST_METRICS = _FIRST_LOSS.with_only_columns(_E.metrics)
 
 
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
@@ -205,6 +207,16 @@ def newest_loss(conn: Connection, run_id: int) -> float | None:
 
 def first_loss(conn: Connection, run_id: int) -> float | None:
     return conn.execute(_FIRST_LOSS, {"its_run_id": run_id}).scalar()
+
+
+def newest_metrics(conn: Connection, run_id: int) -> str:
+    """Return the metrics of the newest version that has a loss, as JSON."""
+    return conn.execute(_NEWEST_METRICS, {"its_run_id": run_id}).scalar() or "{}"
+
+
+def first_metrics(conn: Connection, run_id: int) -> str:
+    """Return the metrics of the first version that has a loss, as JSON."""
+    return conn.execute(_FIRST_METRICS, {"its_run_id": run_id}).scalar() or "{}"
 
 
 def best(conn: Connection, run_id: int) -> int | None:

@@ -19,7 +19,10 @@ from coordinator.compute import Compute, Stop
 from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
+from coordinator.database.suites import scores
+from coordinator.database.suites.scores import SuiteScoreRow
 from coordinator.database.versions import VersionRow
+from coordinator.merging.suites import SuiteFile, SuiteOutcome, due, measure_suites
 from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
@@ -80,6 +83,7 @@ class Evaluation:
         self._compute = compute
         self.durations = Durations(SLOW_S)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, "done" or "failed"
+        self._ended: set[int] = set()  # runs that ended, of which nothing is left to measure
 
     async def run(self, stop: asyncio.Event) -> None:
         """Evaluate whatever waits until `stop` is set."""
@@ -97,7 +101,9 @@ class Evaluation:
     async def evaluate_next(self) -> bool:
         """Measure the newest waiting version. False when none waits."""
         if await self._db.read(evaluations.next_evaluation) is None:
-            return False  # seen without a transaction that writes: this is asked after every merge
+            return (
+                await self._measure_last()
+            )  # seen without a transaction that writes: this is asked after every merge
         picked = await self._db.write(self._pick)
         if picked is None:
             return False
@@ -118,6 +124,7 @@ class Evaluation:
         if measured is not None:
             await self._store(run, version, measured)
             self.outcomes[run.name, "done"] += 1
+            await self._try_suites(run, version)
         return True
 
     def _pick(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
@@ -137,19 +144,82 @@ class Evaluation:
         """Metrics of a weights file on the held-out data; None when the server is stopping
         meanwhile.
         """
-        data = None
-        if run.dataset_id is not None:
-            dataset_id = run.dataset_id
-            row = await self._db.read(lambda conn: datasets.by_id(conn, dataset_id))
-            about = definition(run)
-            more = about.workload.files(about.file.model)
-            data = await heldout(row.manifest, self._blobs, more)
+        data = await self._heldout(run)
         try:
             return await self._compute.run(measure, run, path, data, sample)
         except Unavailable:
             if self._compute.stopping:
                 return None
             raise
+
+    async def _heldout(self, run: RunRow) -> LocalData | None:
+        if run.dataset_id is None:
+            return None
+        dataset_id = run.dataset_id
+        row = await self._db.read(lambda conn: datasets.by_id(conn, dataset_id))
+        about = definition(run)
+        return await heldout(row.manifest, self._blobs, about.workload.files(about.file.model))
+
+    async def _try_suites(self, run: RunRow, version: VersionRow) -> None:
+        """Measure a version on the suites that are due. One that cannot be measured fails alone:
+        its loss stays.
+        """
+        now = await self._db.read(lambda conn: runs.by_id(conn, run.id))
+        wanted = await self._db.read(lambda conn: due(conn, now, version.version))
+        if not wanted:
+            return
+        try:
+            outcome = await self._suites(now, version, wanted)
+        except (VolunteerError, OSError, RuntimeError, ValueError) as error:
+            if self._compute.stopping:
+                return
+            outcome = SuiteOutcome(scores={}, failures={each.name: str(error) for each in wanted})
+        rows = [
+            SuiteScoreRow(name, version.version, found.correct, found.examples, found.cut)
+            for name, found in outcome.scores.items()
+        ]
+        failed = "; ".join(f"suite {name}: {why}" for name, why in outcome.failures.items())
+
+        def write(conn: Connection) -> None:
+            scores.put(conn, run.id, rows, self._clock.now())
+            if failed:
+                said = {"message": failed[:2000]}
+                evaluations.set_evaluation(conn, run.id, version.version, **said)
+
+        await self._db.write(write)
+        if failed:
+            log.warning("suites failed", run=run.name, version=version.version, error=failed[:2000])
+        self._signals.notify(f"run:{run.id}")
+
+    async def _measure_last(self) -> bool:
+        """Measure the last version of a run that has ended on its suites. False when none waits."""
+
+        def find(conn: Connection) -> tuple[RunRow, VersionRow] | None:
+            for run in runs.every(conn, ("completed",)):
+                if run.id in self._ended:
+                    continue
+                self._ended.add(run.id)  # tried once in the life of this process
+                if run.head < 0 or evaluations.evaluation(conn, run.id, run.head).pruned:
+                    continue
+                if due(conn, run, run.head):
+                    return run, versions.get(conn, run.id, run.head)
+            return None
+
+        found = await self._db.read(find)
+        if found is None:
+            return False
+        await self._try_suites(*found)
+        return True
+
+    async def _suites(
+        self, run: RunRow, version: VersionRow, wanted: tuple[SuiteFile, ...]
+    ) -> SuiteOutcome:
+        data = await self._heldout(run)
+        weights = await self._blobs.local(version.published_sha256)
+        here = tuple(
+            [SuiteFile(name=s.name, file=str(await self._blobs.local(s.file))) for s in wanted]
+        )
+        return await self._compute.run(measure_suites, run, weights, data, here)
 
     async def _store(self, run: RunRow, version: VersionRow, measured: Measured) -> None:
         sample_sha = (

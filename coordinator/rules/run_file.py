@@ -26,6 +26,7 @@ from shared.workloads.base import TrainSettings
 NAME_CHARS_MAX = 64
 NAME_RULE = f"1 to {NAME_CHARS_MAX} letters, digits, '-', '_' and '.', the first a letter or digit"
 TABLES_DEEP_MAX = 32
+SUITES_MAX = 8
 TASK_CREDITS_MAX = 1e9  # 1e15 micro-credits: sums of many tasks stay far below 64 bits
 
 Steps = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -103,6 +104,11 @@ class EvaluationSettings(Settings):
     gate: bool = False
     prompt: Text = ""
     sample_every: Versions = 1
+    # task suites, by the names of their datasets: of version 0, then of an evaluated version once
+    # so many came since the last, and of the one that ends the run
+    suites: Annotated[tuple[Line, ...], Meta(max_length=SUITES_MAX)] = ()
+    suites_every: Versions = 10  # 0 = only of the first and the last
+    suites_budget_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 300.0  # of all of them
 
 
 class TrustSettings(Settings):

@@ -20,6 +20,7 @@ from shared.protocol.listings import dataset_view
 from shared.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import Skipped
+from shared.workloads.data.task_suite import KIND as SUITE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -52,7 +53,7 @@ class Datasets:
             return asyncio.run_coroutine_threadsafe(self._blobs.put_bytes(data), loop).result()
 
         manifest = await loop.run_in_executor(self._threads, build, put)
-        if not manifest.chunks:
+        if not manifest.chunks and manifest.kind != SUITE:
             raise InvalidRunFile(
                 f'the dataset "{manifest.name}" is empty: nothing was left to train on'
             )
@@ -100,6 +101,13 @@ class Datasets:
         from shared.workloads.data.image_dataset import build_images
 
         return await self._named(name, build_images, paths, options)
+
+    async def add_suite(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+        """A task suite from a file of JSON lines; see `shared.workloads.data.task_suite`."""
+        from shared.workloads.data.task_suite import build_suite
+
+        options.pop("skipped", None)  # none of its lines can be left out
+        return await self._named(name, build_suite, paths, options)
 
     async def _named(
         self,

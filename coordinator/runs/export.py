@@ -28,10 +28,12 @@ from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.model_card import PICTURE, Facts, card
+from coordinator.runs.queries import suite_courses
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
+from shared.protocol.versions import SuiteCourse
 from shared.workloads.base import Converted, load
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     measured: EvaluationRow
     history: tuple[tuple[VersionRow, EvaluationRow], ...]
     dataset: DatasetRow | None
+    suites: tuple[SuiteCourse, ...] = ()
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +134,14 @@ def _read(conn: Connection, name: str, version: int | None, format: str) -> Sour
         )
     dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
     history = tuple(versions.listing(conn, run.id, -1, HISTORY_MAX))
-    return Source(run=run, version=row, measured=measured, history=history, dataset=dataset)
+    return Source(
+        run=run,
+        version=row,
+        measured=measured,
+        history=history,
+        dataset=dataset,
+        suites=suite_courses(conn, run, chosen),
+    )
 
 
 def check_format(workload: str, format: str) -> None:
@@ -277,6 +287,8 @@ def _facts(source: Source, about: Definition, files: Files, made: Converted) -> 
         code=made.code,
         sample=source.measured.sample,
         pictured=files.picture is not None,
+        bits=decode(source.measured.metrics, dict[str, float]).get("bits_per_byte"),
+        suites=source.suites,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shared.protocol.versions import SuiteCourse, SuiteScore
 from shared.text import printable
 
 PICTURE = "version.png"  # the version's own sample, beside the card
@@ -44,6 +45,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     code: Sequence[str]
     sample: str = ""  # a text that the version made
     pictured: bool = False  # `PICTURE` lies in the folder
+    bits: float | None = None  # a byte of held-out text
+    suites: Sequence[SuiteCourse] = ()  # up to this version
 
 
 def card(facts: Facts) -> str:
@@ -60,6 +63,7 @@ def card(facts: Facts) -> str:
             f"- {measured(facts.measure, facts.loss, facts.unit)} (measured by the coordinator)"
             if facts.loss is not None
             else f"- {facts.measure}: not measured",
+            *([f"- bits a byte of held-out text: {facts.bits:.4f}"] if facts.bits else []),
             f"- trained on: {facts.trained_on}",
             f"- global steps: {facts.global_step:,}",
             f"- {facts.items}: {facts.count:,}",
@@ -71,9 +75,33 @@ def card(facts: Facts) -> str:
             *facts.code,
             "```",
             "",
+            *_suites(facts.suites),
             *_sample(facts),
         ]
     )
+
+
+def _suites(courses: Sequence[SuiteCourse]) -> list[str]:
+    """Return a table of the scores before training and of this version."""
+    if not courses:
+        return []
+    rows = [
+        f"| {s.name} | {s.chance:.1%} | {_score(s.first)} | {_score(s.newest)} |" for s in courses
+    ]
+    return [
+        "Task suites: share answered rightly, with its standard error.",
+        "",
+        "| suite | by chance | before | after |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _score(score: SuiteScore | None) -> str:
+    if score is None:
+        return "not measured"
+    return f"{score.text} (version {score.version}, {score.examples:,} examples)"
 
 
 def measured(measure: str, loss: float, unit: str) -> str:

@@ -17,6 +17,7 @@ from coordinator.database import (
     volunteers,
 )
 from coordinator.database.runs import RunRow
+from coordinator.database.suites import scores
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
 from coordinator.plan.tables import Plan
@@ -32,7 +33,14 @@ from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
 from shared.protocol.heartbeat import RunBeat
 from shared.protocol.limits import HEARTBEAT_S
 from shared.protocol.listings import LossPoint
-from shared.protocol.versions import BlobRef, SignedManifest, VersionInfo
+from shared.protocol.versions import (
+    BlobRef,
+    SignedManifest,
+    SuiteCourse,
+    SuiteScore,
+    VersionInfo,
+)
+from shared.workloads.generation.suite_score import standard_error
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -122,6 +130,8 @@ class RunQueries:
             items=about.workload.traits.items,
             measure=about.workload.traits.measure,
             outer_scale=versions.outer_scale(conn, run.id, run.head),
+            suites=suite_courses(conn, run),
+            **_bits(conn, run, about),
             **_origin(about),
         )
 
@@ -300,6 +310,52 @@ def merging_text(needs: int, merge_in_s: float | None) -> str:
 
 def _memory(run: RunRow, about: Definition) -> int:
     return memory_bytes(run.parameters, about.workload.fixed_bytes(about.file.model))
+
+
+def suite_courses(
+    conn: Connection, run: RunRow, up_to: int | None = None
+) -> tuple[SuiteCourse, ...]:
+    """Return what the suites of a run measured of its first and its newest version, or of the
+    newest up to one.
+    """
+    names = definition(run).file.evaluation.suites
+    if not names:
+        return ()
+    found = scores.course(conn, run.id, up_to)
+    courses = []
+    for name in names:
+        manifest = datasets.by_name(conn, name).manifest
+        rows = found.get(name)
+        first = None if rows is None else _suite_score(rows[0])
+        later = rows is not None and rows[1].version > rows[0].version
+        courses.append(
+            SuiteCourse(
+                name=name,
+                chance=float(manifest.meta.get("chance", 0.0)),
+                total=manifest.heldout[0].items,
+                first=first,
+                newest=_suite_score(rows[1]) if rows is not None and later else None,
+            )
+        )
+    return tuple(courses)
+
+
+def _suite_score(row: scores.SuiteScoreRow) -> SuiteScore:
+    return SuiteScore(
+        version=row.version,
+        share=row.correct / row.examples,
+        error=standard_error(row.correct, row.examples),
+        examples=row.examples,
+    )
+
+
+def _bits(conn: Connection, run: RunRow, about: Definition) -> dict[str, Any]:
+    """The fields of a run's description that tell its loss in bits a byte, where it is of text."""
+    if about.workload.traits.items != "tokens":
+        return {}
+    ends = evaluations.first_metrics(conn, run.id), evaluations.newest_metrics(conn, run.id)
+    first, newest = [decode(each, dict[str, float]).get("bits_per_byte") for each in ends]
+    return {"bits_first": first, "bits": newest}
 
 
 def _origin(about: Definition) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from shared.protocol.base import RunState
 from shared.protocol.versions import SignedManifest
 from shared.tensors.spec import nbytes
 from shared.workloads.base import Workload, load
+from shared.workloads.data.task_suite import KIND as SUITE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -113,6 +114,7 @@ class Runs:
         workload = load(file.workload)
         file = run_file.parse(text, table_defaults(file, workload, strangers=await self._opens()))
         dataset = await self._dataset_of(file, workload)
+        await self._check_suites(file, dataset)
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
@@ -156,7 +158,6 @@ class Runs:
             "started_at": None,
             "ended_at": None,
         }
-
         await self._store_files(workload, model)
 
         def store(conn: Connection) -> RunRow:
@@ -208,6 +209,24 @@ class Runs:
                 f'{file.workload} trains on {kinds}; "{file.dataset}" holds {found.kind}'
             )
         return found
+
+    async def _check_suites(self, file: RunFile, dataset: DatasetRow | None) -> None:
+        """Raise InvalidRunFile for a suite that this run cannot be measured on, and NotFound."""
+        wanted = file.evaluation.suites
+        if len(set(wanted)) < len(wanted):
+            raise InvalidRunFile("[evaluation] suites names one of them twice")
+        rows = await self._db.read(lambda conn: [datasets.by_name(conn, name) for name in wanted])
+        for name, found in zip(wanted, rows, strict=True):
+            if found.kind != SUITE:
+                raise InvalidRunFile(
+                    f'[evaluation] suites: "{name}" holds {found.kind}: a suite is added with '
+                    "`coordinator dataset add NAME --suite FILE`"
+                )
+        if wanted and (dataset is None or "tokenizer" not in dataset.manifest.assets):
+            raise InvalidRunFile(
+                "[evaluation] suites are read by models of text, so they need a dataset with a "
+                "tokenizer"
+            )
 
     async def start(self, name: str) -> RunInfo:
         """Make version 0 and open the first pass. Raises Conflict when it has been started."""
@@ -276,7 +295,9 @@ class Runs:
     ) -> SignedManifest:
         """The signed manifest of a version that is about to exist."""
         dataset = None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
-        around = Surroundings(dataset=dataset, tree=tree_head(conn, now))
+        names = definition(run).file.evaluation.suites
+        suites = {name: datasets.by_name(conn, name).manifest.heldout[0].sha256 for name in names}
+        around = Surroundings(dataset=dataset, tree=tree_head(conn, now), suites=suites)
         return sign_version(self._key, run, around, content, progress, now)
 
     async def pause(self, name: str, reason: str = "") -> RunInfo:

@@ -68,10 +68,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """Surroundings of a version that its manifest names: dataset, and head of the record."""
+    """Surroundings of a version that its manifest names: dataset, suites by their hashes, and head
+    of the record.
+    """
 
     dataset: DatasetRow | None
     tree: TreeHead
+    suites: Mapping[str, str] = {}
 
 
 def write_weights(
@@ -125,6 +128,7 @@ def sign(
         expires_at=now + MANIFEST_LIFE_S,
         downlink=content.downlink,
         chunks_sha256=chunks_digest(dataset.manifest) if dataset else "",
+        suites=dict(around.suites),
         tree=around.tree,
     )
     return signed(key, manifest)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from shared.protocol.base import Count, Message, RunState
 from shared.protocol.limits import PROTOCOL
+from shared.protocol.versions import SuiteCourse
 
 
 class RunInfo(Message):
@@ -39,6 +40,10 @@ class RunInfo(Message):
     origin: str = ""  # the model that it goes on from; empty: it begins from nothing
     origin_licence: str = ""
     origin_bytes: int = 0  # of its files that each volunteer fetches once
+    # bits a byte of held-out text, of version 0 and the newest: independent of the tokenizer
+    bits_first: float | None = None
+    bits: float | None = None
+    suites: tuple[SuiteCourse, ...] = ()  # what it is measured on beside
 
 
 class Release(Message):

@@ -65,7 +65,33 @@ class VersionManifest(Message):
     expires_at: float  # a frozen head is noticed
     downlink: Downlink = Downlink()
     chunks_sha256: str = ""  # of the dataset as volunteers get it; see `chunks_digest`
+    # SHA-256 of the task suites that its scores are of, by name
+    suites: dict[str, str] = msgspec.field(default_factory=dict)
     tree: TreeHead | None = None  # head of the coordinator's record when this was signed
+
+
+class SuiteScore(Message):
+    """Score of a version on a task suite."""
+
+    version: int
+    share: float  # of the examples, answered rightly
+    error: float  # standard error of the share, binomial
+    examples: int
+
+    @property
+    def text(self) -> str:
+        """41.5 % ± 3.1, with the standard error."""
+        return f"{100 * self.share:.1f} % ± {100 * self.error:.1f}"
+
+
+class SuiteCourse(Message):
+    """A task suite of a run: its scores before and after training."""
+
+    name: str
+    chance: float  # share that guessing gets right
+    total: int  # examples
+    first: SuiteScore | None = None
+    newest: SuiteScore | None = None  # of a later version
 
 
 class SignedManifest(Message):

@@ -116,7 +116,7 @@ ASCII = Glyphs(
 )
 
 # Foreign text (names, prompts, samples) may hold any letter; `--ascii` shows 7 bits.
-_PLAIN = {ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓", "---~-''\"\"x<>><^v", strict=True)}
+_PLAIN = {ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓±", "---~-''\"\"x<>><^v~", strict=True)}
 
 
 def ascii_only(text: str) -> str:

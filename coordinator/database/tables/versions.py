@@ -69,6 +69,19 @@ Index(
     postgresql_where=~_e.pruned,
 )
 
+# Scores of versions on the task suites of their run.
+suite_scores = Table(
+    "suite_scores",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("suite", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("correct", Integer, nullable=False),
+    Column("examples", Integer, nullable=False),  # that there was time for
+    Column("cut", Integer, nullable=False),  # of them, too long for the model
+    Column("at", Double, nullable=False),
+)
+
 # Shorter ways to a version's published weights (links, snapshots), as its manifest lists them; they
 # stay as long as it does.
 version_blobs = Table(

@@ -12,6 +12,7 @@ from textual.containers import Horizontal, Vertical
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
+from shared.protocol.versions import SuiteCourse
 from shared.text import printable, size
 from shared.workloads.base import installed
 from volunteer.control.commands import SettingRow
@@ -373,6 +374,8 @@ def run_detail(
             f"version {info.version}, {count(info.steps)} steps, {count(info.tokens)} {info.items}",
         ),
         (measure_word(info.measure), _course(info, glyphs)),
+        ("bits", _bits(info, glyphs)),
+        *((printable(each.name, NAME_CELLS - 1), _suite(each, glyphs)) for each in info.suites[:8]),
         ("next", when),
         ("outer", _lowered(info)),
         ("contact", printable(info.contact, 100)),
@@ -406,6 +409,24 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
     what = printable(info.measure, 24)
     named = f" ({what})" if what != "held-out loss" else ""
     return f"{first}{loss(info.loss)}{named}"
+
+
+def _bits(info: RunInfo, glyphs: Glyphs) -> str:
+    """Return the bits a byte of held-out text, before and now; empty where they are not known."""
+    if info.bits is None:
+        return ""
+    same = info.bits_first in (None, info.bits)
+    first = "" if same else f"{loss(info.bits_first)} {glyphs.right} "
+    return f"{first}{loss(info.bits)} a byte of held-out text"
+
+
+def _suite(course: SuiteCourse, glyphs: Glyphs) -> str:
+    """Return the scores on a task suite, before and now, beside what guessing gets."""
+    if course.first is None:
+        return "suite of tasks, not measured yet"
+    now = "" if course.newest is None else f" {glyphs.right} {course.newest.text}"
+    guess = f", by chance {100 * course.chance:.1f} %" if course.chance else ""
+    return f"{course.first.text}{now} right{guess}"
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:

@@ -1,0 +1,1 @@
+"""Task suites of runs."""

@@ -1,0 +1,81 @@
+"""Measuring a version on the task suites of its run, in the process of evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.compute import Stop
+from coordinator.database import datasets
+from coordinator.database.suites.scores import last_version
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import read_weights
+from shared.errors import BadRequest, VolunteerError
+from shared.local_data import LocalData
+from shared.workloads.data.task_suite import read_suite
+from shared.workloads.generation.suite_score import Score, score
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.runs import RunRow
+
+SLOTS = 8  # answers that are written at once
+
+
+class SuiteFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A suite, and where its file is: a hash in the store, or a path on this machine."""
+
+    name: str
+    file: str
+
+
+class SuiteOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of a version by the names of the suites, and why others have none."""
+
+    scores: dict[str, Score]
+    failures: dict[str, str]
+
+
+def due(conn: Connection, run: RunRow, version: int) -> tuple[SuiteFile, ...]:
+    """Return the suites that a version is to be measured on now, by hash."""
+    wanted = definition(run).file.evaluation
+    if not wanted.suites:
+        return ()
+    last = last_version(conn, run.id)
+    ends = run.state == "completed" and version == run.head
+    passed = last is not None and 0 < wanted.suites_every <= version - last
+    if last is not None and not (passed or (ends and version > last)):
+        return ()
+    rows = [datasets.by_name(conn, name) for name in wanted.suites]
+    return tuple(SuiteFile(name=row.name, file=row.manifest.heldout[0].sha256) for row in rows)
+
+
+def measure_suites(
+    stop: Stop, run: RunRow, weights: Path, data: LocalData, wanted: tuple[SuiteFile, ...]
+) -> SuiteOutcome:
+    """Measure a weights file on suites, each for an equal part of the time that is left."""
+    about = definition(run)
+    config, workload = about.file.model, about.workload
+    files = {name: data.asset(name) for name in workload.files(config)}
+    whole = workload.whole(config, read_weights(weights, about), files)
+    tokenizer = data.asset("tokenizer").read_bytes()
+    decoder = workload.decoder(config, whole, tokenizer, SLOTS, "cpu")
+    if decoder is None:
+        raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
+    scores: dict[str, Score] = {}
+    failures: dict[str, str] = {}
+    ends = monotonic() + about.file.evaluation.suites_budget_seconds
+    for number, each in enumerate(wanted):
+        budget = max(0.0, ends - monotonic()) / (len(wanted) - number)
+        try:
+            suite = read_suite(Path(each.file).read_bytes(), each.name)
+            scores[each.name] = score(decoder, suite, budget, stop)
+        except VolunteerError as error:
+            failures[each.name] = error.message
+        if stop():
+            break
+    return SuiteOutcome(scores=scores, failures=failures)

@@ -1,0 +1,162 @@
+"""A task suite: examples as JSON lines that a language model is measured on.
+
+A line is multiple choice, `{"prompt", "choices": [...], "answer": 0}`, of which the likeliest
+choice counts, or `{"prompt", "answer": "4"}` (or a list of answers that count), which the model is
+to write itself, up to `stop` (a line's end) or `max_tokens` (32). A suite has lines of one kind,
+and is read strictly: a benchmark with a line left out is another benchmark.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared.decoding import complaint, decoder
+from shared.errors import InvalidRunFile, why
+from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.data.tokenizer import Put
+
+KIND = "suite"  # of a dataset that is one
+BYTES_MAX = 4 << 20
+EXAMPLES_MAX = 2000
+CHOICES_MAX = 16
+PROMPT_BYTES_MAX = 16 << 10
+ANSWER_BYTES_MAX = 512  # of a choice too
+TOKENS_MAX = 256
+
+Kind = Literal["choice", "exact"]
+Text = Annotated[str, Meta(min_length=1, max_length=ANSWER_BYTES_MAX)]
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a suite."""
+
+    prompt: Annotated[str, Meta(max_length=PROMPT_BYTES_MAX)]
+    answer: int | Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=CHOICES_MAX)]
+    choices: Annotated[tuple[Text, ...], Meta(max_length=CHOICES_MAX)] = ()
+    stop: Text = "\n"
+    max_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] = 32
+
+    @property
+    def kind(self) -> Kind:
+        return "choice" if isinstance(self.answer, int) else "exact"
+
+    @property
+    def answers(self) -> frozenset[str]:
+        """Texts that count as right, without white space around them."""
+        said = self.answer if isinstance(self.answer, tuple) else (str(self.answer),)
+        return frozenset(each.strip() for each in said)
+
+
+class Suite(msgspec.Struct, frozen=True, kw_only=True):
+    """All examples of a suite."""
+
+    kind: Kind
+    examples: tuple[Example, ...]
+
+    @property
+    def chance(self) -> float:
+        """Share that guessing gets right."""
+        if self.kind == "exact":
+            return 0.0
+        return sum(1 / len(each.choices) for each in self.examples) / len(self.examples)
+
+
+def read_suite(data: bytes, name: str) -> Suite:
+    """Read a suite from the bytes of its file. Raises InvalidRunFile with `name` and line."""
+    if len(data) > BYTES_MAX:
+        raise InvalidRunFile(f"{name}: a suite has at most {BYTES_MAX >> 20} MiB")
+    examples: list[Example] = []
+    lines: dict[Example, int] = {}
+    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        place = f"{name} line {number}"
+        if len(examples) == EXAMPLES_MAX:
+            raise InvalidRunFile(f"{place}: a suite has at most {EXAMPLES_MAX:,} examples")
+        found = _example(line, place)
+        if found in lines:
+            raise InvalidRunFile(f"{place} says the same as line {lines[found]}")
+        if examples and found.kind != examples[0].kind:
+            raise InvalidRunFile(
+                f"{place}: the lines before have {_KINDS[examples[0].kind]} and this one has "
+                f"{_KINDS[found.kind]}: make two suites of them"
+            )
+        lines[found] = number
+        examples.append(found)
+    if not examples:
+        raise InvalidRunFile(f"{name} holds no example")
+    return Suite(kind=examples[0].kind, examples=tuple(examples))
+
+
+_KINDS = {"choice": "choices", "exact": "an answer to write"}
+
+
+def _example(line: bytes, place: str) -> Example:
+    try:
+        found = decoder(Example).decode(line)
+    except msgspec.ValidationError as error:
+        raise InvalidRunFile(complaint(error, place)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRunFile(f"{place}: {error}") from error
+    said = found.answer
+    choice = isinstance(said, int)
+    texts = (*found.choices, *(() if isinstance(said, int) else found.answers))
+    rules = (
+        (bool(found.choices) <= choice, "answer must be the number of a choice, from 0 on"),
+        (choice <= (len(found.choices) > 1), "a number as answer needs at least two choices"),
+        (
+            not isinstance(said, int) or 0 <= said < len(found.choices),
+            f"answer {said} is none of its choices, which are 0 to {len(found.choices) - 1}",
+        ),
+        (len(set(found.choices)) == len(found.choices), "two of its choices are the same"),
+        (all(text.strip() for text in texts), "an answer is empty"),
+        (
+            len(found.prompt.encode()) <= PROMPT_BYTES_MAX,
+            f"its prompt has more than {PROMPT_BYTES_MAX >> 10} KiB",
+        ),
+        (
+            all(len(text.encode()) <= ANSWER_BYTES_MAX for text in texts),
+            f"an answer has more than {ANSWER_BYTES_MAX} bytes",
+        ),
+    )
+    for holds, sentence in rules:
+        if not holds:
+            raise InvalidRunFile(f"{place}: {sentence}")
+    return found
+
+
+def build_suite(
+    name: str, sources: tuple[Path, ...], put: Put, *, licence: str = "unknown", source: str = ""
+) -> DatasetManifest:
+    """Store a suite, the bytes of its file as they are, and return its manifest: all of it is held
+    out. Raises InvalidRunFile.
+    """
+    if len(sources) != 1 or not sources[0].is_file():
+        raise InvalidRunFile("a suite is one file of JSON lines")
+    try:
+        with sources[0].open("rb") as file:
+            data = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidRunFile(f"{sources[0]}: {why(error)}") from error
+    suite = read_suite(data, str(sources[0]))
+    count = len(suite.examples)
+    return DatasetManifest(
+        name=name,
+        kind=KIND,
+        licence=licence,
+        source=source,
+        chunks=(),
+        heldout=(ChunkRef(sha256=put(data), size=len(data), items=count),),
+        meta={
+            "examples": count,
+            "answered_by": suite.kind,
+            "chance": round(suite.chance, 6),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        },
+    )

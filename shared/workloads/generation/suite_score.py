@@ -1,0 +1,142 @@
+"""Score of a version on a task suite.
+
+Of multiple choice the likeliest choice counts, by its log-probability after the prompt divided by
+its bytes, so that long and short choices, and models with different tokenizers, are alike. Answers
+that are to be written are generated greedily and compared as texts, without white space around
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+import msgspec
+import numpy as np
+
+from shared.workloads.base import Decoder
+from shared.workloads.data.pass_order import permutation
+from shared.workloads.data.task_suite import Example, Suite
+from shared.workloads.generation.batch import Batch, Sequence
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """Examples that were answered, and how many of them rightly; `cut` were too long for the model
+    and lost their beginning.
+    """
+
+    correct: int
+    examples: int
+    cut: int
+
+    @property
+    def share(self) -> float:
+        return self.correct / self.examples
+
+    @property
+    def error(self) -> float:
+        """Standard error of the share, binomial."""
+        return standard_error(self.correct, self.examples)
+
+
+def standard_error(correct: int, examples: int) -> float:
+    """Return the binomial standard error of `correct` of `examples`."""
+    share = correct / examples
+    return math.sqrt(share * (1 - share) / examples)
+
+
+def score(decoder: Decoder, suite: Suite, budget_s: float, stop: Callable[[], bool]) -> Score:
+    """Measure a suite in an order that is the same for every version.
+
+    `budget_s` and `stop` end it early, after one example at least: what was measured then is a
+    random part of the suite, the beginning of that order.
+    """
+    order = permutation(len(suite.examples), 0, 1)
+    ends = monotonic() + budget_s
+    counts = np.zeros(3, np.int64)  # correct, examples, cut
+    marked = _chosen if suite.kind == "choice" else _written
+    waiting = (suite.examples[index] for index in order)
+    for right, cut in marked(decoder, _until(waiting, lambda: stop() or monotonic() > ends)):
+        counts += (right, 1, cut)
+    correct, examples, shortened = map(int, counts)
+    return Score(correct=correct, examples=examples, cut=shortened)
+
+
+def _until(examples: Iterator[Example], over: Callable[[], bool]) -> Iterator[Example]:
+    for number, each in enumerate(examples):
+        if number and over():
+            return
+        yield each
+
+
+def _chosen(decoder: Decoder, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
+    for each in examples:
+        found = [_likelihood(decoder, each.prompt, text) for text in each.choices]
+        values = [value for value, _ in found]
+        best = int(np.argmax(values))
+        right = best == each.answer and math.isfinite(values[best])
+        yield right, any(cut for _, cut in found)
+
+
+def _likelihood(decoder: Decoder, prompt: str, text: str) -> tuple[float, bool]:
+    """Return the log-probability of a text after a prompt, nats a byte; -inf where a diverged model
+    has none. The flag says that the beginning of the prompt was cut off.
+    """
+    before = decoder.encode(prompt)
+    whole = decoder.encode(prompt + text) if prompt else [*before, *decoder.encode(text)]
+    same = next((n for n, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), None)
+    start = len(before) if same is None else same  # a token may reach over the seam
+    over = max(0, len(whole) - 1 - decoder.context)
+    tokens = whole[over:]
+    start = min(max(1, start - over), len(tokens) - 1)
+    rows = decoder.scores(tokens[:-1], range(start - 1, len(tokens) - 1))
+    pairs = zip(rows, tokens[start:], strict=True)
+    value = sum(_log_probability(row, token) for row, token in pairs) / len(text.encode())
+    return (value if math.isfinite(value) else -math.inf), over > 0
+
+
+def _log_probability(logits: np.ndarray, token: int) -> float:
+    wide = logits.astype(np.float64)
+    top = float(wide.max())
+    if not math.isfinite(top):
+        return -math.inf
+    return float(wide[token]) - top - math.log(float(np.exp(wide - top).sum()))
+
+
+def _written(decoder: Decoder, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
+    """Generate answers, as many at once as there are slots; none is left half written."""
+    batch, texts = Batch(decoder), dict[str, str]()
+    running: dict[str, tuple[Example, bool]] = {}
+    more = True
+    while more or running:
+        while more and len(running) < decoder.slots:
+            each = next(examples, None)
+            if each is None:
+                more = False
+                break
+            name = str(len(texts))
+            asked = _asked(decoder, each, name)
+            running[name], texts[name] = (each, asked[1]), ""
+            batch.add(asked[0])
+        for made in batch.step() if running else ():
+            texts[made.id] += made.text
+            if made.finish:
+                each, cut = running.pop(made.id)
+                yield texts[made.id].strip() in each.answers, cut
+
+
+def _asked(decoder: Decoder, example: Example, name: str) -> tuple[Sequence, bool]:
+    """Return what is generated, and if the beginning of the prompt was cut off to make room."""
+    tokens = decoder.encode(example.prompt)
+    most = min(example.max_tokens, max(1, decoder.context - 1))
+    room = max(1, decoder.context - most)
+    sequence = Sequence(
+        id=name,
+        prompt=tuple(tokens[-room:]),
+        max_tokens=most,
+        seed=0,
+        temperature=0.0,
+        stop=(example.stop,),
+    )
+    return sequence, len(tokens) > room

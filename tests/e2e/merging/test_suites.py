@@ -1,0 +1,166 @@
+"""Task suites of a run: versions are measured on them beside their held-out loss, and the scores
+before and after stand wherever the run is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.admin.datasets import AddDataset
+from coordinator.admin.datasets import add as add_dataset
+from coordinator.admin.runs import CreateRun
+from coordinator.admin.runs import create as create_run
+from coordinator.database import runs
+from coordinator.pages.views import Views
+from coordinator.runs.public import PublicRuns
+from shared import decoding
+from shared.errors import InvalidRunFile, NotFound
+from shared.protocol.versions import VersionManifest
+from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
+from tests.support.workloads import tiny_causal
+
+LLAMA = ", ".join(
+    f"{key} = {value!r}".replace("'", '"') for key, value in tiny_causal.LLAMA.items()
+)
+CAUSAL = f"""
+name = "tiny"
+workload = "causal-lm"
+dataset = "sums"
+[model]
+context = 32
+train = "lora"
+config = {{ {LLAMA} }}
+[task]
+local_steps = 2
+batch_size = 2
+min_steps = 1
+[plan]
+quorum = 2
+codec = "float32"
+"""
+SUITES = '[evaluation]\nsuites = ["sums-choice", "sums-exact"]\nsuites_every = {every}\n'
+
+
+async def add_suite(home: LocalCoordinator, path: Path, name: str, lines: list[Any]) -> None:
+    file = path / f"{name}.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    await add_dataset(home.coordinator, AddDataset(name=name, suite=(str(file),), licence="MIT"))
+
+
+async def add_suites(home: LocalCoordinator, path: Path) -> None:
+    choices = [
+        {"prompt": f"{n} plus {n} is", "choices": [f" {2 * n}", f" {n}", " 7"], "answer": 0}
+        for n in range(10, 22)
+    ]
+    await add_suite(home, path, "sums-choice", choices)
+    exact = [{"prompt": f"{n} plus {n} is", "answer": str(2 * n), "stop": ";"} for n in range(5)]
+    await add_suite(home, path, "sums-exact", exact)
+
+
+async def merged(home: LocalCoordinator, workload: str, count: int) -> None:
+    """Merge and evaluate so many versions."""
+    people = [await home.join(name, workloads=[workload]) for name in ("Ann", "Bob")]
+    for version in range(1, count + 1):
+        for number, worker in enumerate(people):
+            assert (await worker.work(10 * version + number)).state == "accepted"
+        assert await home.coordinator.merger.merge_if_due(1)
+        while await home.coordinator.evaluation.evaluate_next():
+            pass
+
+
+@pytest.mark.parametrize(("workload", "text"), [("gpt", RUN), ("causal-lm", CAUSAL)])
+async def test_versions_are_measured_before_and_after(
+    tmp_path: Path, workload: str, text: str
+) -> None:
+    async with local_coordinator(tmp_path / "home") as home:
+        await add_suites(home, tmp_path)
+        await home.start_run(text + SUITES.format(every=2))
+        while await home.coordinator.evaluation.evaluate_next():
+            pass
+        queries = home.coordinator.runs.queries
+        info = await queries.info("tiny")
+        assert [each.name for each in info.suites] == ["sums-choice", "sums-exact"]
+        assert all(s.first is not None and s.newest is None for s in info.suites)
+        await merged(home, workload, 3)
+        info = await queries.info("tiny")
+        for course, (total, chance) in zip(info.suites, ((12, 1 / 3), (5, 0.0)), strict=True):
+            assert course.total == total
+            assert course.chance == pytest.approx(chance, abs=1e-6)
+            assert course.first is not None
+            assert course.newest is not None
+            assert (course.first.version, course.newest.version) == (0, 2)  # not 1, not yet 3
+            share = course.newest.share
+            assert course.newest.error == pytest.approx((share * (1 - share) / total) ** 0.5)
+        assert info.bits is not None
+        assert info.bits_first is not None
+        manifest = decoding.decode((await queries.manifest("tiny")).payload, VersionManifest)
+        files = [tmp_path / f"{name}.jsonl" for name in ("sums-choice", "sums-exact")]
+        assert manifest.suites == {path.stem: sha256(path) for path in files}
+        await home.coordinator.runs.stop("tiny")  # its last version is measured too
+        assert await home.coordinator.evaluation.evaluate_next()
+        assert not await home.coordinator.evaluation.evaluate_next()
+        last = [each.newest for each in (await queries.info("tiny")).suites]
+        assert [each.version for each in last if each] == [3, 3]
+        exported = await home.coordinator.export.export("tiny", tmp_path / "out", 2)
+        card = (Path(exported.path) / "README.md").read_text()
+        assert "| suite | by chance | before | after |" in card
+        assert "| sums-choice | 33.3% | " in card
+        assert "(version 2, 12 examples) |" in card
+        assert "bits a byte of held-out text: " in card
+        page = Views(home.coordinator, PublicRuns(*_shown(home)))
+        body = (await page.run("tiny")).body.decode()
+        assert "<bdi>sums-exact</bdi>" in body
+        assert "version 3</small>" in body
+        reply = await (await home.join("Eve")).get("/blobs/" + sha256(files[0]))
+        assert reply.status_code in (403, 404)  # nobody learns it by heart
+
+
+def _shown(home: LocalCoordinator) -> tuple[Any, Any, Any]:
+    return home.coordinator.db, home.coordinator.clock, home.coordinator.settings
+
+
+def sha256(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+async def test_a_suite_that_does_not_fit_is_refused_when_the_run_is_created(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "home") as home:
+        await add_suites(home, tmp_path)
+        await home.start_run()
+        for said, error, sentence in (
+            ('"nowhere"', NotFound, 'there is no dataset "nowhere"'),
+            ('"sums"', InvalidRunFile, '"sums" holds tokens: a suite is added with'),
+            ('"sums-exact", "sums-exact"', InvalidRunFile, "names one of them twice"),
+        ):
+            text = RUN.replace('"tiny"', '"other"') + f"[evaluation]\nsuites = [{said}]\n"
+            with pytest.raises(error, match=sentence):
+                await create_run(home.coordinator, CreateRun(text=text))
+        many = ", ".join('"sums-exact"' for _ in range(9))
+        text = RUN.replace('"tiny"', '"other"') + f"[evaluation]\nsuites = [{many}]\n"
+        with pytest.raises(InvalidRunFile, match=r"evaluation\.suites"):
+            await create_run(home.coordinator, CreateRun(text=text))
+        text = RUN.replace('"sums"', '"sums-exact"').replace('"tiny"', '"other"')
+        with pytest.raises(InvalidRunFile, match='"sums-exact" holds suite'):
+            await create_run(home.coordinator, CreateRun(text=text))
+
+
+async def test_a_suite_that_cannot_be_measured_leaves_the_loss_alone(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "home") as home:
+        await add_suites(home, tmp_path)
+        await home.start_run(RUN + SUITES.format(every=1))
+        broken = tmp_path / "sums-exact.jsonl"
+        await home.coordinator.blobs.delete(sha256(broken))
+        while await home.coordinator.evaluation.evaluate_next():
+            pass
+        info = await home.coordinator.runs.queries.info("tiny")
+        assert info.loss is not None
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        assert row.best == 0
