@@ -6,15 +6,17 @@ import asyncio
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from coordinator.admin.command import Ask, Command, Nothing
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
-from shared.workloads.data.chat_template import ChatTemplate
-from shared.workloads.data.documents import Skipped
+from shared.workloads.base import DatasetWanted
+from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
+from shared.workloads.data.skipped import Skipped
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
@@ -22,13 +24,10 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"  # a file of this name in a box is the tokenizer, not text
 NAME_FILES = (
-    "name the files the dataset is made of: --text PATH, --chat PATH, --images PATH or --suite FILE"
+    "name the files the dataset is made of: --text PATH, --chat PATH, --images PATH, --suite FILE,"
+    " or --for WORKLOAD --files PATH"
 )
 FOLDERS = "folders"  # in a box: where images lie in folders again
-CHAT_TOKENIZER = (
-    "dialogues need the tokenizer of the model that is to learn them, with its chat template beside"
-    " it: --tokenizer MODEL/tokenizer.json"
-)
 _SENT = re.compile(
     r"(?<![^\s/])(?:\d+/)?\d{6}-(\d{4,})-"
 )  # how a name in a box begins, see `flat_names`
@@ -39,16 +38,17 @@ _OPTIONS = {
     "chat": _COMMON,
     "images": (*_COMMON, "size", "channels"),
     "suite": ("licence", "source"),
+    "files": _COMMON,
 }
 
 
 class AddDataset(Ask, frozen=True, kw_only=True):
-    """`text`, `chat`, `images` and `suite` are paths of the machine that runs the command; from
-    afar the files come in a `box`.
+    """`text`, `chat`, `images`, `suite` and `files` are paths of the machine that runs the
+    command; from afar they come in a `box`.
     """
 
     name: str
-    kind: Literal["text", "chat", "images", "suite"] = "text"  # what is in the box
+    kind: Literal["text", "chat", "images", "suite", "files"] = "text"  # what is in the box
     text: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     tokenizer: str = ""  # a tokenizer.json to use instead of training one
@@ -62,7 +62,11 @@ class AddDataset(Ask, frozen=True, kw_only=True):
     seed: int | None = None
     chat: tuple[str, ...] = ()
     suite: tuple[str, ...] = ()
-    template: str = ""  # of `chat`: a ChatTemplate as JSON
+    files: tuple[str, ...] = ()  # for a workload that builds the dataset itself
+    workload: str = ""  # which one
+    # its own
+    options: Annotated[dict[str, str], Meta(max_length=32)] = msgspec.field(default_factory=dict)
+    template: str = ""  # of `chat` and `files`: a ChatTemplate as JSON
 
 
 class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +121,8 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
     if len(here) + bool(ask.box) != 1:
         raise BadRequest(NAME_FILES)
     kind = here[0] if here else ask.kind
+    if (kind == "files") != bool(ask.workload):
+        raise BadRequest("a workload builds a dataset itself from --for WORKLOAD --files PATH")
     datasets = coordinator.datasets
     builders = {
         "text": datasets.add_text,
@@ -124,7 +130,6 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
         "images": datasets.add_images,
         "suite": datasets.add_suite,
     }
-    build = builders[kind]
     sent = _Sent(coordinator.boxes.folder(ask.box)) if ask.box else None
     skipped = sent or Skipped()
     try:
@@ -138,9 +143,16 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
             options["tokenizer"] = tokenizer
         if kind == "chat":
             if tokenizer is None:
-                raise BadRequest(CHAT_TOKENIZER)
+                raise BadRequest(NO_TOKENIZER)
             options["template"] = _template(ask.template)
-        manifest = await build(ask.name, paths, skipped=skipped, **options)
+        if kind == "files":
+            if ask.template:
+                _template(ask.template)
+            more: dict[str, Any] = {"template": ask.template, "options": ask.options}
+            wanted = DatasetWanted(name=ask.name, sources=tuple(paths), **more, **options)
+            manifest = await datasets.add_for(ask.workload, wanted, skipped)
+        else:
+            manifest = await builders[kind](ask.name, paths, skipped=skipped, **options)
     except InvalidRunFile as error:
         if sent is None:
             raise
@@ -168,7 +180,7 @@ def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], byt
 
 
 def _paths(ask: AddDataset) -> tuple[str, ...]:
-    return ask.text or ask.chat or ask.images or ask.suite
+    return ask.text or ask.chat or ask.images or ask.suite or ask.files
 
 
 def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, table
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
-from shared.errors import BadRequest, InvalidName
+from shared.errors import BadRequest, InvalidName, InvalidRunFile
 from shared.text import size
 
 if TYPE_CHECKING:
@@ -35,6 +36,21 @@ class DatasetOptions:
     channels: Annotated[int | None, Parameter(help="3 for colour, 1 for grey (3).")] = None
     heldout_share: Annotated[float | None, Parameter(help="Share held out for evaluation.")] = None
     seed: Annotated[int | None, Parameter(help="Seed of the shuffle.")] = None
+    workload: Annotated[
+        str, Parameter(name="--for", help="Workload that builds the dataset from --files itself.")
+    ] = ""
+    files: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="Files and folders for --for; causal-lm takes text, dialogues, parquet, arrow.",
+            consume_multiple=True,
+            negative="",
+        ),
+    ] = None
+    set: Annotated[
+        list[str] | None,
+        Parameter(help="KEY=VALUE for that workload.", consume_multiple=True, negative=""),
+    ] = None
     suite: Annotated[
         Path | None,
         Parameter(help="Examples as .jsonl that language models are measured on, instead of data."),
@@ -87,6 +103,8 @@ def add(
         "channels": more.channels,
         "heldout_share": more.heldout_share,
         "seed": more.seed,
+        **_for(more),
+        **_told(paths, more),
     }
     if chat:
         request["template"] = _template(more.tokenizer)
@@ -109,18 +127,43 @@ def _files(
     from coordinator.admin.datasets import NAME_FILES
     from coordinator.rules.run_file import NAME_RULE, fits_a_path
 
-    suite = [more.suite] if more.suite else None
-    named = {kind: paths for kind, paths in {**given, "suite": suite}.items() if paths}
+    given = {**given, "suite": [more.suite] if more.suite else None, "files": more.files}
+    named = {kind: paths for kind, paths in given.items() if paths}
     paths = [path.expanduser().absolute() for found in named.values() for path in found]
     own = [more.tokenizer] if more.tokenizer else []
     for path in (*paths, *own):
         if not path.expanduser().exists():
             raise BadRequest(f"there is no file or folder {path}")
-    if len(named) != 1:
+    if len(named) != 1 or bool(more.files) != bool(more.workload):
         raise BadRequest(NAME_FILES)
     if not fits_a_path(name):  # the service says so too, but only after the files were sent
         raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
     return next(iter(named)), paths
+
+
+def _for(more: DatasetOptions) -> dict[str, Any]:
+    """Return what a workload is told that builds the dataset itself. Raises BadRequest."""
+    if not more.workload:
+        if more.set:
+            raise BadRequest("--set is for the workload that --for names")
+        return {}
+    wrong = [each for each in more.set or () if "=" not in each]
+    if wrong:
+        raise BadRequest(f"--set needs KEY=VALUE, not {wrong[0][:40]!r}")
+    beside: dict[str, Any] = {}
+    if more.tokenizer is not None:
+        with contextlib.suppress(InvalidRunFile):  # one without a template serves for plain text
+            beside["template"] = _template(more.tokenizer)
+    options = {key: value for key, _, value in (each.partition("=") for each in more.set or ())}
+    return {"workload": more.workload, "options": options, **beside}
+
+
+def _told(paths: list[Path], more: DatasetOptions) -> dict[str, str]:
+    """Return licence and source as the folders say them, where the command names none."""
+    from shared.workloads.data.table_rows import told
+
+    licence, source = told(paths)
+    return {"licence": more.licence or licence, "source": more.source or source}
 
 
 def _tell(done: DatasetShown, where: Where) -> None:
@@ -157,8 +200,16 @@ def _report(done: DatasetShown) -> str:
         f"{documents:,} documents of {tokens / documents:,.0f} tokens each on average",
         f"{copies:,} exact {'copy' if copies == 1 else 'copies'} dropped",
     ]
+    if unit := done.meta.get("length_unit"):
+        middle, long = (int(done.meta[key]) for key in ("length_median", "length_95"))
+        longest = int(done.meta["length_longest"])
+        found.append(
+            f"half shorter than {middle:,} {unit}, 95 % than {long:,}, none over {longest:,}"
+        )
     if per_token := float(done.meta.get("bytes_per_token", 0)):
         found.append(f"{per_token:.2f} bytes a token")
+    if languages := done.meta.get("languages"):
+        found.append(f"languages: {languages}")
     return ", ".join(found)
 
 
@@ -166,11 +217,10 @@ def _template(tokenizer: Path | None) -> str:
     """The chat template beside a tokenizer, as it travels."""
     import msgspec
 
-    from coordinator.admin.datasets import CHAT_TOKENIZER
-    from shared.workloads.data.chat_template import template_beside
+    from shared.workloads.data.chat_template import NO_TOKENIZER, template_beside
 
     if tokenizer is None:
-        raise BadRequest(CHAT_TOKENIZER)
+        raise BadRequest(NO_TOKENIZER)
     return msgspec.json.encode(template_beside(tokenizer.expanduser())).decode()
 
 
@@ -178,9 +228,16 @@ def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
     """Send the files to the server; the box they are in there."""
     from coordinator.admin.client import flat_names, new_box
     from coordinator.admin.datasets import TOKENIZER_FILE
+    from shared.workloads.data.skipped import Skipped
+    from shared.workloads.data.table_rows import tables_in
 
     connection, box = where.connection(), new_box()
-    for name, path in flat_names(paths):
+    left_out = Skipped()
+    tables = {path: tables_in(path, left_out) for path in paths if path.is_dir()}
+    for sentence in left_out.sentences[:SKIPPED_SHOWN]:
+        print(f"left out: {sentence}", file=sys.stderr)
+    chosen = [file for path in paths for file in tables.get(path) or [path]]
+    for name, path in flat_names(chosen):
         connection.put(box, name, path)
     if tokenizer:
         connection.put(box, TOKENIZER_FILE, tokenizer.expanduser())

@@ -18,8 +18,8 @@ from shared.errors import InvalidName, InvalidRunFile
 from shared.local_data import LocalData
 from shared.protocol.listings import dataset_view
 from shared.signing import canonical, digest
-from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.data.documents import Skipped
+from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted, load
+from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.task_suite import KIND as SUITE
 
 if TYPE_CHECKING:
@@ -108,6 +108,26 @@ class Datasets:
 
         options.pop("skipped", None)  # none of its lines can be left out
         return await self._named(name, build_suite, paths, options)
+
+    async def add_for(
+        self, workload: str, wanted: DatasetWanted, skipped: Skipped
+    ) -> DatasetManifest:
+        """A dataset that a workload builds itself: of its kinds, under the name that is wanted.
+
+        Raises NotFound, BadRequest, InvalidRunFile.
+        """
+        found = load(workload)
+
+        def build(name: str, _: object, put: Callable[[bytes], str], **__: Any) -> DatasetManifest:
+            made = found.dataset(wanted, put, skipped.add)
+            if made.kind not in found.dataset_kinds:
+                raise InvalidRunFile(
+                    f"the workload {workload} built a dataset of the kind {made.kind}, which it "
+                    "does not train on: a fault of its package"
+                )
+            return msgspec.structs.replace(made, name=name)
+
+        return await self._named(wanted.name, build, (), {"skipped": skipped})
 
     async def _named(
         self,

@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.decoding import complaint, convert
-from shared.errors import InvalidRunFile, NotFound
+from shared.errors import BadRequest, InvalidRunFile, NotFound
 from shared.tensors.spec import Schema
 
 if TYPE_CHECKING:
@@ -275,6 +275,20 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     loss_is_measured: bool = True  # local work reports the same quantity as "loss" of `evaluate`
 
 
+class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A dataset that an organiser wants a workload to build from files."""
+
+    name: str
+    sources: tuple[Path, ...]  # files and folders on the machine that builds
+    licence: str = "unknown"
+    source: str = ""
+    heldout_share: float = 0.05
+    seed: int = 0
+    tokenizer: bytes | None = None  # a tokenizer.json
+    template: str = ""  # the chat template beside it: a ChatTemplate as JSON; empty: there is none
+    options: Mapping[str, str] = {}  # the workload's own
+
+
 class Converted(NamedTuple):
     """A version in a format of another library."""
 
@@ -319,6 +333,17 @@ class Workload(Protocol):
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Validate the workload's own keys of `[task]`. Raises InvalidRunFile."""
+
+    def dataset(
+        self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
+    ) -> DatasetManifest:
+        """Build a dataset of this workload: each chunk, asset and held-out part through `put`,
+        which stores a blob and returns its SHA-256; what cannot be used is told to `skip`, in a
+        sentence with its file and place. Raises InvalidRunFile.
+        """
+        raise BadRequest(
+            f"the workload {self.name} builds no dataset itself: use --text, --chat or --images"
+        )
 
     def schema(self, config: Mapping[str, Any]) -> Schema:
         """Names, shapes, dtypes and roles of everything a version holds, in canonical order.

@@ -18,6 +18,7 @@ from shared.workloads.base import (
     Converted,
     Data,
     DatasetManifest,
+    DatasetWanted,
     Decoder,
     ForwardFigures,
     Job,
@@ -49,6 +50,13 @@ class CausalWorkload(Workload):
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         check_keys(raw, (), "task")
         return {}
+
+    def dataset(
+        self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
+    ) -> DatasetManifest:
+        from shared.workloads.causal_lm.dataset import build
+
+        return build(wanted, put, skip)
 
     def schema(self, config: Mapping[str, Any]) -> Schema:
         return settings.schema(CausalConfig.from_dict(config))

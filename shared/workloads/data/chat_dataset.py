@@ -17,12 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.decoding import complaint, decoder
+from shared.decoding import complaint, convert, decoder
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.data import table_rows
 from shared.workloads.data.chat_template import ChatTemplate, Message
-from shared.workloads.data.documents import LINES_SUFFIXES, Skipped, walk
+from shared.workloads.data.documents import LINES_SUFFIXES
 from shared.workloads.data.pass_order import permutation
+from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, lengths, told_languages
+from shared.workloads.data.skipped import Skipped, walk
 from shared.workloads.data.tokenizer import (
     FIRST,
     LEARNT,
@@ -63,6 +66,7 @@ class _Line(msgspec.Struct):
 class _Dialogue(NamedTuple):
     digest: bytes
     tokens: NDArray[np.uint32]
+    answer_bytes: int
 
 
 class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,10 +98,15 @@ def build_chat(
     tokenizer = load_tokenizer(settings.tokenizer)
     tokenizer.encode_special_tokens = False  # a template writes them as text
     found: dict[bytes, _Dialogue] = {}
+    some: list[str] = []
+    copies = 0
     for place, messages in _dialogues(sources, skipped):
         try:
             for each in _encoded(tokenizer, settings.template, messages):
+                copies += each.digest in found
                 found.setdefault(each.digest, each)
+            if len(some) < SAMPLED:
+                some.append(" ".join(each.content for each in messages)[:SAMPLED_CHARS])
         except InvalidRunFile as error:
             skipped.add(f"{place}: {error.message}")
     if len(found) < 2:
@@ -112,8 +121,12 @@ def build_chat(
         "vocab_size": vocab_size,
         "dtype": MARKED,
         "documents": len(by_digest),
+        "copies": copies,
         "skipped": skipped.count,
         "answer_share": _share(train),
+        "bytes_per_token": _bytes_per_token(by_digest[:held]),
+        **lengths([len(each.tokens) for each in by_digest], "tokens"),
+        **told_languages(some),
     }
     digest = put(settings.tokenizer)
     asset = ChunkRef(sha256=digest, size=len(settings.tokenizer), items=vocab_size)
@@ -134,13 +147,14 @@ def _encoded(
 ) -> Iterator[_Dialogue]:
     for pieces in template.documents(messages):
         parts = []
+        size = sum(len(piece.text.encode()) for piece in pieces if piece.learnt)
         for piece in pieces:
             ids = tokenizer.encode(piece.text, add_special_tokens=False).ids
             parts.append(np.asarray(ids, np.uint32) | np.uint32(LEARNT if piece.learnt else 0))
         tokens = np.concatenate(parts)
         if len(tokens):
             tokens[0] |= np.uint32(FIRST)
-            yield _Dialogue(hashlib.sha256(tokens.tobytes()).digest(), tokens)
+            yield _Dialogue(hashlib.sha256(tokens.tobytes()).digest(), tokens, size)
 
 
 def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
@@ -150,9 +164,17 @@ def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
     return writer.close()
 
 
+def _learnt(dialogues: list[_Dialogue]) -> int:
+    return sum(int(np.count_nonzero(each.tokens & np.uint32(LEARNT))) for each in dialogues)
+
+
 def _share(dialogues: list[_Dialogue]) -> float:
-    learnt = sum(int(np.count_nonzero(each.tokens & np.uint32(LEARNT))) for each in dialogues)
-    return learnt / max(1, sum(len(each.tokens) for each in dialogues))
+    return _learnt(dialogues) / max(1, sum(len(each.tokens) for each in dialogues))
+
+
+def _bytes_per_token(dialogues: list[_Dialogue]) -> float:
+    """Return the bytes of answers a token of them: loss is measured on these."""
+    return sum(each.answer_bytes for each in dialogues) / max(1, _learnt(dialogues))
 
 
 def _dialogues(
@@ -160,7 +182,10 @@ def _dialogues(
 ) -> Iterator[tuple[str, list[Message]]]:
     """Each dialogue with its file and line."""
     record = decoder(_Line)
-    for path in _files(sources):
+    for path in _files(sources, skipped):
+        if table_rows.is_table(path):
+            yield from _rows(path, skipped)
+            continue
         with path.open("rb") as file:
             for number, line in enumerate(_lines(file), start=1):
                 place = f"{path} line {number}"
@@ -178,6 +203,18 @@ def _dialogues(
                     skipped.add(f"{place}: {error}")
 
 
+def _rows(path: Path, skipped: Skipped) -> Iterator[tuple[str, list[Message]]]:
+    """Each row of a table that is a dialogue."""
+    for number, row in enumerate(table_rows.rows(path, _Line.__struct_fields__), 1):
+        place = f"{path} row {number}"
+        try:
+            yield place, convert(row, _Line).dialogue()
+        except InvalidRunFile as error:
+            skipped.add(f"{place}: {error.message}")
+        except msgspec.ValidationError as error:
+            skipped.add(complaint(error, place))
+
+
 def _lines(file: Any) -> Iterator[bytes]:
     """Lines of bounded length; the rest of a longer one is passed over."""
     while line := file.readline(_LINE_BYTES_MAX + 1):
@@ -186,10 +223,12 @@ def _lines(file: Any) -> Iterator[bytes]:
             line = file.readline(_LINE_BYTES_MAX + 1)
 
 
-def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
+def _files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
     for source in sources:
         path = Path(source)
-        if path.is_dir():
+        if path.is_dir() and (tables := table_rows.tables_in(path, skipped)):
+            yield from tables
+        elif path.is_dir():
             inside = (each for each in walk(path, frozenset()))
             yield from (each for each in inside if each.suffix.lower() in LINES_SUFFIXES)
         elif path.is_file():

@@ -18,6 +18,10 @@ from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.text import escaped
 
+NO_TOKENIZER = (
+    "dialogues need the tokenizer of the model that is to learn them, with its chat template beside"
+    " it: --tokenizer MODEL/tokenizer.json"
+)
 _FILE_MAX = 4 << 20  # bytes
 _TEXT_MAX = 1 << 20  # characters
 

@@ -15,6 +15,8 @@ import msgspec
 
 from shared.decoding import decoder
 from shared.errors import InvalidRunFile
+from shared.workloads.data import table_rows
+from shared.workloads.data.skipped import Skipped, walk
 
 _SUFFIXES = """
 .txt .text .md .rst .tex .org .adoc .srt
@@ -26,7 +28,6 @@ TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # what a directory is searched for
 LINES_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _PIECE_CHARS = 4 << 20  # a larger file becomes several documents
 _LINE_BYTES_MAX = 16 << 20
-_REMEMBERED = 1000  # what was skipped is told one by one up to here
 
 _STDLIB_SKIPPED = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -39,27 +40,6 @@ class Document(msgspec.Struct, frozen=True):
 
     name: str
     text: str
-
-
-class Skipped:
-    """Documents that could not be used: sentences with names and line numbers, the first thousand
-    of `count`.
-    """
-
-    def __init__(self) -> None:
-        self.sentences: list[str] = []
-        self.count = 0
-
-    def add(self, sentence: str) -> None:
-        self.count += 1
-        if len(self.sentences) < _REMEMBERED:
-            self.sentences.append(sentence)
-
-    def take(self, more: Skipped) -> None:
-        """Add what another one has."""
-        self.count += more.count - len(more.sentences)
-        for sentence in more.sentences:
-            self.add(sentence)
 
 
 class _Line(msgspec.Struct):
@@ -102,32 +82,37 @@ def standard_library_documents() -> Iterator[Document]:
 
 
 def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
+    tables = set(table_rows.tables_in(root, skipped))
     for path in walk(root, frozenset()):
-        if path.suffix.lower() in TEXT_SUFFIXES | LINES_SUFFIXES:
+        if tables and (path.name == "README.md" or path.suffix == ".json"):
+            continue  # they describe the tables
+        if path in tables or path.suffix.lower() in TEXT_SUFFIXES | LINES_SUFFIXES:
             try:
                 yield from _file(path, path.relative_to(root).as_posix(), skipped)
             except InvalidRunFile as error:
                 skipped.add(error.message)
 
 
-def walk(root: Path, left_out: frozenset[str]) -> Iterator[Path]:
-    """Files below `root` in an order that does not depend on the file system; hidden ones and links
-    to directories not.
-    """
-    for path in sorted(root.iterdir(), key=lambda found: found.name):
-        if path.name.startswith(".") or path.name in left_out:
-            continue
-        if path.is_dir():
-            if not path.is_symlink():
-                yield from walk(path, left_out)
-        elif path.is_file():
-            yield path
-
-
 def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
     if path.suffix.lower() in LINES_SUFFIXES:
         return _lines(path, name, skipped)
+    if table_rows.is_table(path):
+        return _table(path, name)
     return _text(path, name)
+
+
+def _table(path: Path, name: str) -> Iterator[Document]:
+    """Yield the column "text" of a table. Raises InvalidRunFile for one without it."""
+    names = table_rows.columns(path)
+    if "text" not in names:
+        raise InvalidRunFile(
+            f'{name} has no column "text"; it has {", ".join(map(repr, names[:12])) or "none"}'
+        )
+    for number, row in enumerate(table_rows.rows(path, ("text",)), 1):
+        text = row.get("text", "")
+        if not isinstance(text, str):
+            raise InvalidRunFile(f'{name} row {number}: "text" is no text')
+        yield Document(f"{name}:{number}", text)
 
 
 def _text(path: Path, name: str) -> Iterator[Document]:

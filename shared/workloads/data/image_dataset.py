@@ -20,11 +20,11 @@ import numpy as np
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.data.documents import Skipped
 from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.image_sources import Picture, read_pictures
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.resize import grey, resize, square
+from shared.workloads.data.skipped import Skipped
 
 Put = Callable[[bytes], str]  # stores a blob and returns its SHA-256 in hex
 

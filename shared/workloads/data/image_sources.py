@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from shared.errors import BadRequest, InvalidRunFile
-from shared.workloads.data.documents import Skipped, walk
 from shared.workloads.data.image_files import Format, Pixels, open_image
+from shared.workloads.data.skipped import Skipped, walk
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})  # what folders and archives are searched for
 _FORMATS: tuple[Format, ...] = ("PNG", "JPEG")

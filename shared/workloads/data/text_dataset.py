@@ -19,8 +19,10 @@ import numpy as np
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.data.documents import Document, Skipped, read_documents
+from shared.workloads.data.documents import Document, read_documents
 from shared.workloads.data.pass_order import permutation
+from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, lengths, told_languages
+from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.token_files import build_token_files, token_files
 from shared.workloads.data.tokenizer import (
     Built,
@@ -123,10 +125,11 @@ class _Corpus:
 
 def _spool(
     documents: Iterable[Document], spool: BinaryIO, share: float, tell: Tell
-) -> tuple[list[_Part], dict[str, int]]:
+) -> tuple[list[_Part], dict[str, str | int | float]]:
     """Write every new document to the temporary file and cut the long ones."""
     seen: set[bytes] = set()
     whole: list[_Part] = []
+    some: list[str] = []
     offset = copies = 0
     for document in documents:
         data = document.text.encode("utf-8", "replace")
@@ -135,6 +138,8 @@ def _spool(
             copies += 1
         elif data.strip():
             seen.add(digest)
+            if len(some) < SAMPLED:
+                some.append(document.text[:SAMPLED_CHARS])
             spool.write(data)
             whole.append(_Part(digest, offset, len(data)))
             offset += len(data)
@@ -147,7 +152,9 @@ def _spool(
             "there is too little text to train on and hold some out"
             f" ({offset} bytes in {len(whole)} documents): name more files, or other ones"
         )
-    return parts, {"documents": len(whole), "copies": copies, "bytes": offset}
+    counts: dict[str, str | int | float] = {"documents": len(whole), "copies": copies}
+    counts |= {"bytes": offset, **lengths([part.size for part in whole], "bytes")}
+    return parts, counts | told_languages(some)
 
 
 def _cut(part: _Part, limit: int, spool: BinaryIO) -> Iterator[_Part]:

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
-from shared.errors import NotFound
+from coordinator.admin.datasets import AddDataset, add
+from shared.errors import BadRequest, InvalidRunFile, NotFound
 from shared.workloads.base import load
 from shared.workloads.data.image_files import read_png
 from tests.support.local_coordinator import local_coordinator
@@ -71,6 +74,45 @@ async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
         assert (info.items, info.measure) == ("images", "squared error")
         assert (await home.coordinator.checks.run()).breaches == ()
         assert await home.coordinator.ledger.check() == ()
+
+
+@pytest.mark.usefixtures("installed")
+async def test_its_own_dataset_is_built_trained_on_and_measured(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    images = np.repeat(random.integers(0, 255, (400, 4, 8), np.uint8), 2, axis=1)
+    np.save(tmp_path / "some.npy", images)
+    np.save(tmp_path / "again.npy", images[:9])
+    np.save(tmp_path / "odd.npy", np.zeros((3, 5, 5), np.uint8))
+    (tmp_path / "no.npy").write_bytes(b"no array")
+    files = tuple(str(tmp_path / f"{name}.npy") for name in ("some", "again", "odd", "no"))
+    ask = AddDataset(name="blocks", files=files, workload="sketch", licence="MIT", source="here")
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        shown = await add(home.coordinator, ask)
+        assert (shown.kind, shown.items, shown.heldout, shown.licence) == ("images", 380, 20, "MIT")
+        assert len(shown.skipped) == 2
+        assert "(3, 5, 5), not bytes (N, 8, 8)" in shown.skipped[0]
+        run = RUN.replace('"stripes"', '"blocks"')
+        await home.coordinator.runs.create(run)
+        await home.coordinator.runs.start("again")
+        machine = LocalMachine(tmp_path / "machine", home)
+        allowed: dict[str, Any] = {"workloads": ("sketch",)}
+        await machine.engine(**allowed).control.join(machine.link, "Ann")
+        async with home.coordinator.working():
+            async with machine.working(max_tasks=3, **allowed) as process:
+                assert await process.ended(60) == 0
+            while await home.coordinator.evaluation.evaluate_next():
+                pass
+        rows = [row for row in await home.coordinator.runs.queries.versions("again") if row.loss]
+        assert (rows[-1].loss or 1) < (rows[0].loss or 0)
+        for change, error, sentence in (
+            ({"options": {"sizes": "9"}}, InvalidRunFile, 'did you mean "size"'),
+            ({"options": {"size": "5"}}, InvalidRunFile, "3 different images are too few|1 diff"),
+            ({"workload": "gpt"}, BadRequest, "gpt builds no dataset itself: use --text"),
+            ({"workload": "sketches"}, NotFound, '"sketches" is not installed here'),
+            ({"workload": ""}, BadRequest, "--for WORKLOAD --files PATH"),
+        ):
+            with pytest.raises(error, match=sentence):
+                await add(home.coordinator, msgspec.structs.replace(ask, name="x", **change))
 
 
 async def test_who_has_not_installed_it_is_told_its_name(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import ChatTemplate, Message, template_beside
-from shared.workloads.data.documents import Skipped
+from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.tokenizer import (
     FIRST,
     LEARNT,

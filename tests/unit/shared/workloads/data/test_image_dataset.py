@@ -15,10 +15,10 @@ from PIL import Image
 
 from shared.errors import InvalidRunFile
 from shared.workloads.data.classifier import load_judge
-from shared.workloads.data.documents import Skipped
 from shared.workloads.data.image_dataset import ImageOptions, build_images
 from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.image_sources import Picture, digit_pictures, read_pictures
+from shared.workloads.data.skipped import Skipped
 from tests.support.workloads.tiny_dcgan import digits
 
 

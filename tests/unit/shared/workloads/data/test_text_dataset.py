@@ -17,10 +17,10 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import (
     Document,
-    Skipped,
     read_documents,
     standard_library_documents,
 )
+from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.text_dataset import Building, build_text
 from shared.workloads.data.tokenizer import ChunkWriter, TokenChunk, load_tokenizer, train_tokenizer
 from tests.support.examples import examples

@@ -1,0 +1,104 @@
+"""Building a dataset for a language model: dialogues where the files hold any, else plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import BadRequest, InvalidRunFile
+from shared.workloads.base import DatasetManifest, DatasetWanted, check_keys
+from shared.workloads.data import table_rows
+from shared.workloads.data.chat_dataset import build_chat
+from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
+from shared.workloads.data.documents import LINES_SUFFIXES
+from shared.workloads.data.skipped import Skipped, walk
+from shared.workloads.data.text_dataset import build_text
+from shared.workloads.data.tokenizer import Put
+
+_DIALOGUES = ({"messages"}, {"prompt", "completion"}, {"instruction", "output"})
+_LOOKED_LINES, _LINE_BYTES_MAX = 20, 1 << 20
+
+
+def build(wanted: DatasetWanted, put: Put, skip: Callable[[str], None]) -> DatasetManifest:
+    """Build what the first record of the files says they are; see `build_chat`, `build_text`.
+
+    Raises InvalidRunFile, and BadRequest for dialogues without tokenizer or template.
+    """
+    check_keys(wanted.options, ("vocab_size",), "--set")
+    skipped = _Skipped(skip)
+    known: dict[str, Any] = {
+        "licence": wanted.licence,
+        "source": wanted.source,
+        "heldout_share": wanted.heldout_share,
+        "seed": wanted.seed,
+    }
+    if not _has_dialogues(wanted.sources):
+        if wanted.tokenizer is not None:
+            known["tokenizer"] = wanted.tokenizer
+        if said := wanted.options.get("vocab_size"):
+            known["vocab_size"] = _count(said)
+        return build_text(wanted.name, wanted.sources, put, skipped=skipped, **known)
+    if wanted.tokenizer is None or not wanted.template:
+        raise BadRequest(NO_TOKENIZER)
+    template = decode(wanted.template, ChatTemplate)
+    known |= {"tokenizer": wanted.tokenizer, "template": template}
+    return build_chat(wanted.name, wanted.sources, put, skipped=skipped, **known)
+
+
+class _Skipped(Skipped):
+    """Keeps what could not be used, and tells it as it is found."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def add(self, sentence: str) -> None:
+        super().add(sentence)
+        self._tell(sentence)
+
+
+def _count(said: str) -> int:
+    if not (said.isascii() and said.isdecimal() and 256 <= int(said[:9]) <= 1 << 20):
+        raise InvalidRunFile(f"--set vocab_size must be 256 to {1 << 20}, not {said[:40]!r}")
+    return int(said)
+
+
+def _has_dialogues(sources: tuple[Path, ...]) -> bool:
+    """Return True if the first file of records holds dialogues."""
+    for path in _files(sources):
+        if table_rows.is_table(path):
+            return _is_dialogue(set(table_rows.columns(path)))
+        if path.suffix.lower() in LINES_SUFFIXES:
+            found = _keys(path)
+            if found is not None:
+                return _is_dialogue(found)
+    return False
+
+
+def _files(sources: tuple[Path, ...]) -> Iterator[Path]:
+    for source in sources:
+        if source.is_dir():
+            yield from table_rows.tables_in(source, Skipped())
+            yield from walk(source, frozenset())
+        else:
+            yield source
+
+
+def _keys(path: Path) -> set[str] | None:
+    """Return the keys of the first line that is an object."""
+    with path.open("rb") as file:
+        for line in islice(iter(lambda: file.readline(_LINE_BYTES_MAX), b""), _LOOKED_LINES):
+            try:
+                return set(decode(line, dict[str, Any]))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+    return None
+
+
+def _is_dialogue(names: set[str]) -> bool:
+    return any(each <= names for each in _DIALOGUES)

@@ -1,0 +1,43 @@
+"""Files of an organiser that a dataset is built from, and what of them could not be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_REMEMBERED = 1000  # what was skipped is told one by one up to here
+
+
+class Skipped:
+    """Documents that could not be used: sentences with names and line numbers, the first thousand
+    of `count`.
+    """
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.count = 0
+
+    def add(self, sentence: str) -> None:
+        self.count += 1
+        if len(self.sentences) < _REMEMBERED:
+            self.sentences.append(sentence)
+
+    def take(self, more: Skipped) -> None:
+        """Add what another one has."""
+        self.count += more.count - len(more.sentences)
+        for sentence in more.sentences:
+            self.add(sentence)
+
+
+def walk(root: Path, left_out: frozenset[str]) -> Iterator[Path]:
+    """Files below `root` in an order that does not depend on the file system; hidden ones and links
+    to directories not.
+    """
+    for path in sorted(root.iterdir(), key=lambda found: found.name):
+        if path.name.startswith(".") or path.name in left_out:
+            continue
+        if path.is_dir():
+            if not path.is_symlink():
+                yield from walk(path, left_out)
+        elif path.is_file():
+            yield path

@@ -1,0 +1,142 @@
+"""Rows of tables as the library datasets writes them: parquet, and arrow in a folder saved by it.
+
+pyarrow, which that library brings, reads them piece by piece; nothing of the library itself runs,
+and no code that lies in such a folder. A folder with several splits gives its split "train": the
+others are left out, for they are what people measure on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import Configuration, InvalidRunFile
+from shared.text import printable
+from shared.workloads.data.skipped import Skipped, walk
+
+SUFFIXES = frozenset({".parquet", ".arrow"})
+_BATCH_ROWS = 256
+_TOLD_BYTES_MAX = 1 << 20  # of a file that says where a dataset comes from
+_SPLITS = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])")
+_CACHED = "cache-"  # files that the library keeps beside: results of maps, not the data
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(_CACHED)
+
+
+def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
+    """Return the tables of a folder; those of other splits than "train" go to `skipped`, where
+    there is one of that name.
+    """
+    found = [path for path in walk(folder, frozenset()) if is_table(path)]
+    splits = {path: _split(path.relative_to(folder)) for path in found}
+    if "train" not in splits.values():
+        return found
+    for path, split in splits.items():
+        if split not in ("train", ""):
+            skipped.add(f"{path}: it is of the split {split}, and only train is learnt")
+    return [path for path, split in splits.items() if split in ("train", "")]
+
+
+def _split(inside: Path) -> str:
+    for part in (inside.name, *reversed(inside.parts[:-1])):
+        if found := _SPLITS.match(part.lower()):
+            return found[1]
+    return ""
+
+
+def columns(path: Path) -> list[str]:
+    """Return the names of a table's columns. Raises InvalidRunFile, Configuration."""
+    with _readable(path):
+        return _opened(path)[0]
+
+
+def rows(path: Path, wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table with those of its columns that are wanted and not null.
+
+    Raises InvalidRunFile where it cannot be read, Configuration without pyarrow.
+    """
+    with _readable(path):
+        names, batches = _opened(path)
+        for batch in batches([name for name in names if name in set(wanted)]):
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                for row in batch.slice(start, _BATCH_ROWS).to_pylist():
+                    yield {name: value for name, value in row.items() if value is not None}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say in a sentence why a table cannot be read."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise Configuration(
+            f"reading {path} needs the library pyarrow, which datasets brings: install the extra "
+            "datasets, e.g. `pip install 'volunteer[datasets]'`"
+        ) from error
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, EOFError) as error:
+        why = printable(str(error), 200)
+        kind = path.suffix[1:].lower()
+        raise InvalidRunFile(f"{path} is no {kind} file that can be read: {why}") from error
+
+
+def _opened(path: Path) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]]:
+    """Return the columns of a table, and what reads some of them batch by batch."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    if path.suffix.lower() == ".parquet":
+        file = parquet.ParquetFile(path)
+        return file.schema_arrow.names, lambda names: file.iter_batches(_BATCH_ROWS, columns=names)
+    source = pyarrow.memory_map(str(path))
+    try:
+        stream = ipc.open_stream(source)  # as datasets saves it
+        return stream.schema.names, lambda names: (batch.select(names) for batch in stream)
+    except pyarrow.ArrowInvalid:
+        source.seek(0)
+        whole = ipc.open_file(source)
+        every = (whole.get_batch(number) for number in range(whole.num_record_batches))
+        return whole.schema.names, lambda names: (batch.select(names) for batch in every)
+
+
+class _Info(msgspec.Struct):
+    license: str = ""
+    homepage: str = ""
+    dataset_name: str = ""
+
+
+def told(sources: Iterable[Path]) -> tuple[str, str]:
+    """Return licence and source as the folders of a dataset say them: `dataset_info.json`, or the
+    first lines of a README as hubs read them. Empty where they say nothing.
+    """
+    licence = source = ""
+    for folder in (path for path in sources if path.is_dir()):
+        for path in sorted(folder.rglob("dataset_info.json"))[:8]:
+            try:
+                info = decode(_text(path), _Info)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            licence = licence or printable(info.license, 100)
+            source = source or printable(info.homepage or info.dataset_name, 200)
+        card = folder / "README.md"
+        if not licence and card.is_file():
+            front = re.match(r"---\n(.*?)\n---", _text(card), re.DOTALL)
+            line = re.search(
+                r"^license:\s*[\"']?([\w.-]+)", front[1] if front else "", re.MULTILINE
+            )
+            licence = line[1] if line else ""
+    return licence, source
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_TOLD_BYTES_MAX).decode("utf-8", "replace")
