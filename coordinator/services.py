@@ -232,6 +232,7 @@ class Coordinator:
 
     async def close(self) -> None:
         """Close everything. Background jobs must have ended."""
+        self.answers.meter.close()
         await self.db.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         for compute in self.computing:

@@ -26,7 +26,9 @@ _KINDS = {  # what msgspec calls them, and people
     "str": "a text",
     "array": "a list",
     "object": "a table",
+    "null": "nothing",
 }
+_TYPE = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
 
 _describing = threading.Lock()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -92,10 +94,16 @@ def _parted(error: msgspec.ValidationError) -> tuple[str, str]:
     return key or "", in_words(what).replace("`", "")
 
 
+def _people_say(found: re.Match[str]) -> str:
+    """Return one of msgspec's types as people say it, `int | null` as a whole number."""
+    kinds = [kind for kind in found[1].split(" | ") if kind != "null"] or ["null"]
+    known = all(kind in _KINDS for kind in kinds)
+    return " or ".join(_KINDS[kind] for kind in kinds) if known else found[0]
+
+
 def in_words(what: str) -> str:
     """Return what a value must be, as people say it, from the words of msgspec."""
-    for kind, words in _KINDS.items():
-        what = what.replace(f"`{kind}`", words)
+    what = _TYPE.sub(_people_say, what)
     what = re.sub(r"^Invalid enum value (.+)$", r"\1 is none of its values", what)
     what = what.replace("Expected ", "expected ", 1).replace(", got ", ", not ")
     what = what.replace(" >= ", " of at least ").replace(" <= ", " of at most ")

@@ -85,6 +85,11 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     private: bool = False  # the organiser's machines alone may read it
 
+    @property
+    def field(self) -> str:
+        """The field of the request that has the text."""
+        return "prompt" if self.kind == "completion" else "messages"
+
 
 class Streams:
     """Sequences under way in this process."""
@@ -260,7 +265,10 @@ class Answers:
             raise Wrong(f'the model "{model.name}" does not write text', "model")
         engine = self._working()
         _check_count(model, wish.count)
-        prepared = await engine.prepare(model.version, wish.text)
+        try:
+            prepared = await engine.prepare(model.version, wish.text)
+        except BadRequest as error:
+            raise Wrong(error.message, wish.field) from error
         most = _room(model, wish, len(prepared.tokens), prepared.context)
         order = _order(model, wish.kind, len(prepared.tokens), most * wish.count)
         metered = await self.meter.begin(order)
@@ -349,7 +357,7 @@ def _room(model: Servable, wish: Wish, prompt: int, context: int) -> int:
         raise Wrong(
             f"the prompt has {prompt} tokens{wanted}, and {context} fit, answer included: "
             "shorten it, or lower max_tokens",
-            "prompt" if wish.kind == "completion" else "messages",
+            wish.field,
             "context_length_exceeded",
         )
     if wish.max_tokens is not None and wish.max_tokens > limit:

@@ -1,8 +1,9 @@
 """Metering: credit is held before the first token, and what was generated is settled at the end.
 
-The ledger is written twice a request. In between a tick a second writes down how many tokens each
-request has been streamed: after a kill it is settled for those, so that at most the tokens of the
-last second are the house's loss, and nobody pays for what it did not get.
+The ledger is written twice a request. In between each piece is written down before it is sent, on
+this process's disk (`stream_log`), and once a second in the database: after a kill a request is
+settled for what was sent, to the token. Where the disk is out of reach (another replica takes over
+after a minute, or the power failed) at most the tokens of the last second are the house's loss.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from coordinator.database.inference import keys, public, usage
 from coordinator.database.inference.usage import OpenRow, Streamed, UnderWay
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
+from coordinator.inference.stream_log import FOLDER, Left, StreamLog
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
 from coordinator.traffic import SLOW_S, Durations
@@ -103,6 +105,8 @@ class Meter:
         self._clock = clock
         self._day_micro = round(settings.answer_credits_per_day * 1_000_000)
         self._replica = secrets.token_hex(8)
+        self._folder = settings.directory / FOLDER
+        self._log = StreamLog(self._folder)
         self._live: dict[str, Metered] = {}
         self._beaten = clock.monotonic()
         self.requests: Counter[str] = Counter()  # by run, since the start
@@ -124,10 +128,11 @@ class Meter:
         if order.asker.public:
             return await self._begin_public(metered, int(now // DAY_S))
         self._live[metered.id] = metered
+        self._log.write(metered.id, metered.streamed)  # so that a kill leaves no hold unseen
         try:
             await self._db.write(lambda conn: self._hold(conn, order, metered.id, now))
         except VolunteerError:
-            del self._live[metered.id]
+            self._forget(metered)
             raise
         except BaseException:  # the asker left: if it is written down, a tick settles it
             metered.ended = True
@@ -171,6 +176,8 @@ class Meter:
         if by:
             metered.answered[by] += tokens
         self.tokens[run] += tokens
+        if tokens and not metered.order.asker.public:
+            self._log.write(metered.id, metered.streamed)
 
     async def end(self, metered: Metered) -> int:
         """Settle what was generated and release the rest; the price in micro-credits.
@@ -189,8 +196,16 @@ class Meter:
             return 0
         done = metered.streamed
         cost = await self._db.write(lambda conn: usage.end(conn, metered.id, done, now, first))
-        self._live.pop(metered.id, None)
+        self._forget(metered)
         return cost
+
+    def _forget(self, metered: Metered) -> None:
+        self._live.pop(metered.id, None)
+        self._log.forget(metered.id)
+
+    def close(self) -> None:
+        """Let go of the record of what is streamed. Nothing is answered any more."""
+        self._log.close()
 
     def _hold(self, conn: Connection, order: Order, request_id: str, now: float) -> None:
         asker = order.asker
@@ -285,7 +300,7 @@ class Meter:
             try:
                 await self.end(metered)
             except NotFound:  # it was never begun
-                self._live.pop(metered.id, None)
+                self._forget(metered)
             except VolunteerError as error:
                 log.warning("not settled yet", request=metered.id, error=error.message)
         due = self._clock.monotonic() - self._beaten > BEAT_S
@@ -307,10 +322,19 @@ class Meter:
         """
         now = self._clock.now()
         before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)
-        found = await self._db.read(lambda conn: usage.abandoned(conn, before, mine))
-        for request_id, streamed in found:
-            end = partial(usage.end, request_id=request_id, streamed=streamed, now=now)
-            await self._db.write(end)
+        left, settled = await asyncio.to_thread(Left.take, self._folder), False
+        try:
+            sent = left.streamed
+            found = await self._db.read(
+                lambda conn: usage.abandoned(conn, before, mine) | usage.still_open(conn, [*sent])
+            )
+            for request_id, known in found.items():
+                streamed = max(known, sent.get(request_id, known), key=lambda each: each.out)
+                end = partial(usage.end, request_id=request_id, streamed=streamed, now=now)
+                await self._db.write(end)
+            settled = True
+        finally:
+            left.release(settled=settled)
         if found:
             log.info("settled after a crash", requests=len(found))
         return len(found)

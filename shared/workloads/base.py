@@ -257,6 +257,13 @@ class Decoder(Protocol):
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
         """Read a part of a prompt into a slot from place `start` on; return logits (V,)."""
 
+    def prefill_many(
+        self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> NDArray[np.float32]:
+        """Read whole prompts at once, each into a slot of its own (slots ascending) from place 0
+        on; return logits (len(slots), V). It takes as long as if all had the longest one's length.
+        """
+
     def decode_step(
         self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
     ) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,8 +57,9 @@ class Bench:
         who = self.ann.volunteer_id
         await self.db.write(lambda c: gifts.grant(c, who, "first", CREDITS, "", 1.0))
 
-    def meter(self) -> Meter:
-        return Meter(self.db, self.clock, self.settings)
+    def meter(self, directory: Path | None = None) -> Meter:
+        more = {} if directory is None else {"data_dir": str(directory)}
+        return Meter(self.db, self.clock, msgspec.structs.replace(self.settings, **more))
 
     def order(self, tokens: int = 10, *, prompt: int = 5, free: int = 0, **more: object) -> Order:
         values: dict[str, object] = {
@@ -125,13 +127,14 @@ async def test_after_a_kill_volunteers_are_paid_once_for_what_was_written_down(
     killed.count(one, 2, bob.volunteer_id)
     await killed.tick()
     killed.count(one, 4, bob.volunteer_id)  # streamed in its last second
+    killed.close()
     meter = bench.meter()
     assert await meter.recover(everything=True) == 1
     assert await meter.recover(everything=True) == 0
     await killed.end(one)  # too late
-    assert await bench.has() == (CREDITS - 14, 0, 14)  # 9 tokens at 1.5, rounded up
+    assert await bench.has() == (CREDITS - 20, 0, 20)  # 13 tokens at 1.5, rounded up
     found = await bench.db.read(lambda c: payments.balances(c, bob.volunteer_id))
-    assert found.earned_micro == 14 * 3 // 4 * 2 // 4
+    assert found.earned_micro == 20 * 3 // 4 * 6 // 8
     assert await breaches(bench.db) == []
 
     def caught(conn: Connection) -> int:
@@ -150,8 +153,45 @@ async def test_nothing_generated_costs_nothing(bench: Bench) -> None:
     assert await bench.has() == (CREDITS, 0, 0)
 
 
-async def test_after_a_kill_what_was_written_down_is_settled(bench: Bench) -> None:
-    killed = bench.meter()
+async def test_after_a_kill_what_was_sent_is_settled_to_the_token(
+    bench: Bench, tmp_path: Path
+) -> None:
+    killed = bench.meter(tmp_path)
+    one, two = await killed.begin(bench.order()), await killed.begin(bench.order())
+    killed.count(one, 4)
+    await killed.tick()
+    killed.count(one, 2)
+    killed.count(two, 1)
+    await killed.begin(bench.order())
+    other = bench.meter(tmp_path)
+    assert await other.recover() == 0  # it lives: its file is locked
+    killed.close()  # as the system does for a process that died
+    assert len([*tmp_path.rglob("*.slots")]) == 1
+    assert await other.recover() == 3  # without waiting for a minute
+    assert sorted(await bench.of_usage()) == [(0, 0), (1, 9), (6, 17)]
+    assert [*tmp_path.rglob("*.slots")] == []
+    assert await breaches(bench.db) == []
+
+
+async def test_a_cut_or_foreign_record_of_streams_settles_nothing_else(
+    bench: Bench, tmp_path: Path
+) -> None:
+    killed = bench.meter(tmp_path)
+    one, two = await killed.begin(bench.order()), await killed.begin(bench.order())
+    killed.count(one, 4)
+    killed.count(two, 3)
+    killed.close()
+    (path,) = tmp_path.rglob("*.slots")
+    path.write_bytes(path.read_bytes().replace(two.id.encode(), b"\n" * 32))
+    path.with_name("other.slots").write_bytes(b"\x00\xff" * 5000)
+    assert await bench.meter(tmp_path).recover() == 1
+    assert sorted(await bench.of_usage()) == [(0, 0), (4, 14)]
+
+
+async def test_without_the_disk_of_the_process_the_last_second_is_not_paid(
+    bench: Bench, tmp_path: Path
+) -> None:
+    killed = bench.meter(tmp_path / "its")
     one, two = await killed.begin(bench.order()), await killed.begin(bench.order())
     killed.count(one, 4)
     await killed.tick()
@@ -320,6 +360,7 @@ async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
             live.remove(one)
             await meter.end(one)
         elif step == "kill":
+            meter.close()
             meter, live = bench.meter(), []
         elif step == "recover":
             await bench.clock.advance(GONE_S + 1)
@@ -332,14 +373,14 @@ async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
     rows = await bench.of_usage()
     assert (held, earned + spent) == (0, CREDITS)
     assert spent == sum(cost for _, cost in rows)
-    assert sum(out for out, _ in rows) <= streamed
+    assert sum(out for out, _ in rows) == streamed  # to the token, whatever was killed
     assert await breaches(bench.db) == []
 
     def total(conn: Connection) -> int:
         return int(conn.execute(select(func.sum(accounts.c.balance_micro))).scalar_one())
 
     assert await bench.db.read(total) == 0
-    assert await bench.db.read(lambda c: usage.abandoned(c, 1e18, ())) == []
+    assert await bench.db.read(lambda c: usage.abandoned(c, 1e18, ())) == {}
 
 
 async def test_a_lost_secret_takes_the_keys_with_it_and_old_use_is_forgotten(bench: Bench) -> None:

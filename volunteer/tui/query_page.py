@@ -13,6 +13,7 @@ import msgspec
 from shared.errors import VolunteerError
 from shared.protocol.accounts import Me
 from volunteer.control.control import Control
+from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, as_of, wrap
 from volunteer.tui.widgets.panel import Scene
@@ -58,6 +59,9 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return [((text, "dim"),) for text in wrap(empty, width, height)]
 
 
+RELOAD = keys.Command(
+    id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
+)
 OFFLINE = "shown as soon as the coordinator answers"
 
 
@@ -123,3 +127,25 @@ class QueryPage(Page):
         """Retry the connection and send every query again."""
         self.volunteer.action_retry()
         self.again()
+
+
+class AccountPage(QueryPage):
+    """Page that the Credits page opens and that leads back to it."""
+
+    NAME = "history"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="back",
+            key="escape",
+            action="back",
+            short="back",
+            help="Back to the contributions.",
+            place="footer",
+            rank=1,
+        ),
+        RELOAD,
+    )
+
+    def action_back(self) -> None:
+        """Return to the Credits page."""
+        self.dismiss()

@@ -30,7 +30,7 @@ class DirectoryLock:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise Configuration(f"{directory} cannot be used: {error.strerror}") from error
-        if not _lock(file):
+        if not locked(file):
             holder = _holder(file)
             os.close(file)
             who = f"process {holder}" if holder else "another process"
@@ -55,7 +55,8 @@ class DirectoryLock:
         self.release()
 
 
-def _lock(file: int) -> bool:
+def locked(file: int) -> bool:
+    """Lock an open file; False where another process holds it."""
     try:
         if sys.platform == "win32":
             import msvcrt

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.inference import keys
@@ -142,17 +142,26 @@ def beat(conn: Connection, streamed: Mapping[str, Streamed], now: float) -> None
         conn.execute(_BEAT, rows)
 
 
-def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> list[tuple[str, Streamed]]:
+def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> dict[str, Streamed]:
     """Return open requests last beaten for before an instant, with the tokens written down;
     without those that this process answers.
     """
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.beat_at < before)
-    found = conn.execute(query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(mine)))
-    return [
-        (row.id, Streamed(out=int(row.tokens_out), answered=decode(row.answered, dict[str, int])))
-        for row in found
-        if row.id not in set(mine)
-    ]
+    query = query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(mine))
+    return {each: sent for each, sent in _streamed(conn, query).items() if each not in set(mine)}
+
+
+def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, Streamed]:
+    """Return those of these requests that are open, with the tokens written down."""
+    query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.id.in_(ids))
+    return _streamed(conn, query) if ids else {}
+
+
+def _streamed(conn: Connection, query: Select[Any]) -> dict[str, Streamed]:
+    return {
+        row.id: Streamed(out=int(row.tokens_out), answered=decode(row.answered, dict[str, int]))
+        for row in conn.execute(query)
+    }
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):

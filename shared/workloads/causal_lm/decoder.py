@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import CausalModel
-from shared.workloads.generation.prompt_text import PromptText
+from shared.workloads.generation.prompt_text import PromptText, padded
 
 
 class SlotCache:
@@ -85,6 +85,13 @@ class CausalDecoder(PromptText):
         found: NDArray[np.float32] = self._read([slot], [list(tokens)], [list(places)])[0]
         return found
 
+    def prefill_many(
+        self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> NDArray[np.float32]:
+        given = padded(prompts)
+        places = [list(range(len(given[0])))] * len(given)
+        return self._read(slots, given, places, [len(each) - 1 for each in prompts])
+
     def decode_step(
         self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
     ) -> NDArray[np.float32]:
@@ -100,13 +107,21 @@ class CausalDecoder(PromptText):
 
     @torch.inference_mode()
     def _read(
-        self, slots: Sequence[int], tokens: list[list[int]], places: list[list[int]]
+        self,
+        slots: Sequence[int],
+        tokens: list[list[int]],
+        places: list[list[int]],
+        ends: Sequence[int] = (),
     ) -> NDArray[np.float32]:
-        """Read tokens (B, T) at places (B, T); return logits (B, V) after the last of each."""
+        """Read tokens (B, T) at places (B, T); return logits (B, V) after the last of each, or
+        after the one that `ends` says.
+        """
         cache = self._cache
         cache.rows = torch.tensor(list(slots), device=self._device)
         cache.places = at = torch.tensor(places, device=self._device)
         cache.longest = max(each[-1] for each in places) + 1
+        last = list(ends) or [len(tokens[0]) - 1] * len(tokens)
+        wanted = sorted(set(last))
         columns = torch.arange(cache.longest, device=self._device)
         seen = (columns <= at[:, :, None])[:, None]  # (B, 1, T, longest)
         logits = self._model.logits(
@@ -114,7 +129,9 @@ class CausalDecoder(PromptText):
             attention_mask=seen,
             position_ids=at,
             past_key_values=cache,
-            logits_to_keep=1,
+            logits_to_keep=torch.tensor(wanted, device=self._device),
         )
-        found: NDArray[np.float32] = logits[:, -1].float().cpu().numpy()
+        found: NDArray[np.float32] = (
+            logits[range(len(tokens)), [wanted.index(each) for each in last]].float().cpu().numpy()
+        )
         return found

@@ -20,6 +20,7 @@ from shared.workloads.generation.sampling import Chosen, choose, uniform
 from shared.workloads.generation.text_stream import TextStream
 
 CHUNK = 256  # tokens of prompts that are read before the next token of all
+PADDED = 1.25  # prompts are read at once where that is at most so many times their tokens
 WAITING_MAX = 256  # sequences that wait for a slot
 
 Finish = Literal["stop", "length"]
@@ -94,7 +95,12 @@ class Batch:
         """Advance by a token; yield what was made."""
         self._admit()
         room = CHUNK
-        while self._reading and room:
+        while self._reading and room > 0:
+            together = self._alike(room)
+            if len(together) > 1:
+                room -= len(together) * max(len(one.sequence.prompt) for one in together)
+                yield from self._read_whole(together)
+                continue
             one = self._reading[0]
             if not one.read:
                 self._share(one)
@@ -120,6 +126,35 @@ class Batch:
                 if one.read:
                     self._decoder.share(other.slot, one.slot, one.read)
                 return
+
+    def _alike(self, room: int) -> list[_Running]:
+        """Return the next prompts where they are read faster at once: new ones, none that is read
+        already, and about as long as each other.
+        """
+        known = {one.sequence.prompt for one in self._running.values()}
+        found: list[_Running] = []
+        longest = read = 0
+        for one in self._reading:
+            prompt = one.sequence.prompt
+            longest, read = max(longest, len(prompt)), read + len(prompt)
+            area = longest * (len(found) + 1)
+            if one.read or prompt in known or area > min(room, PADDED * read):
+                break
+            known.add(prompt)
+            found.append(one)
+        return found
+
+    def _read_whole(self, ones: list[_Running]) -> Iterator[Made]:
+        ones.sort(key=lambda one: one.slot)
+        for one in ones:
+            self._reading.remove(one)
+            self._running[one.sequence.id] = one
+            one.read = len(one.sequence.prompt)
+        rows = self._decoder.prefill_many(
+            [one.slot for one in ones], [one.sequence.prompt for one in ones]
+        )
+        for one, logits in zip(ones, rows, strict=True):
+            yield self._next(one, logits)
 
     def _read(self, one: _Running, part: tuple[int, ...]) -> Iterator[Made]:
         logits = self._decoder.prefill(one.slot, part, one.read)

@@ -48,3 +48,11 @@ class PromptText:
                 f"this model has no tokenizer: its prompts are numbers, not {wrong[0][:40]!r}"
             )
         return [int(each[:DIGITS_MAX]) for each in words]
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return prompts as rows of one length. What follows a prompt's end is read after it, so that
+    it changes nothing before, and a text's own tokens are written over it.
+    """
+    longest = max(map(len, prompts))
+    return [[*each, *[0] * (longest - len(each))] for each in prompts]

@@ -48,7 +48,7 @@ def choose(
     What is no number (of a run that diverged) counts as zero. `logprobs` asks for the probability,
     and for so many of the likeliest tokens.
     """
-    scores: Floats = np.nan_to_num(logits.astype(np.float64))
+    scores = _finite(logits)
     if temperature <= 0:
         token = int(scores.argmax())
     else:
@@ -74,7 +74,7 @@ def agrees(
     of [0, 1), or no further from it than the sums before it move with such logits. Raises
     BadRequest for a token that is none.
     """
-    scores: Floats = np.nan_to_num(logits.astype(np.float64))
+    scores = _finite(logits)
     if not 0 <= token < len(scores):
         raise BadRequest(f"there is no token {token}")
     if temperature <= 0:
@@ -93,6 +93,11 @@ def agrees(
     last = int(np.searchsorted(sums, top_p))  # of those that are kept, and its neighbours
     ends = {min(max(0, each), len(sums) - 1) for each in (last - 1, last, last + 1)}
     return any(low < sums[end] and _within(low, high, draw * float(sums[end])) for end in ends)
+
+
+def _finite(logits: NDArray[np.floating]) -> Floats:
+    scores: Floats = logits.astype(np.float64)
+    return scores if math.isfinite(float(scores.sum())) else np.nan_to_num(scores)
 
 
 def _within(low: float, high: float, draw: float) -> bool:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.workloads.generation.prompt_text import PromptText
+from shared.workloads.generation.prompt_text import PromptText, padded
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import Block, Gpt, build
 
@@ -64,6 +64,23 @@ class GptDecoder(PromptText):
             x = x + block.mlp(block.ln2(x))
         found: NDArray[np.float32] = self._logits(x[:, -1])[0]
         return found
+
+    @torch.inference_mode()
+    def prefill_many(
+        self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> NDArray[np.float32]:
+        own = torch.tensor(list(slots), device=self._device)
+        ends = torch.tensor([len(each) - 1 for each in prompts], device=self._device)
+        given = torch.tensor(padded(prompts), device=self._device)
+        longest = given.shape[1]
+        x, turn = self._model.placed(given, slice(0, longest))  # (B, T, C)
+        for layer, block in enumerate(self._blocks):
+            q, k, v = block.attn.split(block.ln1(x), turn)
+            cache = self._cache[layer]
+            cache[0, own, :, :longest], cache[1, own, :, :longest] = k, v
+            x = x + block.attn.attend(q, k, v, causal=True)
+            x = x + block.mlp(block.ln2(x))
+        return self._logits(x[torch.arange(len(slots), device=self._device), ends])
 
     @torch.inference_mode()
     def decode_step(

@@ -140,6 +140,13 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"model": "tiny", "prompt": "x", "logit_bias": {}}, 400, "logit_bias", "not supported"),
     ({"model": "tiny", "prompt": 5}, 400, "prompt", "expected"),
     ({"prompt": "x"}, 400, "model", "missing"),
+    (
+        {"model": "tiny", "prompt": "x", "max_tokens": "many"},
+        400,
+        "max_tokens",
+        "expected a whole number, not a text",
+    ),
+    ({"model": "tiny", "prompt": "x" * 1_000_000}, 400, "prompt", "1000 fit"),
     ({"model": "tiny", "prompt": "x", "temperature": 9}, 400, "temperature", "at most 2"),
     ({"model": "tiny", "prompt": "x", "n": 100}, 400, "n", "at most 8"),
     ({"model": "tiny", "prompt": "x", "stop": ["y"] * 1000}, 400, "stop", "at most 4"),

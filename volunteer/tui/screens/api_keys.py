@@ -18,7 +18,7 @@ from shared.protocol import endpoints
 from shared.protocol.inference import KEYS_MAX, KeyInfo, KeyRequest, NewKey
 from shared.text import MICRO, credit, printable
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import AccountPage, Answer, PageQuery
 from volunteer.tui.screens.copy_text import CopyText
 from volunteer.tui.text import ago
 from volunteer.tui.widgets.panel import Scene
@@ -44,21 +44,12 @@ EMPTY = (
 ONCE = "Keep it: the coordinator stores only its hash, so it is shown this once. Base URL: /v1"
 
 
-class ApiKeys(QueryPage):
+class ApiKeys(AccountPage):
     """Page of the account's keys."""
 
-    NAME = "history"
     AUTO_FOCUS = "#keys-list"
     ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
-            id="back",
-            key="escape",
-            action="back",
-            short="back",
-            help="Back to the contributions.",
-            place="footer",
-            rank=1,
-        ),
+        *AccountPage.ACTIONS,
         keys.Command(
             id="new_key",
             key="n",
@@ -76,9 +67,6 @@ class ApiKeys(QueryPage):
             help="Make the key under the cursor worthless.",
             place="footer",
             rank=3,
-        ),
-        keys.Command(
-            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
         ),
     )
 
@@ -103,9 +91,6 @@ class ApiKeys(QueryPage):
             title="Keys for programs",
             subtitle=" ".join(part for part in (count, answer.note(scene)) if part),
         )
-
-    def action_back(self) -> None:
-        self.dismiss()
 
     def action_new(self) -> None:
         self.app.push_screen(NewKeyForm(), self._make)

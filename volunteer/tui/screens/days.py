@@ -14,7 +14,7 @@ from volunteer.stats.diary import Diary, by_day, ranks
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import local_day, recap_since
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.calendar import calendar_lines, rank_line, summary_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
@@ -34,9 +34,7 @@ class Days(QueryPage):
             place="footer",
             rank=12,
         ),
-        keys.Command(
-            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
-        ),
+        RELOAD,
     )
 
     def body(self) -> ComposeResult:

@@ -18,7 +18,7 @@ from shared.text import printable, size
 from volunteer.control.commands import SettingRow
 from volunteer.control.control import Control
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import duration_words, estimate, part_words
 from volunteer.tui.screens.copy_text import CopyText
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
@@ -92,9 +92,7 @@ class DevicePage(QueryPage):
             place="footer",
             rank=36,
         ),
-        keys.Command(
-            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
-        ),
+        RELOAD,
     )
     CSS = """
     DevicePage {

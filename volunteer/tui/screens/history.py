@@ -24,7 +24,7 @@ from volunteer.files import export, exports
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.text import Line, clock_time, fit, left, spark, when, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
@@ -110,9 +110,7 @@ class History(QueryPage):
             place="footer",
             rank=33,
         ),
-        keys.Command(
-            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
-        ),
+        RELOAD,
     )
     CSS = """
     History {

@@ -21,7 +21,7 @@ from volunteer.stats.card_data import part
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import CREDITS, Milestone, Week, milestones, recap_since, week
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import time_to
 from volunteer.tui.text import Line, bar, count, fit, left, ordinal, shown_name, spark, spread, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
@@ -87,13 +87,7 @@ class Leaderboard(QueryPage):
             place="footer",
             rank=37,
         ),
-        keys.Command(
-            id="reload",
-            key="r",
-            action="reload",
-            short="reload",
-            help="Ask the coordinator again.",
-        ),
+        RELOAD,
     )
     CSS = """
     Leaderboard {

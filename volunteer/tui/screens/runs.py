@@ -18,7 +18,7 @@ from shared.workloads.base import installed
 from volunteer.control.commands import SettingRow
 from volunteer.text import loss, measure_word, measured, origin_of
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import STATES, RunEstimate, estimate
 from volunteer.tui.screens import run_keys
 from volunteer.tui.screens.copy_text import CopyText
@@ -91,9 +91,7 @@ class Runs(QueryPage):
             short="accept licence",
             help="Accept the licence of the run under the cursor.",
         ),
-        keys.Command(
-            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
-        ),
+        RELOAD,
     )
     CSS = """
     Runs {

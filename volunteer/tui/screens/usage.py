@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from textual.app import ComposeResult
 
 from shared.protocol import endpoints
 from shared.protocol.inference import UsageRow
 from shared.text import credit, printable
-from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import AccountPage, Answer, PageQuery
 from volunteer.tui.text import Line, count, when
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
@@ -28,25 +25,10 @@ COLUMNS = (
 EMPTY = "Nothing was asked yet. Press p on a run of the Runs page, or run: volunteer generate RUN"
 
 
-class UsageLog(QueryPage):
+class UsageLog(AccountPage):
     """Page of requests to models."""
 
-    NAME = "history"
     AUTO_FOCUS = "#requests"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
-            id="back",
-            key="escape",
-            action="back",
-            short="back",
-            help="Back to the contributions.",
-            place="footer",
-            rank=1,
-        ),
-        keys.Command(
-            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
-        ),
-    )
     CSS = """
     UsageLog {
         #spent { height: 4; }
@@ -76,9 +58,6 @@ class UsageLog(QueryPage):
 
     def _totals(self, scene: Scene, width: int, height: int) -> list[Line]:
         return aged(total_lines(self._rows(), scene), scene)[:height]
-
-    def action_back(self) -> None:
-        self.dismiss()
 
 
 def usage_row(row: UsageRow, scene: Scene, *, old: bool) -> Row:

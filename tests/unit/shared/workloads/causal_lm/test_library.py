@@ -78,6 +78,9 @@ def test_texts_in_slots_are_continued_as_the_library_continues_each(shape: str) 
         with torch.inference_mode():
             return np.asarray(library(input_ids=torch.tensor([tokens])).logits[0, -1])
 
+    whole = decoder.prefill_many([*texts], [*texts.values()])
+    for tokens, row in zip(texts.values(), whole, strict=True):
+        assert np.allclose(row, expected(tokens), atol=1e-4)
     last = {}
     for slot, tokens in texts.items():
         decoder.prefill(slot, tokens[:2], 0)  # in two parts, as long prompts come

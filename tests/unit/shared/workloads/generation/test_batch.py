@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +67,41 @@ def test_greedy_is_what_the_plain_model_says(given: Any) -> None:
             assert int(plain.logits(hidden[0, -1]).argmax()) == token
         context.append(token)
     assert found
+
+
+def test_prompts_of_any_length_are_read_at_once_as_each_alone(given: Any) -> None:
+    engine = decoder(given)
+    prompts = [engine.encode(prompt) for prompt in PROMPTS[:4]]
+    alone = [engine.prefill(slot, prompt, 0) for slot, prompt in enumerate(prompts)]
+    together = engine.prefill_many([0, 1, 2, 3], prompts)
+    for one, row in zip(alone, together, strict=True):
+        assert np.allclose(one, row, atol=1e-4)
+
+
+def test_new_prompts_of_about_one_length_are_read_at_once(
+    given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoder(given)
+    prompts = [[3, 4, 5, 6, 7], [5, 6, 7, 8], [3, 4, 5, 6, 7], [9]]  # the third is the first's
+    alone = {}
+    for index, prompt in enumerate(prompts):
+        batch = Batch(engine)
+        batch.add(sequence(str(index), prompt, seed=index))
+        alone[str(index)] = tokens_of(drain(batch), str(index))
+    read: list[int] = []
+    prefill_many = engine.prefill_many
+
+    def watched(slots: Any, given: Any) -> Any:
+        read.append(len(slots))
+        return prefill_many(slots, given)
+
+    monkeypatch.setattr(engine, "prefill_many", watched)
+    batch = Batch(engine)
+    for index, prompt in enumerate(prompts):
+        batch.add(sequence(str(index), prompt, seed=index))
+    made = drain(batch)
+    assert {name: tokens_of(made, name) for name in alone} == alone
+    assert read == [2]
 
 
 def test_by_seed_the_same_alone_and_among_others(given: Any) -> None:

@@ -1,0 +1,141 @@
+"""Record of the tokens that a process streams, on its own disk, written before each piece is sent.
+
+The database hears of them once a second, which after a `kill -9` would leave up to a second of what
+was delivered unpaid. Here a request under way has a slot of a file that the system keeps when the
+process dies. Nothing waits for the disk: after a loss of power the database's record counts.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import msgspec
+import structlog
+
+from coordinator.database.engine.server_lock import locked
+from coordinator.database.inference.usage import Streamed
+from shared.decoding import decode
+
+FOLDER = "streams"  # of the data directory
+SLOT_BYTES = 2048  # half a page: a kill cuts no slot in two
+SLOTS_MAX = 8192  # requests under way at once; of more the database's record counts
+FILES_MAX = 1000  # of processes that died, read at once
+
+log = structlog.get_logger("metering")
+
+
+class _Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """A request and what it has been streamed, as JSON and a newline at the slot's beginning."""
+
+    id: str
+    streamed: Streamed
+
+
+class StreamLog:
+    """The slots of this process; the file is made with the first one, and locked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path: Path | None = None
+        self._file = -1
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._failed = False
+
+    def write(self, request_id: str, streamed: Streamed) -> None:
+        """Write down what a request has been streamed, the piece that is sent next included."""
+        slot = self._slots.get(request_id)
+        if slot is None:
+            if len(self._slots) >= SLOTS_MAX:
+                return
+            slot = self._free.pop() if self._free else len(self._slots)
+            self._slots[request_id] = slot
+        self._put(slot, msgspec.json.encode(_Slot(id=request_id, streamed=streamed)))
+
+    def forget(self, request_id: str) -> None:
+        """Empty the slot of a request that was settled."""
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._free.append(slot)
+            self._put(slot, b"")
+
+    def close(self) -> None:
+        """Let go of the file; one without requests is deleted."""
+        if self._path is not None:
+            os.close(self._file)
+            if not self._slots:
+                self._path.unlink(missing_ok=True)
+            self._path, self._file = None, -1
+
+    def _put(self, slot: int, data: bytes) -> None:
+        if len(data) >= SLOT_BYTES or not (data or self._path):  # too long, or closed before
+            return
+        try:
+            if self._path is None:
+                self._open()
+            os.lseek(self._file, slot * SLOT_BYTES, os.SEEK_SET)
+            os.write(self._file, data + b"\n")
+        except OSError as error:  # the database's record counts
+            if not self._failed:
+                log.warning("streams are written down once a second only", error=str(error))
+            self._failed = True
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._folder / f"{secrets.token_hex(8)}.slots"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        if not locked(file):  # another process looked into it just now, and deletes it
+            os.close(file)
+            raise OSError(f"{path} is held by another process")
+        self._path, self._file = path, file
+
+
+class Left:
+    """Files of processes that died, and what their requests had been streamed."""
+
+    def __init__(self) -> None:
+        self.streamed: dict[str, Streamed] = {}
+        self._files: dict[Path, BinaryIO] = {}
+
+    @classmethod
+    def take(cls, folder: Path) -> Self:
+        """Lock and read those in a folder that no process holds."""
+        left = cls()
+        for path in sorted(folder.glob("*.slots"))[:FILES_MAX]:
+            with suppress(OSError):  # its process ended just now, and deleted it
+                file = path.open("r+b")
+                if locked(file.fileno()):
+                    left._files[path] = file
+                    left.streamed |= read_slots(file)
+                else:
+                    file.close()
+        return left
+
+    def release(self, *, settled: bool) -> None:
+        """Let go of the files; `settled`: nothing in them is open any more, so delete them."""
+        for path, file in self._files.items():
+            file.close()
+            if settled:
+                path.unlink(missing_ok=True)
+        self._files = {}
+
+
+def read_slots(file: BinaryIO) -> dict[str, Streamed]:
+    """Return what the requests in a file have been streamed; a slot that makes no sense is left
+    out.
+    """
+    found: dict[str, Streamed] = {}
+    for _ in range(SLOTS_MAX):
+        slot = file.read(SLOT_BYTES)
+        data, ended, _ = slot.partition(b"\n")
+        if data and ended:
+            with suppress(msgspec.DecodeError, ValueError, RecursionError):
+                one = decode(data, _Slot)
+                found[one.id] = one.streamed
+        if len(slot) < SLOT_BYTES:
+            break
+    return found
