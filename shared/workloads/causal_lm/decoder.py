@@ -131,7 +131,6 @@ class CausalDecoder(PromptText):
             past_key_values=cache,
             logits_to_keep=torch.tensor(wanted, device=self._device),
         )
-        found: NDArray[np.float32] = (
-            logits[range(len(tokens)), [wanted.index(each) for each in last]].float().cpu().numpy()
-        )
+        rows = [wanted.index(each) for each in last]
+        found: NDArray[np.float32] = logits[range(len(rows)), rows].float().cpu().numpy()
         return found
