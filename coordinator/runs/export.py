@@ -260,7 +260,14 @@ def _metrics(source: Source) -> list[str]:
 def _licence(source: Source, about: Definition) -> str:
     data = source.dataset.manifest if source.dataset else None
     text = f"Model: {about.file.licence}\n"
-    return text + (f"Data: {data.licence}, from {data.source}\n" if data else "")
+    said = f", from {data.source}" if data and data.source else ""
+    return text + (f"Data: {data.licence}{said}\n" if data else "")
+
+
+def _data(name: str, *about: str) -> str:
+    """Return a dataset with what is known about it."""
+    known = ", ".join(filter(None, about))
+    return f"{name} ({known})" if known else name
 
 
 def _facts(source: Source, about: Definition, files: Files, made: Converted) -> Facts:
@@ -276,7 +283,7 @@ def _facts(source: Source, about: Definition, files: Files, made: Converted) -> 
         measure=traits.measure,
         unit=traits.unit,
         loss=source.measured.loss,
-        trained_on=f"{data.name} ({data.licence}, {data.source})" if data else "self-play",
+        trained_on=_data(data.name, data.licence, data.source) if data else "self-play",
         global_step=source.version.global_step,
         items=traits.items,
         count=source.version.tokens,

@@ -42,6 +42,13 @@ class Bytes:
         self.longest = max(self.longest, start + len(tokens))
         return self._after(tokens[-1])
 
+    def prefill_many(
+        self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> NDArray[np.float32]:
+        return np.stack(
+            [self.prefill(slot, each, 0) for slot, each in zip(slots, prompts, strict=True)]
+        )
+
     def decode_step(
         self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
     ) -> NDArray[np.float32]:
