@@ -46,6 +46,7 @@ from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.healing import Healing
 from coordinator.merging.merger import Merger
 from coordinator.rate_limit import Rates
+from coordinator.rules import thresholds
 from coordinator.rules.overview import ReplicaFigures
 from coordinator.runs.auto_publish import AutoPublish, Sender
 from coordinator.runs.datasets import Datasets
@@ -212,7 +213,7 @@ class Coordinator:
             replay=Replay(db, clock, signals, blobs, threads),
             upkeep=Upkeep(db, clock, signals, blobs, intake, uploads),
             checks=Checks(db, blobs, Ledger(db), key),
-            overviews=Overviews(db, clock, settings.name),
+            overviews=Overviews(db, clock, settings.name, thresholds.of_settings(settings)),
             boxes=TransferBoxes(blobs.scratch() / "depot", clock, space),
         )
 

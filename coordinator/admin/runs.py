@@ -11,20 +11,23 @@ import msgspec
 from coordinator.admin.command import Ask, Command, Named, Nothing, Reasoned, reason
 from coordinator.database import runs
 from coordinator.database.hub.publications import PublicationRow
-from coordinator.database.standings import CostOfChecks, cost
+from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import Person
 from coordinator.merging.healing import Proposal, proposal
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import PLAIN, Exported
+from coordinator.runs.landmarks import Landmarks
+from coordinator.runs.queries import RunFigures
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
+from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import VersionInfo
 
 if TYPE_CHECKING:
     from coordinator.plan.tables import Plan
     from coordinator.services import Coordinator
 
-SHOWN_VERSIONS = 20
+SHOWN_VERSIONS, SHOWN_LEADERS = 20, 10
 
 
 class CreateRun(Ask, frozen=True, kw_only=True):
@@ -94,6 +97,9 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     publishing: Publishing | None = None
     checks: CostOfChecks | None = None
     advice: tuple[str, ...] = ()
+    figures: RunFigures | None = None
+    landmarks: Landmarks = Landmarks()
+    leaders: tuple[LeaderRow, ...] = ()  # that agreed to be shown
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +133,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     file = await coordinator.runs.queries.file(ask.name)
     heal = await coordinator.db.read(lambda conn: proposal(conn, runs.by_name(conn, ask.name)))
     sent = await coordinator.publishing.of(ask.name)
-    checks = await coordinator.db.read(lambda conn: cost(conn, runs.by_name(conn, ask.name).id))
+    leaders = await coordinator.volunteers.leaderboard(ask.name, seldom=True)
     return RunShown(
         run=run,
         versions=versions,
@@ -137,8 +143,11 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         gate=file.evaluation.gate,
         heal=heal,
         publishing=None if sent is None else _publishing(sent),
-        checks=checks,
+        checks=await coordinator.runs.queries.checks(ask.name),
         advice=await coordinator.runs.queries.advice(ask.name),
+        figures=await coordinator.runs.queries.summary(ask.name),
+        landmarks=await coordinator.runs.queries.landmarks(ask.name),
+        leaders=leaders[:SHOWN_LEADERS],
     )
 
 

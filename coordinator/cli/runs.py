@@ -10,15 +10,17 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
-from shared.text import credit, size
+from shared.text import credit, duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coordinator.admin.runs import Publishing
+    from coordinator.admin.runs import Publishing, RunShown
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Person
     from coordinator.merging.healing import Proposal
+    from coordinator.runs.landmarks import Landmarks
+    from coordinator.runs.queries import RunFigures
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
 
@@ -197,17 +199,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     shown = call(where, "run.show", name=name)
     run = shown.run
     if json:
-        ways = {
-            "codec": shown.codec,
-            "downlink": shown.downlink,
-            "rule": shown.rule,
-            "gate": shown.gate,
-            "heal": shown.heal,
-            "publishing": shown.publishing,
-            "checks": None if shown.checks is None else _cost(shown.checks),
-            "advice": shown.advice,
-        }
-        as_json({"run": _plain(run), "versions": shown.versions, **ways})
+        as_json({"run": _plain(run), "versions": shown.versions, **_ways(shown)})
         return
     facts(
         [
@@ -226,6 +218,9 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("tokens", run.tokens),
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
+            ("contributions", _contributions(shown.figures, shown.checks)),
+            ("phases", _phases(shown.landmarks)),
+            ("milestones", _milestones(shown.landmarks)),
             ("up", shown.codec),
             ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
             ("rule", shown.rule),
@@ -250,6 +245,24 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     table(shown.versions, columns, "No version yet.")
     if note := best_note(shown.versions):
         print(note)
+
+
+def _ways(shown: RunShown) -> dict[str, Any]:
+    """Return all but the run itself and its versions, for machines."""
+    return {
+        "codec": shown.codec,
+        "downlink": shown.downlink,
+        "rule": shown.rule,
+        "gate": shown.gate,
+        "heal": shown.heal,
+        "publishing": shown.publishing,
+        "checks": None if shown.checks is None else _cost(shown.checks),
+        "advice": shown.advice,
+        "contributions": _counted(shown.figures),
+        "milestones": shown.landmarks.milestones,
+        "phases": shown.landmarks.phases,
+        "leaders": shown.leaders,
+    }
 
 
 def best_note(versions: Sequence[VersionInfo]) -> str:
@@ -306,6 +319,25 @@ def _cost(cost: CostOfChecks) -> dict[str, Any]:
     import msgspec
 
     return {**msgspec.to_builtins(cost), "share": cost.share}
+
+
+def _counted(figures: RunFigures | None) -> dict[str, int] | None:
+    return None if figures is None else {"good": figures.accepted, "refused": figures.rejected}
+
+
+def _contributions(figures: RunFigures | None, cost: CostOfChecks | None) -> str | None:
+    if figures is None or not figures.accepted + figures.rejected:
+        return None
+    time = "" if cost is None else f", {duration(cost.work_s)} of device time"
+    return f"{figures.accepted:,} found good, {figures.rejected:,} refused{time}"
+
+
+def _phases(found: Landmarks) -> str | None:
+    return "; ".join(f"from version {p.version} on {p.plan}" for p in found.phases) or None
+
+
+def _milestones(found: Landmarks) -> str | None:
+    return ", ".join(f"{m.version} ({when(m.at)})" for m in found.milestones) or None
 
 
 def _lowered(run: RunInfo) -> str:

@@ -202,6 +202,34 @@ def stretches(conn: Connection, run_id: int, since: float, width_s: float) -> li
     ]
 
 
+class Marks(msgspec.Struct, frozen=True, kw_only=True):
+    """Marks of one volunteer on some runs, which only ever grow."""
+
+    first_at: float | None = None  # of the first contribution that was found good
+    versions: int = 0  # with work of theirs in it
+    days: int = 0  # in a row with good work, the longest such time; days of UTC
+
+
+def marks(conn: Connection, volunteer_id: str, run_ids: Iterable[int]) -> Marks:
+    """Return the marks of a volunteer."""
+    c = contributions.c
+    mine = (c.volunteer_id == volunteer_id) & c.run_id.in_(list(run_ids)) & c.state.in_(GOOD)
+    first_at = conn.execute(select(func.min(c.decided_at)).where(mine)).scalar()
+    merged = select(c.run_id, c.version).where(mine, c.version.is_not(None)).distinct().subquery()
+    day = cast(func.floor(c.decided_at / 86_400.0), Integer).label("day")
+    days = conn.execute(select(day).where(mine).distinct().order_by(day)).scalars()
+    longest = row = 0
+    before = None
+    for number in days:
+        row = row + 1 if before is not None and number == before + 1 else 1
+        longest, before = max(longest, row), number
+    return Marks(
+        first_at=first_at,
+        versions=int(conn.execute(select(func.count()).select_from(merged)).scalar_one()),
+        days=longest,
+    )
+
+
 def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:
     """Sums of what was posted to accounts of a kind, by owner."""
     return (

@@ -21,6 +21,8 @@ from coordinator.database.tables.versions import evaluations, version_blobs, ver
 from coordinator.rules.steadiness import Heading
 from shared.errors import NotFound
 
+PACE_VERSIONS = 20  # newest versions that the pace of a run is of
+
 
 class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of `versions`; see tables.py."""
@@ -108,6 +110,32 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
     version = {field: row[f"versions_{field}"] for field in VersionRow.__struct_fields__}
     evaluation = {field: row[f"evaluations_{field}"] for field in EvaluationRow.__struct_fields__}
     return VersionRow(**version), EvaluationRow(**evaluation)
+
+
+def pace(conn: Connection, run_id: int, head: int) -> tuple[float, float]:
+    """Return when the newest version was made, and the usual seconds between two of the newest; 0
+    where there is one alone.
+    """
+    v, first = versions.c, max(0, head - PACE_VERSIONS)
+    query = select(v.created_at).where(v.run_id == run_id, v.version.in_((first, head)))
+    times = [float(at) for at in conn.execute(query.order_by(v.version)).scalars()]
+    if not times:
+        raise NotFound(f"there is no version {head}")
+    return times[-1], (times[-1] - times[0]) / max(1, head - first)
+
+
+def made_at(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[tuple[int, float]]:
+    """Return when some versions were made, the oldest first."""
+    v = versions.c
+    query = select(v.version, v.created_at).where(v.run_id == run_id, v.version.in_(numbers))
+    return [(int(version), float(at)) for version, at in conn.execute(query.order_by(v.version))]
+
+
+def phase_starts(conn: Connection, run_id: int) -> list[tuple[int, int]]:
+    """Return each phase that has a version, with the first one; the first phase first."""
+    v = versions.c
+    query = select(v.phase, func.min(v.version)).where(v.run_id == run_id).group_by(v.phase)
+    return [(int(phase), int(first)) for phase, first in conn.execute(query.order_by(v.phase))]
 
 
 def content_before(conn: Connection, row: VersionRow) -> int | None:

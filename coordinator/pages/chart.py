@@ -37,6 +37,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     first: float  # ends of the horizontal scale
     last: float
     points: tuple[Point, ...]
+    marks: tuple[tuple[float, str], ...] = ()  # places of the horizontal scale, with their names
 
     @property
     def series(self) -> str:
@@ -58,8 +59,8 @@ def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
     return [points[n * last // (most - 1)] for n in range(most)]
 
 
-def line(points: Sequence[Point]) -> Line | None:
-    """Draw values over versions; None where there is none."""
+def line(points: Sequence[Point], marks: Sequence[tuple[float, str]] = ()) -> Line | None:
+    """Draw values over versions, and marks between them; None where there is no value."""
     drawn = thinned([p for p in points if math.isfinite(p.y)])
     if not drawn:
         return None
@@ -88,6 +89,9 @@ def line(points: Sequence[Point]) -> Line | None:
         first=first,
         last=last,
         points=tuple(drawn),
+        marks=tuple(
+            (round(WIDTH * (x - first) / span, 1), name) for x, name in marks if first < x <= last
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from coordinator.pages.chart import Column, Line, Point
 from coordinator.pages.look import render
 from coordinator.pages.replies import HTML, Made, made
 from coordinator.runs.card import card
+from coordinator.runs.landmarks import is_milestone
 from coordinator.runs.public import HISTORY_REST, PublicRuns
 from coordinator.ttl_cache import Kept
 from shared.errors import NotFound, VolunteerError
@@ -24,6 +25,8 @@ from shared.text import counted
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from coordinator.database.standings import CostOfChecks
+    from coordinator.runs.landmarks import Landmarks
     from coordinator.runs.queries import RunFigures
     from coordinator.services import Coordinator
     from shared.protocol.accounts import RunInfo
@@ -62,6 +65,8 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     info: RunInfo
     live: Live
     figures: RunFigures
+    checks: CostOfChecks
+    landmarks: Landmarks
     curve: Line | None
     strength: Line | None
     columns: Sequence[Column]
@@ -83,6 +88,8 @@ class Views:
         self._kept: Kept[str, Made] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
         clock = coordinator.clock
         self._figures: Kept[str, RunFigures] = Kept(FRESH_S, clock, rest=HISTORY_REST)
+        self._checks: Kept[str, CostOfChecks] = Kept(FRESH_S, clock, rest=HISTORY_REST)
+        self._landmarks: Kept[str, Landmarks] = Kept(FRESH_S, clock, rest=HISTORY_REST)
         self._cards: Kept[str, Made] = Kept(CARD_S, coordinator.clock)
         self._models: Kept[str, RunPage] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
 
@@ -201,7 +208,9 @@ class Views:
                 found += [(row.name, mine) for mine in rows if mine.me]
             if not found:
                 raise not_shown(name)
-            return made(HTML, self._page("volunteer.html", nickname=nickname, rows=found))
+            marks = await self._public.marks(who)
+            body = self._page("volunteer.html", nickname=nickname, rows=found, marks=marks)
+            return made(HTML, body)
 
         return await self._once(f"volunteer {who} {nickname}", make)
 
@@ -304,12 +313,17 @@ class Views:
         board = self._coordinator.volunteers.leaderboard
         leaders = await board(name, seldom=True)
         rated = await self._public.strength(row)
+        checks = await self._checks.get(name, lambda: self._queries.checks(name))
+        landmarks = await self._landmarks.get(name, lambda: self._queries.landmarks(name))
+        marks = [(phase.version, phase.plan) for phase in landmarks.phases]
         return RunPage(
             info=info,
-            live=live(info, figures, sum(s.device_s for s in stretches)),
+            live=live(info, figures, checks.work_s),
             figures=figures,
-            curve=chart.line([Point(p.version, p.loss) for p in losses]),
-            strength=chart.line([Point(*found) for found in rated]),
+            checks=checks,
+            landmarks=landmarks,
+            curve=chart.line([Point(p.version, p.loss) for p in losses], marks),
+            strength=chart.line([Point(*found) for found in rated], marks),
             columns=_columns(stretches),
             versions=newest[::-1][:VERSIONS],
             leaders=leaders[:LEADERS],
@@ -349,12 +363,6 @@ def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:
         merging=info.merging.partition(" or ")[0],
         progress="" if info.progress is None else f"{100 * info.progress:.0f}",
     )
-
-
-def is_milestone(version: int) -> bool:
-    """Return True for versions 1, 10, 100 ... and what is five times as many."""
-    text = str(version).rstrip("0")
-    return version > 0 and text in ("1", "5")
 
 
 class Square(msgspec.Struct, frozen=True):

@@ -12,27 +12,31 @@ from coordinator.rules.overview import (
     RunLine,
     Trouble,
 )
+from coordinator.rules.thresholds import (
+    CERTIFICATE_SOON_S,
+    DAY_S,
+    DEFAULT,
+    Thresholds,
+    certificate_ends,
+    disk_is_low,
+    many_refused,
+)
 from shared.text import counted, duration, printable, size
 
 BEAT_S = 5.0  # a serving process is heard of this often
 SILENT_S = 4 * BEAT_S
-STALLED_S = 900.0  # a run with workers and no version for so long, or for five of its usual gaps
-REFUSED_SHARE, DECIDED_MIN = 1 / 3, 30
 VERDICTS_MAX = 200  # contributions that wait for a verdict
 ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # requests answered with 5xx
-BACKUP_S = 8 * 86_400.0
-YOUNG_S = 86_400.0  # a run of this age is worth a backup
-CERTIFICATE_S, CERTIFICATE_NEAR_S = 30 * 86_400.0, 7 * 86_400.0
-CHECK_S = 86_400.0  # a failed check is told for a day
+CHECK_S = DAY_S  # a failed check is told for a day
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
 
 
-def judge(seen: Overview) -> tuple[Trouble, tuple[Trouble, ...]]:
+def judge(seen: Overview, limits: Thresholds = DEFAULT) -> tuple[Trouble, tuple[Trouble, ...]]:
     """Return the verdict in one line, and all that it was made of."""
     found = [*_servers(seen), *_storage(seen), *_work(seen), *_trust(seen)]
     for run in seen.runs:
-        found += _run(run, seen.at)
-    found += _records(seen)
+        found += _run(run, seen.at, limits)
+    found += _records(seen, limits)
     found.sort(key=lambda trouble: _ORDER[trouble.level])
     if not found:
         return Trouble(level="good", subject="", text=_well(seen)), ()
@@ -105,7 +109,7 @@ def _storage(seen: Overview) -> Iterator[Trouble]:
                 text=f"{size(figures.disk_free)} are free: nothing new is accepted",
                 todo="free space; everything goes on by itself",
             )
-        elif figures.disk_free < 2 * figures.disk_floor:
+        elif disk_is_low(figures.disk_free, figures.disk_floor):
             yield Trouble(
                 level="watch",
                 subject="disk",
@@ -152,7 +156,7 @@ def _last_merges(seen: Overview) -> Iterator[MergeLine]:
             yield merge
 
 
-def _run(run: RunLine, now: float) -> Iterator[Trouble]:
+def _run(run: RunLine, now: float, limits: Thresholds) -> Iterator[Trouble]:
     if run.failed and run.state in ("running", "paused"):
         yield Trouble(
             level="watch",
@@ -166,13 +170,13 @@ def _run(run: RunLine, now: float) -> Iterator[Trouble]:
     silent = now - run.head_at
     if not run.workers and not run.accepted and silent > SILENT_S:
         yield Trouble(
-            level="watch",
+            level="bad" if limits.idle_s and silent >= limits.idle_s else "watch",
             subject=run.name,
             text=f"nobody works on it, its newest version is {duration(silent)} old",
             todo="`coordinator invite create` lets somebody in",
         )
     usual = 3600 / run.versions_an_hour if run.versions_an_hour else 0.0
-    if (run.workers or run.accepted) and silent > max(STALLED_S, 5 * usual):
+    if (run.workers or run.accepted) and limits.stalled(silent, usual):
         yield Trouble(
             level="bad",
             subject=run.name,
@@ -183,14 +187,13 @@ def _run(run: RunLine, now: float) -> Iterator[Trouble]:
 
 
 def _trust(seen: Overview) -> Iterator[Trouble]:
-    decided = seen.window.good + seen.window.refused
-    if decided >= DECIDED_MIN and seen.window.refused > REFUSED_SHARE * decided:
+    if many_refused(seen.newest_refused, seen.newest_decided):
         most = seen.refusals[0].reason if seen.refusals else "other"
         yield Trouble(
             level="bad",
             subject="refusals",
-            text=f"{seen.window.refused:,} of the newest {decided:,} contributions were refused, "
-            f"most for {most}",
+            text=f"{seen.newest_refused:,} of the newest {seen.newest_decided:,} contributions "
+            f"were refused, most for {most}",
             todo="the workers with refusals say whose they are",
         )
     failed_at = seen.recompute.newest_failed_at
@@ -204,29 +207,30 @@ def _trust(seen: Overview) -> Iterator[Trouble]:
         )
 
 
-def _records(seen: Overview) -> Iterator[Trouble]:
-    age = seen.at - min((run.started_at or seen.at for run in seen.runs), default=seen.at)
-    if seen.backup_at is None and age > YOUNG_S:
+def _records(seen: Overview, limits: Thresholds) -> Iterator[Trouble]:
+    opened = [run.started_at or seen.at for run in seen.runs if run.state in ("running", "paused")]
+    age = seen.at - min(opened, default=seen.at)
+    if opened and seen.backup_at is None and limits.backup_is_old(age):
         yield Trouble(
             level="watch",
             subject="backup",
             text="no backup was ever made",
             todo="`coordinator backup FOLDER` makes one while the server works",
         )
-    elif seen.backup_at is not None and seen.at - seen.backup_at > BACKUP_S:
+    elif opened and seen.backup_at is not None and limits.backup_is_old(seen.at - seen.backup_at):
         yield Trouble(
             level="watch",
             subject="backup",
-            text=f"the last backup is {(seen.at - seen.backup_at) / 86_400:.0f} days old",
+            text=f"the last backup is {(seen.at - seen.backup_at) / DAY_S:.0f} days old",
             todo="`coordinator backup FOLDER` makes one while the server works",
         )
     for each in seen.replicas:
         ends = each.figures.certificate_ends_at
         left = None if ends is None else ends - seen.at
-        if left is not None and left < CERTIFICATE_S:
-            end = f"ends in {left / 86_400:.0f} days" if left > 0 else "has ended"
+        if left is not None and certificate_ends(left):
+            end = f"ends in {left / DAY_S:.0f} days" if left > 0 else "has ended"
             yield Trouble(
-                level="bad" if left < CERTIFICATE_NEAR_S else "watch",
+                level="bad" if left < CERTIFICATE_SOON_S else "watch",
                 subject="certificate",
                 text=f"the certificate of {printable(each.figures.url, 80)} {end}",
                 todo="renew the files of tls_cert and tls_key, and start the server again",

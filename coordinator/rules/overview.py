@@ -191,6 +191,8 @@ class Census(Part, frozen=True, kw_only=True):
     pushed: dict[int, Flow]  # by run
     pulled: dict[int, Flow]
     staleness: dict[str, tuple[float, int]]  # by "run version"
+    newest_refused: int  # of the newest decisions, whenever those were
+    newest_decided: int
     refusals: tuple[Refusal, ...]
     forward: CheckCounts
     recompute: CheckCounts
@@ -215,6 +217,8 @@ class Overview(Part, frozen=True, kw_only=True):
     machines: tuple[WorkerLine, ...]
     volunteers: dict[str, int]
     window: Window
+    newest_refused: int  # of the newest decisions, whenever those were
+    newest_decided: int
     refusals: tuple[Refusal, ...]
     forward: CheckCounts
     recompute: CheckCounts

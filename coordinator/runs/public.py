@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.database import evaluations, games, runs, statistics, versions
-from coordinator.database.statistics import Stretch
+from coordinator.database.statistics import Marks, Stretch
 from coordinator.rules import run_file
 from coordinator.ttl_cache import REST, Fresh, Kept
 from shared.errors import NotFound
@@ -36,6 +36,7 @@ CURVE = 120  # points of a curve, at most twice as many
 STRETCHES = 48  # columns of a run's activity
 STRETCH_S_MIN = 60.0
 STORY = 25  # samples that the story of a run goes through, evenly spread
+MARKED_MAX = 256  # volunteers whose marks are kept
 LOOKED_FOR = 50  # versions among which those are looked for
 
 
@@ -96,6 +97,7 @@ class PublicRuns:
             FRESH_S, clock, rest=rest
         )
         self._losses: Kept[int, tuple[Measured, ...]] = Kept(FRESH_S, clock, rest=REST)
+        self._marks: Kept[str, Marks] = Kept(FRESH_S, clock, rest=HISTORY_REST, most=MARKED_MAX)
         self._story: Kept[int, tuple[Sampled, ...]] = Kept(FRESH_S, clock, rest=REST)
 
     async def _read(self) -> tuple[tuple[RunRow, ...], bool]:
@@ -169,6 +171,15 @@ class PublicRuns:
             )
 
         return await self._strength.get(run.id, lambda: self._db.read(read))
+
+    async def marks(self, volunteer_id: str) -> Marks:
+        """Marks of a volunteer on the runs that are shown."""
+        shown_ids = [row.id for row in await self.listing()]
+
+        def read(conn: Connection) -> Marks:
+            return statistics.marks(conn, volunteer_id, shown_ids)
+
+        return await self._marks.get(volunteer_id, lambda: self._db.read(read))
 
     async def activity(self, run: RunRow) -> tuple[Stretch, ...]:
         """Work of a run over time, in at most `STRETCHES` stretches of equal length."""

@@ -17,6 +17,7 @@ from coordinator.database import (
     volunteers,
 )
 from coordinator.database.runs import RunRow
+from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.suites import scores
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
@@ -25,6 +26,7 @@ from coordinator.rules.advice import advice, too_large
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
+from coordinator.runs.landmarks import Landmarks, landmarks
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, Kept
 from shared.clock import Clock
@@ -221,6 +223,16 @@ class RunQueries:
             return (*found, *too_large(_memory(run, about), there))
 
         return await self._db.read(read)
+
+    async def landmarks(self, name: str) -> Landmarks:
+        """Milestones and phases of a run. Raises NotFound."""
+        return await self._db.read(lambda conn: landmarks(conn, runs.by_name(conn, name)))
+
+    async def checks(self, name: str) -> CostOfChecks:
+        """Checks of a run's contributions, and the device time of the good ones. Raises
+        NotFound.
+        """
+        return await self._db.read(lambda conn: cost(conn, runs.by_name(conn, name).id))
 
     async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
         """The signed manifest of a version, or of the head, good for days yet. Raises NotFound."""

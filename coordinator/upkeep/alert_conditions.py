@@ -20,6 +20,16 @@ import msgspec
 
 from coordinator import certificates
 from coordinator.database import key_values, runs, standings, versions
+from coordinator.rules.thresholds import (
+    DAY_S,
+    WAVE_MIN,
+    WAVE_S,
+    Thresholds,
+    certificate_ends,
+    disk_is_low,
+    many_refused,
+    of_settings,
+)
 from coordinator.runs.queries import LIVE_S
 from shared.errors import VolunteerError
 from shared.links import is_loopback
@@ -47,11 +57,6 @@ Kind = Literal[
 EVENTS: frozenset[Kind] = frozenset({"failed check"})  # happen; the others last
 LOCAL_KINDS: frozenset[Kind] = frozenset({"disk", "certificate"})  # of one machine
 
-WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
-REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
-LOW_FLOORS, ENOUGH_FLOORS = 4, 5  # of free disk: said below the first, over above the second
-CERTIFICATE_S = 21 * 86_400.0
-DAY_S = 86_400.0
 RUNS_MAX = 200  # looked at; an installation has a few
 
 
@@ -86,7 +91,7 @@ def here(
 ) -> list[Condition]:
     """Return what is wrong with this machine; `open_now` as below."""
     found = []
-    floors = ENOUGH_FLOORS if ("disk", machine) in open_now else LOW_FLOORS
+    said = ("disk", machine) in open_now
     try:
         free = space.free_bytes()
     except OSError:
@@ -94,11 +99,11 @@ def here(
     if space.read_only:
         message = f"nothing new is accepted on {machine}: {size(free)} are free; make room"
         found.append(Condition(kind="disk", about=machine, message=message))
-    elif free < floors * space.floor_bytes:
+    elif disk_is_low(free, space.floor_bytes, said=said):
         floor = size(space.floor_bytes)
         message = f"{size(free)} are free on {machine}, and below {floor} nothing is accepted"
         found.append(Condition(kind="disk", about=machine, message=message))
-    if ends_at is not None and ends_at - now < CERTIFICATE_S:
+    if ends_at is not None and certificate_ends(ends_at - now):
         days = max(0, int((ends_at - now) // DAY_S))
         message = (
             f"the TLS certificate of {machine} ends in {days} days: renew it and start again"
@@ -118,8 +123,9 @@ def in_database(
 ) -> Iterator[Condition]:
     """Yield what the database shows; `open_now` are those that were said and are not over."""
     yield from _of_work(conn, now, since, open_now)
-    yield from _of_runs(conn, settings, now)
-    yield from _of_backup(conn, settings, now)
+    limits = of_settings(settings)
+    yield from _of_runs(conn, limits, now)
+    yield from _of_backup(conn, limits, now)
 
 
 def _of_work(
@@ -137,8 +143,7 @@ def _of_work(
         )
         yield Condition(kind="failed check", message=message)
     refused, decided = standings.refusals(conn)
-    share = CALM_SHARE if ("refusals", "") in open_now else REFUSED_SHARE
-    if decided >= DECISIONS_MIN and refused > share * decided:
+    if many_refused(refused, decided, said=("refusals", "") in open_now):
         message = (
             f"{refused} of the newest {decided} contributions were refused: `coordinator task list"
             " --failed` shows why"
@@ -153,37 +158,36 @@ def _of_work(
         yield Condition(kind="sybil wave", message=message)
 
 
-def _of_runs(conn: Connection, settings: Settings, now: float) -> Iterator[Condition]:
+def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:
     for run in runs.every(conn, ("running",))[:RUNS_MAX]:
         if not runs.live_workers(conn, run.id, now - LIVE_S):
-            if settings.alert_idle_s:
+            if limits.idle_s:
                 message = f"nobody works on {run.name}: post its page, or pause it"
-                patience_s = settings.alert_idle_s
+                patience_s = limits.idle_s
                 yield Condition(
                     kind="nobody", about=run.name, message=message, patience_s=patience_s
                 )
             continue
+        made_at, usual_s = versions.pace(conn, run.id, run.head)
         # Half of the time from the version on, half under our eyes: a run that was paused for long
         # has an old version, and is well.
-        half_s = settings.alert_stalled_s / 2
-        made_at = versions.get(conn, run.id, run.head).created_at
-        if half_s and now - made_at >= half_s:
+        half_s = limits.stalled_after(usual_s) / 2
+        if limits.stalled_s and now - made_at >= half_s:
             message = (
                 f"{run.name} has machines at work and made no version for"
-                f" {settings.alert_stalled_s / 60:.0f} minutes: `coordinator run show {run.name}`"
+                f" {2 * half_s / 60:.0f} minutes: `coordinator run show {run.name}`"
                 " says what its merge waits for"
             )
             yield Condition(kind="stalled", about=run.name, message=message, patience_s=half_s)
 
 
-def _of_backup(conn: Connection, settings: Settings, now: float) -> Iterator[Condition]:
-    age_s = settings.alert_backup_days * DAY_S
+def _of_backup(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:
     every = runs.every(conn, runs.OPEN)
-    if not age_s or not every:
+    if not every:
         return
     stored = key_values.get(conn, key_values.BACKUP)
-    oldest = min(run.created_at for run in every)
-    if now - float(stored or oldest) >= age_s:
-        days = f"{settings.alert_backup_days:g} days"
+    oldest = min(run.started_at or now for run in every)
+    if limits.backup_is_old(now - float(stored or oldest)):
+        days = f"{limits.backup_s / DAY_S:g} days"
         what = f"the newest backup is older than {days}" if stored else "no backup was ever made"
         yield Condition(kind="backup", message=f"{what}: `coordinator backup DIR` makes one")

@@ -18,6 +18,7 @@ import structlog
 from coordinator.database.monitoring import census, overview, replicas
 from coordinator.rules import health
 from coordinator.rules.overview import Census, Flow, Overview, ReplicaFigures, RunLine
+from coordinator.rules.thresholds import DEFAULT, Thresholds
 from coordinator.ttl_cache import Fresh
 from shared.clock import Clock
 from shared.errors import VolunteerError
@@ -40,10 +41,13 @@ log = structlog.get_logger("overview")
 class Overviews:
     """Reads the overview; all who ask within a moment share one."""
 
-    def __init__(self, db: Database, clock: Clock, server: str) -> None:
+    def __init__(
+        self, db: Database, clock: Clock, server: str, limits: Thresholds = DEFAULT
+    ) -> None:
         self._db = db
         self._clock = clock
         self._server = server
+        self._limits = limits
         self._census = Fresh(self._count, CENSUS_S, clock, rest=CENSUS_REST)
         self._overview = Fresh(self._look, OVERVIEW_S, clock, rest=OVERVIEW_REST)
 
@@ -58,7 +62,7 @@ class Overviews:
     async def _look(self) -> Overview:
         counted, now = await self._census.get(), self._clock.now()
         seen = await self._db.read(partial(self._read, counted=counted, now=now))
-        verdict, troubles = health.judge(seen)
+        verdict, troubles = health.judge(seen, self._limits)
         return msgspec.structs.replace(seen, verdict=verdict, troubles=troubles)
 
     def _read(self, conn: Connection, counted: Census, now: float) -> Overview:
@@ -78,6 +82,8 @@ class Overviews:
             machines=counted.machines,
             volunteers=counted.volunteers,
             window=counted.window,
+            newest_refused=counted.newest_refused,
+            newest_decided=counted.newest_decided,
             refusals=counted.refusals,
             forward=counted.forward,
             recompute=counted.recompute,

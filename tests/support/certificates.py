@@ -11,12 +11,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def certificate(path: Path, days: int = 1) -> tuple[Path, str]:
-    """A self-signed certificate with its key in one file, and its SHA-256."""
+def certificate(path: Path, days: int = 1, host: str = "") -> tuple[Path, str]:
+    """A self-signed certificate with its key in one file, and its SHA-256; of a host, it may be
+    trusted like an authority's.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    request = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -24,8 +26,11 @@ def certificate(path: Path, days: int = 1) -> tuple[Path, str]:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=days))
-        .sign(key, hashes.SHA256())
     )
+    if host:
+        names = x509.SubjectAlternativeName([x509.DNSName(host)])
+        request = request.add_extension(names, critical=False)
+    made = request.sign(key, hashes.SHA256())
     pem = serialization.Encoding.PEM
     form = serialization.PrivateFormat.PKCS8
     file = path / "server.pem"

@@ -22,8 +22,8 @@ async def tick(home: LocalCoordinator) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served(home: LocalCoordinator) -> AsyncIterator[str]:
-    """Address of a real socket in front of a coordinator."""
+async def served(home: LocalCoordinator, *, ticking: bool = True) -> AsyncIterator[str]:
+    """Address of a real socket in front of a coordinator; its time passes, or stands."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(create_app(home.coordinator), lifespan="off", log_config=None)
@@ -33,11 +33,12 @@ async def served(home: LocalCoordinator) -> AsyncIterator[str]:
                 server, "capture_signals", contextlib.nullcontext
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            ticking = asyncio.create_task(tick(home))
+            passing = asyncio.create_task(tick(home)) if ticking else None
             try:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
             finally:
-                ticking.cancel()
+                if passing is not None:
+                    passing.cancel()
                 home.coordinator.stopping.set()
                 server.should_exit = server.force_exit = True
                 await serving

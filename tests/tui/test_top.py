@@ -103,6 +103,7 @@ def picture(**changes: Any) -> Overview:
         machines=(hostile, worker),
         volunteers={"vetted": 4, "probation": 2},
         window=Window(since=NOW - 3590, contributions=130, good=120, refused=9, undecided=1),
+        newest_refused=9, newest_decided=129,
         refusals=(Refusal(reason="norm", count=9, newest=HOSTILE, at=NOW - 300),),
         forward=CheckCounts(passed=31, unclear=1), recompute=CheckCounts(passed=4, open=1),
         database=DatabaseFigures(kind="sqlite", bytes=48_000_000), backup_at=NOW - 7200,
@@ -285,9 +286,12 @@ def test_a_verdict_is_the_worst_and_says_what_to_do() -> None:
     assert "no server is running, the last was heard of 5:00 min ago" in dead.verdict.text
     assert "coordinator serve" in dead.verdict.todo
     stalled = msgspec.structs.replace(RUN, failed=0, head_at=NOW - 4000)
+    assert picture(runs=(stalled,)).verdict.level == "bad"
+    seldom = msgspec.structs.replace(stalled, versions_an_hour=1.0)
+    assert picture(runs=(seldom,)).verdict.level == "good"
     assert "no new version for 1:06 h" in picture(runs=(stalled,)).verdict.text
-    window = msgspec.structs.replace(well.window, good=30, refused=20)
-    assert "20 of the newest 50" in picture(window=window).verdict.text
+    refusing = picture(newest_refused=80, newest_decided=200)
+    assert "80 of the newest 200" in refusing.verdict.text
     old = picture(runs=well.runs, backup_at=NOW - 20 * 86_400)
     assert (old.verdict.level, old.verdict.text) == (
         "watch", "backup: the last backup is 20 days old",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
@@ -72,6 +72,7 @@ class VolunteerApp(App[int]):
         look: Look | None = None,
         clock: Clock | None = None,
         tick_s: float | None = TICK_S,
+        opener: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         look = look or Look()
         # Textual reads both from the instance; a page's module is imported when it is first opened.
@@ -83,6 +84,7 @@ class VolunteerApp(App[int]):
         self.departure = Departure(self)
         self.clock = clock or SystemClock()
         self.device = ""
+        self.opener = opener  # of addresses; None = the browser of this machine
         self.painted = asyncio.Event()  # once something can be read
         self._tick_s = tick_s
         self._ticks = 0

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import CTE, Connection, Select, case, func, select, text
 
 from coordinator.database import key_values
+from coordinator.database.standings import refusals as newest_refusals
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.games import harvests
@@ -52,6 +53,7 @@ def census(conn: Connection, now: float) -> Census:
     window = _window(conn, newest, now)
     span = max(SPAN_MIN_S, now - window.since)
     pushed, pulled = _flows(conn, newest, 3600 / span)
+    refused, decided = newest_refusals(conn)
     return Census(
         at=now,
         workers=_worker_states(conn, now),
@@ -61,6 +63,8 @@ def census(conn: Connection, now: float) -> Census:
         pushed=pushed,
         pulled=pulled,
         staleness=_staleness(conn, newest),
+        newest_refused=refused,
+        newest_decided=decided,
         refusals=_refusals(conn, newest),
         forward=_forward(conn),
         recompute=_recompute(conn),

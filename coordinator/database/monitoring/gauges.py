@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    CTE,
     Connection,
     Select,
     bindparam,
@@ -54,27 +55,39 @@ def _row(name: str, run: Any, label: Any, value: Any) -> tuple[Any, ...]:
     )
 
 
+def _opened() -> CTE:
+    """Open tasks by run and state, with their machines: one walk over what may be ten thousand."""
+    # Written out, or the databases would not see that the index of open tasks has all of them.
+    open_now = _T.state.in_((literal_column("'todo'"), literal_column("'doing'")))
+    return (
+        select(_T.run_id, _T.state, func.count().label("n"))
+        .add_columns(func.count(_T.worker_id.distinct()).label("machines"))
+        .where(open_now)
+        .group_by(_T.run_id, _T.state)
+        .cte("opened")
+    )
+
+
 def _statement() -> Any:
     # The runs that are on first, then the newest: what an organiser makes does not end.
     on = case((_R.state.in_(("running", "paused")), 0), else_=1)
     told = (_R.id, _R.name, _R.state, _R.head, _R.global_step, _R.tokens)
     named = select(*told).order_by(on, _R.id.desc()).limit(RUNS_MAX).cte("named")
     empty = literal("")
-    # Written out, or the databases would not see that the index of open tasks has all of them.
-    open_now = _T.state.in_((literal_column("'todo'"), literal_column("'doing'")))
     failed = _T.state == "discarded"
+    o = _opened().c
     counted = [
-        select(literal("tasks"), _T.run_id, _T.state, func.count()).where(open_now),
         select(literal("tasks"), _T.run_id, _T.state, func.count()).where(failed),
         select(literal("contributions_waiting"), _C.run_id, _C.state, func.count()).where(
             _C.state.in_(("checking", "accepted"))
         ),
     ]
     grouped = [each.group_by(*list(each.selected_columns)[1:3]) for each in counted]
-    holding = select(
-        literal("run_workers"), _T.run_id, empty, func.count(func.distinct(_T.worker_id))
-    )
-    by_id = union_all(*grouped, holding.where(_T.state == "doing").group_by(_T.run_id)).subquery()
+    by_id = union_all(
+        select(literal("tasks"), o.run_id, o.state, o.n),
+        select(literal("run_workers"), o.run_id, empty, o.machines).where(o.state == "doing"),
+        *grouped,
+    ).subquery()
     what, run_id, label, count = by_id.c
     name = func.coalesce(named.c.name, "other")
     queue = (
@@ -137,7 +150,7 @@ def gauges(conn: Connection, now: float) -> list[Gauge]:
     """Return every gauge; those of runs beyond `RUNS_MAX` are summed as "other"."""
     found = conn.execute(_STATEMENT, {"now": now})
     return [
-        Gauge(row.name, row.run, row.label, float(row.value))
-        for row in found
-        if row.value is not None
+        Gauge(name, run, label, float(value))
+        for name, run, label, value in found
+        if value is not None
     ]

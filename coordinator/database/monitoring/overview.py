@@ -34,12 +34,12 @@ from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, versions
+from coordinator.database.versions import PACE_VERSIONS
 from coordinator.rules.overview import Flow, MergeLine, RunLine, TaskCount
 from shared.decoding import decode
 
 RUNS_MAX = 100  # shown, the open ones first
 MERGES_MAX = 20
-PACE_VERSIONS = 20  # newest versions that versions an hour are counted over
 COUNTED_MAX = 10_000  # of one queue: more is shown as this
 
 _OPEN = ("running", "paused")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,25 +18,17 @@ from tests.e2e.pages.test_pages import merged
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
 from tests.support.rounds import MergeRounds
 from tests.support.served import served
-from tests.support.sources import ROOT
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-AXE = next(
-    (
-        folder / "axe-core" / "axe.min.js"
-        for folder in (ROOT / "node_modules", Path(os.environ.get("NODE_PATH", "/nowhere")))
-        if (folder / "axe-core" / "axe.min.js").is_file()
-    ),
-    None,
-)
 FINDINGS = """axe.run().then(found => found.violations.map(
     each => `${each.impact} ${each.id} ${each.nodes[0].html}`))"""
 MOVES = (0, 6, 1, 7, 2, 8, 3)
 
 playwright = pytest.importorskip("playwright.async_api")
+axe = pytest.importorskip("axe_playwright_python.base")
 expect = playwright.expect
 expect.set_options(timeout=60_000)  # on a busy machine; what comes sooner is not waited for
 pytestmark = [
@@ -69,12 +60,16 @@ async def looking(found: Browser, address: str) -> AsyncIterator[Page]:
     await page.close()
 
 
+def told_game() -> str:
+    """The sample of a workload that plays."""
+    return _told(Rules(size=6, win=4), MOVES)
+
+
 async def drawn_game(home: LocalCoordinator, run: str, version: int) -> None:
     """Give a version the sample of a workload that plays."""
-    told = _told(Rules(size=6, win=4), MOVES)
 
     def draw(conn: Connection) -> None:
-        evaluations.set_evaluation(conn, runs.by_name(conn, run).id, version, sample=told)
+        evaluations.set_evaluation(conn, runs.by_name(conn, run).id, version, sample=told_game())
 
     await home.coordinator.db.write(draw)
 
@@ -187,12 +182,11 @@ async def test_everything_is_readable_without_a_script_and_fits_a_phone(tmp_path
             await context.close()
 
 
-@pytest.mark.skipif(AXE is None, reason="the package axe-core is not installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_nothing_is_in_the_way_of_those_who_cannot_see_or_point(
     tmp_path: Path, scheme: Literal["light", "dark"]
 ) -> None:
-    assert AXE is not None
+    script = axe.AXE_SCRIPT
     async with local_coordinator(tmp_path) as home, browser() as chromium:
         run = await merged(home)
         await drawn_game(home, run, 1)
@@ -206,7 +200,7 @@ async def test_nothing_is_in_the_way_of_those_who_cannot_see_or_point(
             for path in (*shown, "/leaderboard", "/leaderboard?by=team", "/volunteers/Mia"):
                 await page.goto(url + path)
                 # Past the policy of the page, which allows no script but its own.
-                await session.send("Runtime.evaluate", {"expression": AXE.read_text("utf-8")})
+                await session.send("Runtime.evaluate", {"expression": script})
                 asked = {"expression": FINDINGS, "awaitPromise": True, "returnByValue": True}
                 reply = await session.send("Runtime.evaluate", asked)
                 assert reply["result"]["value"] == [], path

@@ -11,12 +11,13 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 
 from coordinator.accounts.authentication import Principal
 from coordinator.admin.command import Named
 from coordinator.admin.runs import show
 from coordinator.database import evaluations, runs
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.volunteers import set_volunteer
 from shared.protocol.teams import TeamCreate
 from shared.workloads.data.image_files import open_image
@@ -185,6 +186,30 @@ async def test_who_is_renamed_is_shown_by_the_new_name(tmp_path: Path) -> None:
             assert "Mia" not in text(await client.get("/volunteers/Zoe"))
             await home.clock.advance(1.0)
             assert "Mia" not in text(await client.get("/leaderboard"))
+
+
+async def test_a_volunteers_page_has_marks_that_count_days_in_a_row(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await home.start_run()
+        workers = (await home.join("Mia"), await home.join("Bob"))
+        history = MergeRounds(home, run, workers, lambda: 0.0)
+        for day in range(3):
+            await history.round(10 * day)
+        day_s = 86_400.0
+
+        def spread(conn: Connection) -> None:  # as if decided on the 1st, the 3rd and the 4th day
+            for number, day in enumerate((0, 2, 3)):
+                one = contributions.c.version == number + 1
+                at = 1_700_000_000.0 + day * day_s
+                conn.execute(update(contributions).where(one).values(decided_at=at))
+
+        await home.coordinator.db.write(spread)
+        async with home.client() as client:
+            said = text(await client.get("/volunteers/Mia"))
+        assert "first contribution 2023-11-14 22:13" in said
+        assert "part of 3 versions" in said
+        assert "2 days in a row" in said
+        assert "a week and more" not in said
 
 
 async def test_what_others_wrote_stays_text(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -14,8 +15,8 @@ import pytest
 
 from coordinator.config import load
 from coordinator.database import standings
+from coordinator.rules.thresholds import WAVE_MIN
 from coordinator.upkeep import backup
-from coordinator.upkeep.alert_conditions import WAVE_MIN
 from coordinator.upkeep.alerts import RETRY_S, Alert
 from shared import proof_of_work
 from shared.errors import Configuration, NotFound
@@ -23,6 +24,9 @@ from tests.e2e.server.test_recomputes import lazy, results, run_file
 from tests.support.certificates import certificate
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
 from tests.support.local_volunteer import LocalMachine
+from tests.support.mail_server import mail_server
+from tests.support.served import served
+from tests.support.server_process import command
 
 
 @asynccontextmanager
@@ -173,6 +177,26 @@ async def test_a_run_without_a_version_is_stalled_but_not_one_that_was_resumed(
         assert heard[0].at - heard[0].since == 1800.0
 
 
+async def test_the_monitor_and_the_alerts_find_a_stalled_run_at_the_same_time(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path, alert_stalled_s=600.0) as home:
+        run, coordinator = await home.start_run(), home.coordinator
+        mia = await home.join("Mia")
+        await mia.claim()
+        found: list[tuple[bool, bool]] = []
+        for _ in range(12):
+            await home.clock.advance(60.0)
+            coordinator.renewals.saw(mia.worker_id)
+            await coordinator.renewals.flush()
+            said = told(await coordinator.alerts.look()) == [("stalled", run, "on")]
+            troubles = (await coordinator.overviews.get()).troubles
+            found.append((said, any("no new version" in each.text for each in troubles)))
+        first = found.index((True, True))
+        assert first == 9  # ten minutes
+        assert found[:first] == [(False, False)] * first
+
+
 async def test_a_low_disk_and_an_old_backup(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         run, coordinator = await home.start_run(), home.coordinator
@@ -248,33 +272,11 @@ async def test_a_delivery_that_fails_is_tried_so_often_and_no_more(tmp_path: Pat
 # --- mail ---
 
 
-@asynccontextmanager
-async def mailbox() -> AsyncIterator[tuple[int, list[str]]]:
-    """A server that keeps the mails that are sent to it."""
-    mails: list[str] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 here\r\n")
-        while line := (await reader.readline()).decode():
-            if line.upper().startswith("DATA"):
-                writer.write(b"354 go on\r\n")
-                mails.append((await reader.readuntil(b"\r\n.\r\n")).decode())
-            writer.write(b"250 well\r\n")
-            await writer.drain()
-            if line.upper().startswith("QUIT"):
-                break
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1], mails
-
-
 async def test_a_test_goes_every_way_and_says_which_failed(tmp_path: Path) -> None:
-    async with mailbox() as (port, mails), webhook() as (address, heard):
+    async with mail_server() as box, webhook() as (address, heard):
         settings = {
             "alert_webhook": address, "alert_mail_to": "ann@example.org, bob@example.org",
-            "smtp_host": "127.0.0.1", "smtp_port": port, "smtp_security": "none",
+            "smtp_host": "127.0.0.1", "smtp_port": box.port, "smtp_security": "none",
             "name": "forest",
         }  # fmt: skip
         async with local_coordinator(tmp_path, **settings) as home:
@@ -283,7 +285,7 @@ async def test_a_test_goes_every_way_and_says_which_failed(tmp_path: Path) -> No
                 {"way": "webhook", "problem": ""},
                 {"way": "mail", "problem": ""},
             ]
-        (mail,) = mails
+        (mail,) = box.mails
         found = message_from_string(mail)
         assert found["To"] == "ann@example.org, bob@example.org"
         assert found["From"] == "coordinator@127.0.0.1"
@@ -296,9 +298,9 @@ async def test_a_test_goes_every_way_and_says_which_failed(tmp_path: Path) -> No
 
 
 async def test_a_password_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    async with mailbox() as (port, mails):
+    async with mail_server() as box:
         settings = {
-            "alert_mail_to": "ann@example.org", "smtp_host": "127.0.0.1", "smtp_port": port,
+            "alert_mail_to": "ann@example.org", "smtp_host": "127.0.0.1", "smtp_port": box.port,
             "smtp_security": "none", "smtp_user": "ann",
         }  # fmt: skip
         async with local_coordinator(tmp_path, **settings) as home:
@@ -308,7 +310,79 @@ async def test_a_password_that_others_can_read_is_not_used(tmp_path: Path) -> No
             (result,) = await home.coordinator.alerts.test()
         assert "others can read" in result.problem
         assert "hunter2" not in result.problem
-        assert mails == []
+        assert box.mails == []
+
+
+@asynccontextmanager
+async def by_mail(tmp_path: Path, port: int, password: str) -> AsyncIterator[LocalCoordinator]:
+    """A coordinator that mails by STARTTLS, signed in."""
+    settings = {
+        "alert_mail_to": "ann@example.org", "smtp_host": "localhost", "smtp_port": port,
+        "smtp_user": "forest",
+    }  # fmt: skip
+    async with local_coordinator(tmp_path / "server", **settings) as home:
+        file = home.coordinator.settings.smtp_password_file
+        file.touch(0o600)
+        file.write_text(f"{password}\n")
+        yield home
+
+
+async def test_a_mail_goes_encrypted_and_signed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = certificate(tmp_path, host="localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    async with mail_server(file) as box:
+        async with by_mail(tmp_path, box.port, box.password) as home:
+            assert [each.problem for each in await home.coordinator.alerts.test()] == [""]
+        assert box.signed_in == ["forest"]
+        assert "a test: alerts of this server arrive here" in box.mails[0]
+        assert {line.split()[0].upper() for line in box.in_the_clear} == {"EHLO", "STARTTLS"}
+        async with by_mail(tmp_path, box.port, "wrong") as home:
+            (result,) = await home.coordinator.alerts.test()
+        assert "535" in result.problem
+        assert "wrong'" not in result.problem.replace("are wrong'", "")
+        assert len(box.mails) == 1
+
+
+@pytest.mark.parametrize(
+    ("encrypts", "words"), [(True, "certificate"), (False, "STARTTLS")], ids=["stranger", "clear"]
+)
+async def test_no_password_is_sent_to_who_cannot_prove_to_be_the_mail_server(
+    tmp_path: Path, encrypts: bool, words: str
+) -> None:
+    file = certificate(tmp_path, host="localhost")[0] if encrypts else None
+    async with mail_server(file) as box:
+        async with by_mail(tmp_path, box.port, box.password) as home:
+            (result,) = await home.coordinator.alerts.test()
+        assert words.lower() in result.problem.lower()
+        assert not any("AUTH" in line.upper() for line in box.in_the_clear)
+        assert (box.mails, box.signed_in) == ([], [])
+
+
+async def test_the_commands_say_what_stands_and_which_way_fails(tmp_path: Path) -> None:
+    async with webhook() as (address, heard):
+        settings = {
+            "alert_webhook": address, "alert_mail_to": "ann@example.org",
+            "smtp_host": "127.0.0.1", "smtp_port": 9, "smtp_security": "none",
+        }  # fmt: skip
+        async with local_coordinator(tmp_path, **settings) as home:
+            run, token = await home.start_run(), home.coordinator.settings.admin_token_file
+            await home.coordinator.alerts.look()
+            await home.clock.advance(1801.0)
+            await home.coordinator.alerts.look()
+            async with served(home, ticking=False) as url:
+                where = ("--server", url, "--token-file", str(token))
+                said = await asyncio.to_thread(command, "alerts", "test", *where)
+                assert said.returncode == 1
+                assert "webhook: sent" in said.stdout
+                assert re.search("mail: .*refused", said.stdout)
+                said = await asyncio.to_thread(command, "alerts", "list", "--json", *where)
+        assert said.returncode == 0
+        assert [(each["kind"], each["about"]) for each in json.loads(said.stdout)] == [
+            ("nobody", run)
+        ]
+        assert [alert.kind for alert in heard] == ["nobody", "test"]
 
 
 async def test_a_test_without_a_way_says_what_to_set(tmp_path: Path) -> None:

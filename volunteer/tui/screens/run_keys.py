@@ -143,12 +143,25 @@ async def show_page(app: VolunteerApp, run: str) -> None:
         app.tell("the address of the coordinator is not known yet")
         return
     page = public_page(coordinator, run)
-    if has_browser(os.environ) and await _opened(page):
-        app.tell(f"opening {page} in the browser")
+    if await (app.opener or in_browser)(page):
+        app.tell(f"opening {page} in the browser{_shown(app)}")
         return
     from volunteer.tui.screens.copy_text import CopyText
 
     app.push_screen(CopyText("The public page", f"Open this address to see {run}:", page))
+
+
+def _shown(app: VolunteerApp) -> str:
+    """Say that the page names this volunteer, and how to end that."""
+    me = app.latest.status.me
+    if me is None or not me.public:
+        return ""
+    return "; your nickname is shown there, h on the page Ranks hides it"
+
+
+async def in_browser(page: str) -> bool:
+    """Open an address in the browser of this machine; False where it has none."""
+    return has_browser(os.environ) and await _opened(page)
 
 
 def has_browser(environ: Mapping[str, str], platform: str = sys.platform) -> bool:

@@ -1,0 +1,71 @@
+"""Thresholds of trouble: the monitor's verdict and the alerts to people judge by these alike.
+
+What was said stays said until it is well past its threshold, so that nothing is on and over by
+turns: `said` is True where it was said and is not over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from coordinator.config import Settings
+
+DAY_S = 86_400.0
+REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
+LOW_FLOORS, ENOUGH_FLOORS = 4, 5  # of free disk
+CERTIFICATE_S, CERTIFICATE_SOON_S = 21 * DAY_S, 7 * DAY_S
+WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
+USUAL_TIMES = 5  # a run that makes a version an hour is not stalled after an hour
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """Those that the organiser sets; 0 = never."""
+
+    stalled_s: float = 3600.0
+    idle_s: float = 1800.0
+    backup_s: float = 7 * DAY_S
+
+    def stalled(self, silent_s: float, usual_s: float) -> bool:
+        """Return True for a run at work that made no version for `silent_s`, where `usual_s` pass
+        between two.
+        """
+        return bool(self.stalled_s) and silent_s >= self.stalled_after(usual_s)
+
+    def stalled_after(self, usual_s: float) -> float:
+        """Return how long a run at work may make no version."""
+        return max(self.stalled_s, USUAL_TIMES * usual_s)
+
+    def backup_is_old(self, age_s: float) -> bool:
+        """Return True for a backup of this age, or a run of this age without one."""
+        return bool(self.backup_s) and age_s >= self.backup_s
+
+
+DEFAULT = Thresholds()
+
+
+def of_settings(settings: Settings) -> Thresholds:
+    """Return what the organiser set."""
+    return Thresholds(
+        stalled_s=settings.alert_stalled_s,
+        idle_s=settings.alert_idle_s,
+        backup_s=settings.alert_backup_days * DAY_S,
+    )
+
+
+def many_refused(refused: int, decided: int, *, said: bool = False) -> bool:
+    """Return True where too many of the newest decisions refused."""
+    share = CALM_SHARE if said else REFUSED_SHARE
+    return decided >= DECISIONS_MIN and refused > share * decided
+
+
+def disk_is_low(free: float, floor: float, *, said: bool = False) -> bool:
+    """Return True where little more is free than the floor below which nothing is accepted."""
+    return free < (ENOUGH_FLOORS if said else LOW_FLOORS) * floor
+
+
+def certificate_ends(left_s: float) -> bool:
+    """Return True for a certificate that is good for so long and no longer."""
+    return left_s < CERTIFICATE_S

@@ -1,0 +1,81 @@
+"""Landmarks of a run: versions that are milestones, and those at which a phase began."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.database import versions
+from coordinator.plan.plan import in_phase
+from coordinator.runs.definition import definition
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.runs import RunRow
+    from coordinator.plan.tables import Plan
+
+MERGED_BY = {
+    "sgd": "averaging",
+    "nesterov": "Nesterov momentum",
+    "delayed-nesterov": "delayed Nesterov momentum",
+    "adam": "Adam",
+    "yogi": "Yogi",
+    "adagrad": "Adagrad",
+}
+
+
+class Milestone(msgspec.Struct, frozen=True, kw_only=True):
+    """A version with a round number, and when it was made."""
+
+    version: int
+    at: float
+
+
+class PhaseStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The first version of a phase, and how updates are merged from there on."""
+
+    phase: int
+    version: int
+    plan: str
+
+
+class Landmarks(msgspec.Struct, frozen=True, kw_only=True):
+    """Landmarks of one run, the oldest first."""
+
+    milestones: tuple[Milestone, ...] = ()
+    phases: tuple[PhaseStart, ...] = ()  # none for a plan without phases
+
+
+def is_milestone(version: int) -> bool:
+    """Return True for versions 1, 10, 100 ... and what is five times as many."""
+    text = str(version).rstrip("0")
+    return version > 0 and text in ("1", "5")
+
+
+def milestones_until(head: int) -> list[int]:
+    """Return the milestones up to a version."""
+    tens = [10**power for power in range(len(str(max(1, head))))]
+    return [n for ten in tens for n in (ten, 5 * ten) if n <= head]
+
+
+def landmarks(conn: Connection, run: RunRow) -> Landmarks:
+    """Read the landmarks of a run. A phase that began twice, after a rollback, counts once."""
+    made = versions.made_at(conn, run.id, milestones_until(run.head))
+    whole = definition(run).plan
+    began = versions.phase_starts(conn, run.id) if whole.phases else []
+    return Landmarks(
+        milestones=tuple(Milestone(version=version, at=at) for version, at in made),
+        phases=tuple(
+            PhaseStart(phase=phase, version=version, plan=described(in_phase(whole, phase)))
+            for phase, version in began
+        ),
+    )
+
+
+def described(plan: Plan) -> str:
+    """Say in a few words how updates are made and merged."""
+    kind = "gradients" if plan.update == "gradient" else "updates"
+    steps = f" of {plan.local_steps} local steps" if plan.local_steps else ""
+    return f"{kind}{steps}, {MERGED_BY[plan.optimizer]}"
