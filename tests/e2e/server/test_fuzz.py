@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fuzz import fuzz_parser, fuzz_routes
+from tests.support.fuzz import Plan, fuzz_parser, fuzz_routes
 
 
 @pytest.mark.slow
 def test_no_body_of_any_route_is_a_fault(tmp_path: Path) -> None:
-    found = fuzz_routes(tmp_path, 64, 10.0, 1)
+    found = fuzz_routes(tmp_path, Plan(count=64, seconds=10.0, seed=1))
     assert len(found) > 20
     assert any(200 in counts for counts in found.values())
 
 
 @pytest.mark.parametrize("kind", ["httptools", "h11"])
 def test_no_stream_of_bytes_is_a_fault(kind: str) -> None:
-    found = fuzz_parser(kind, 400, 5.0, 1)
+    found = fuzz_parser(kind, Plan(count=400, seconds=5.0, seed=1))
     assert found["400"] > 0
