@@ -27,6 +27,7 @@ from coordinator.accounts.server_identity import ServerIdentity, software
 from coordinator.accounts.teams import Teams
 from coordinator.accounts.transparency import Transparency
 from coordinator.certificates import CERT_FILE, ends_at
+from coordinator.checking.auditing import Auditing
 from coordinator.checking.case import Draws
 from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
@@ -120,6 +121,7 @@ class Coordinator:
     samples: Samples
     intake: Intake
     recomputes: Recomputes
+    auditing: Auditing
     alerts: Alerts
     merger: Merger
     evaluation: Evaluation
@@ -207,6 +209,7 @@ class Coordinator:
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
+            auditing=Auditing(db, clock, signals, examiners.recomputes),
             alerts=Alerts(db, clock, settings, space),
             merger=merger,
             evaluation=evaluation,

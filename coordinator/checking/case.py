@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -27,8 +28,13 @@ from shared.workloads.base import ChunkRef, Job, seed_from
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.storage.blobs import BlobStore
     from shared.signing import SigningKey
+
+
+class Local(Protocol):
+    """A place where blobs are files: a blob store, or what an auditor fetched from one."""
+
+    async def local(self, sha256: str) -> Path: ...
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +44,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     base_sha256: str
     chunks: tuple[int, ...]
     device: str = ""  # that the task was leased for
+    model: str = ""  # of that device, as its machine registered it
 
 
 class Case(_Stored, frozen=True, kw_only=True):
@@ -75,6 +82,7 @@ class Case(_Stored, frozen=True, kw_only=True):
             base_sha256=base.published_sha256,
             chunks=order.reach(part.start, part.stop),
             device=task.device,
+            model=accounts.model_of(conn, row.worker_id, task.device),
             dataset=datasets.by_id(conn, run.dataset_id),
         )
 
@@ -88,13 +96,18 @@ class Case(_Stored, frozen=True, kw_only=True):
             base_sha256=work.base_sha256,
             chunks=work.chunks,
             device=work.device,
+            model=work.model,
             dataset=datasets.by_id(conn, run.dataset_id or 0),
         )
 
     def stored(self) -> str:
         """Return what `again` needs."""
         work = _Stored(
-            job=self.job, base_sha256=self.base_sha256, chunks=self.chunks, device=self.device
+            job=self.job,
+            base_sha256=self.base_sha256,
+            chunks=self.chunks,
+            device=self.device,
+            model=self.model,
         )
         return msgspec.json.encode(work).decode()
 
@@ -110,7 +123,7 @@ class Case(_Stored, frozen=True, kw_only=True):
         about = definition(self.run)
         return about.workload.files(about.file.model)
 
-    async def data(self, blobs: BlobStore) -> LocalData:
+    async def data(self, blobs: Local) -> LocalData:
         """Return the chunks of the task, as files."""
         manifest, more = self.dataset.manifest, self.files
         names = [manifest.chunks[index].sha256 for index in self.chunks]

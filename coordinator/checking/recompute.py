@@ -6,24 +6,24 @@ and only what this proves has consequences for an account.
     revealed   they are here: the task is done again in a process of its own
     done       passed, failed (suspended, and what it was paid is taken back), unclear, unproven
 
-Nothing of this holds up a verdict. A task that is too large for this server is not
-done again, and counts like one that this server cannot compare.
+Nothing of this holds up a verdict. What was computed on a class of devices that an auditor of the
+organiser's own has is left to that (see `auditing`). A task that is too large for this server, or
+for such an auditor, is not done again, and counts like one that this server cannot compare.
 """
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from coordinator.accounts.suspension import suspend
 from coordinator.checking.case import Case, Draws
-from coordinator.compute import Compute, Stop
-from coordinator.database import contributions, recomputes, runs
+from coordinator.checking.redo import Files, Submitted, redo
+from coordinator.compute import Compute
+from coordinator.database import auditors, contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
@@ -32,23 +32,14 @@ from coordinator.database.ledger.reversal import take_back
 from coordinator.database.recomputes import RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.rules import checks as rules
-from coordinator.rules.checks import Redone, Result
-from coordinator.runs.definition import definition
-from coordinator.runs.version_files import read_weights
+from coordinator.rules.checks import Machine, Redone, Result
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.decoding import decode
-from shared.errors import NotFound, Unavailable, VolunteerError
-from shared.local_data import LocalData
+from shared.errors import Unavailable, VolunteerError
 from shared.protocol.contributions import Commitment, SubmitRequest
-from shared.tensors.frame import open_frame
-from shared.tensors.quantize import EXACT_CODECS, codec, residual_schema
-from shared.tensors.update import delta
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
@@ -56,106 +47,16 @@ if TYPE_CHECKING:
 
 POLL_S = 60.0  # for evidence that is overdue
 SENTENCE_CHARS_MAX = 500
-HERE = "cpu"  # where recomputes are made
 
 log = structlog.get_logger("checks")
 
 
-class Files(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of a recompute; None where there is nothing of the kind."""
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A contribution whose task is to be done again, and all that it takes."""
 
-    weights: Path  # of the base
-    update: Path
-    codec: str
-    inner: Path | None
-    left: Path | None
-    residual: Path | None
-
-
-def redo(stop: Stop, case: Case, files: Files, data: LocalData) -> Redone:
-    """Do a task again and compare: the update as its codec wrote it, and the state that was left.
-
-    Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped.
-    """
-    about = definition(case.run)
-    base = read_weights(files.weights, about)
-    inner = None if files.inner is None else _tensors(files.inner)
-    work = about.workload.begin(case.job, base, data, HERE, inner)
-    while not work.done:
-        if stop():
-            raise Unavailable("the coordinator is stopping")
-        work.advance()
-    result = work.result()[1]
-    cosine, ratio = _beside(case, files, result)
-    state = None if files.left is None else _states(work.state(), _tensors(files.left))
-    return Redone(cosine=cosine, norm_ratio=ratio, state_cosine=state)
-
-
-def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> tuple[float, float]:
-    """Return cosine and ratio of norms of the submitted update beside ours, encoded alike."""
-    import numpy as np
-
-    about = definition(case.run)
-    schema, chosen = about.schema, codec(files.codec)
-    arrays = {name: value.detach().numpy() for name, value in result.items()}
-    dot = theirs_2 = ours_2 = 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ours"
-        with open_frame(files.weights, schema) as base:
-            update: Any = delta(base, arrays, schema) if case.job.update == "delta" else arrays
-            if files.codec in EXACT_CODECS:
-                chosen.encode(update, schema, path)
-            else:
-                before: Any = {}
-                if files.residual is not None:
-                    before = open_frame(files.residual, residual_schema(schema))
-                chosen.encode(update, schema, path, before, Path(folder) / "residual")
-        with chosen.decode(path, schema) as ours, chosen.decode(files.update, schema) as theirs:
-            for spec in schema:
-                if spec.role != "parameter":
-                    continue
-                mine = ours[spec.name].reshape(-1).astype(np.float64)
-                other = theirs[spec.name].reshape(-1).astype(np.float64)
-                dot += float(mine @ other)
-                ours_2 += float(mine @ mine)
-                theirs_2 += float(other @ other)
-    return dot / max(1e-300, (ours_2 * theirs_2) ** 0.5), (theirs_2 / max(1e-300, ours_2)) ** 0.5
-
-
-def _states(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
-    """Return the least cosine over the kinds of state ("exp_avg", "exp_avg_sq"); -1 where one is
-    missing, of another length by more than a tenth, or of another shape.
-    """
-    sums: dict[str, list[float]] = {}
-    for name, mine in ours.items():
-        other = theirs.get(name)
-        if other is None or other.shape != mine.shape:
-            return -1.0
-        if not mine.is_floating_point():
-            if not bool((mine == other).all()):
-                return -1.0
-            continue
-        a, b = mine.double().flatten(), other.double().flatten()
-        found = sums.setdefault(name.partition("/")[0], [0.0, 0.0, 0.0])
-        for index, pair in enumerate(((a, b), (a, a), (b, b))):
-            found[index] += float(pair[0] @ pair[1])
-    least = 1.0
-    for dot, ours_2, theirs_2 in sums.values():
-        if ours_2 == theirs_2 == 0.0:
-            continue
-        alike = ours_2 > 0 and 0.81 <= theirs_2 / ours_2 <= 1.21
-        least = min(least, dot / (ours_2 * theirs_2) ** 0.5 if alike else -1.0)
-    return least
-
-
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise NotFound(f"a revealed state is no file of tensors: {error}") from error
+    contribution: ContributionRow
+    case: Case
+    given: Submitted
 
 
 class Recomputes:
@@ -189,7 +90,9 @@ class Recomputes:
         case = Case.of(conn, row, run)
         if case is None:
             return False
-        if case.flops > rules.RECOMPUTE_FLOPS_MAX:
+        kind = rules.device_kind(case.device)
+        served = auditors.served(conn, self._clock.now())
+        if case.flops > rules.flops_max(kind, served):
             accounts.count_uncompared(conn, row.volunteer_id)
             return False
         said = recomputes.commitment_of(row)
@@ -198,7 +101,8 @@ class Recomputes:
         wanted = [] if _silent(said, keeps=keeps) else sorted({*_named(said)})
         due = self._clock.now() + rules.REVEAL_S
         self._begin_at_once |= not wanted
-        recomputes.add(conn, row, (wanted, case.stored()), withheld=withheld, due_at=due)
+        work = wanted, case.stored()
+        recomputes.add(conn, row, work, withheld=withheld, due_at=due, kind=kind)
         return withheld
 
     def wake(self) -> None:
@@ -224,8 +128,13 @@ class Recomputes:
         return len(late)
 
     async def next(self) -> bool:
-        """Make the oldest recompute whose evidence is here; False when there is none."""
-        row = await self._db.read(recomputes.first)
+        """Make the oldest recompute whose evidence is here and that is left to no auditor; False
+        when there is none.
+        """
+        now = self._clock.now()
+        row = await self._db.read(
+            lambda conn: recomputes.first(conn, now, auditors.served(conn, now))
+        )
         if row is None:
             return False
         try:
@@ -238,7 +147,11 @@ class Recomputes:
             await self._end(row, "unclear", f"it cannot be done again: {error}")
         return True
 
-    async def _make(self, row: RecomputeRow) -> None:
+    async def prepare(self, row: RecomputeRow) -> Prepared | None:
+        """Return what it takes to do a task again; None where it proved nothing before, which ends
+        it. Raises NotFound for a run without a dataset.
+        """
+
         def read(conn: Connection) -> tuple[ContributionRow, Case, bool]:
             found = contributions.by_id(conn, row.contribution_id)
             case = Case.again(conn, row.work, runs.by_id(conn, found.run_id))
@@ -249,40 +162,60 @@ class Recomputes:
         keeps = contribution.kind == "delta" and not case.job.reset_inner
         if _silent(said, keeps=keeps):
             await self._end(row, "unproven", "it was not committed to a state of its optimiser")
-            return
+            return None
         if not follows:
             await self._end(row, "unproven", "its state is of no earlier task of this machine")
+            return None
+        given = Submitted(sha256=contribution.sha256, codec=contribution.codec, commitment=said)
+        return Prepared(contribution=contribution, case=case, given=given)
+
+    async def _make(self, row: RecomputeRow) -> None:
+        prepared = await self.prepare(row)
+        if prepared is None:
             return
-        files = await self._files(case, contribution, said)
+        case = prepared.case
+        if case.flops > rules.RECOMPUTE_FLOPS_MAX:  # the auditors that it was meant for are gone
+            await self._end(row, "unclear", "no auditor did it, and it is too large for the server")
+            await self._db.write(lambda conn: accounts.count_uncompared(conn, row.volunteer_id))
+            return
+        files = await Files.of(case, prepared.given, self._blobs)
         data = await case.data(self._blobs)
         try:
             found, seconds = await self._compute.timed(redo, case, files, data)
         except Unavailable:
             raise
         except Exception as error:  # what is here was whole before: the evidence is not
-            why = f"its evidence cannot be used: {error}"
-            await self._end(row, "unproven", why[:SENTENCE_CHARS_MAX])
+            await self.refute(row, str(error))
             return
+        await self.judge(row, prepared, found, Machine(kind=rules.HERE), seconds)
+
+    async def judge(
+        self,
+        row: RecomputeRow,
+        prepared: Prepared,
+        found: Redone,
+        on: Machine,
+        seconds: float,
+    ) -> Result:
+        """End a recompute that was made on a machine, and took so many seconds; its result."""
+        contribution, case = prepared.contribution, prepared.case
         await self._db.write(lambda conn: contributions.checked(conn, contribution.id, seconds))
         # As claimed, from the devices that the machine registered: never as told with the result.
         device = case.device or decode(contribution.report, SubmitRequest).device
-        comparable = device.partition(":")[0] == HERE
-        precision = case.job.train.precision
-        result = rules.judge_recompute(found, contribution.codec, precision, comparable=comparable)
-        await self._end(row, result, _sentence(result, found, device), found)
-
-    async def _files(self, case: Case, row: ContributionRow, said: Commitment) -> Files:
-        async def local(sha256: str) -> Path | None:
-            return await self._blobs.local(sha256) if sha256 else None
-
-        return Files(
-            weights=await self._blobs.local(case.base_sha256),
-            update=await self._blobs.local(row.sha256),
-            codec=row.codec,
-            inner=await local(said.inner),
-            left=await local(said.left),
-            residual=await local(said.residual),
+        worker = Machine(kind=rules.device_kind(device), model=case.model)
+        result = rules.judge_recompute(
+            found,
+            contribution.codec,
+            rules.precision_of(case.job.train.precision, on.kind),
+            comparable=rules.comparable(worker, on),
         )
+        await self._end(row, result, _sentence(result, found, device, on), found)
+        return result
+
+    async def refute(self, row: RecomputeRow, why: str) -> None:
+        """End a recompute whose evidence is of no use."""
+        said = f"its evidence cannot be used: {why}"
+        await self._end(row, "unproven", said[:SENTENCE_CHARS_MAX])
 
     async def _end(
         self, row: RecomputeRow, result: Result, message: str, found: Redone | None = None
@@ -318,10 +251,11 @@ def _silent(said: Commitment, *, keeps: bool) -> bool:
     return keeps and not said.left
 
 
-def _sentence(result: Result, found: Redone, device: str) -> str:
+def _sentence(result: Result, found: Redone, device: str, on: Machine) -> str:
     figures = f"cosine {found.cosine:.4f}, norm x {found.norm_ratio:.3f}"
     if found.state_cosine is not None:
         figures += f", state {found.state_cosine:.4f}"
+    where = f"{on.kind} ({on.model})" if on.model else on.kind
     if result == "unclear":
-        return f"{figures}: computed on {device}, which this server cannot compare with its CPU"
-    return figures
+        return f"{figures}: computed on {device}, which {where} cannot be compared with"
+    return figures if on.kind == rules.HERE else f"{figures}: done again on {where}"

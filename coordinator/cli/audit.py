@@ -1,16 +1,27 @@
-"""audit: who did what, and whether the record of it was ever changed."""
+"""audit: who did what, whether the record of it was ever changed, and recomputes made here."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, table, when
+from coordinator.cli.listing import as_json, as_json_line, table, when
 from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, Where, call
+from coordinator.cli.target import HERE, Where, call, reached
 
-app = App(name="audit", help="The audit log: list its lines, verify that none was changed.")
+if TYPE_CHECKING:
+    from coordinator.admin.auditor import Found, Step, Summary
+
+THREADS_MAX = 1024
+TIMEOUT_S = 120.0  # for one answer of a server
+
+app = App(
+    name="audit",
+    help="The audit log: list its lines, verify that none was changed. Do volunteers' tasks again.",
+)
 
 
 @app.command(name="list")
@@ -58,6 +69,120 @@ def verify(*, where: Where = HERE, json: Json = False) -> int:
         f"ledger, {report.size:,} in the tree with the root {report.root[:16]}{waiting}"
     )
     return 1 if report.breaches else 0
+
+
+@app.command
+def work(
+    *,
+    device: Annotated[
+        str, Parameter(help="Where to compute: cpu, cuda, cuda:1, mps; auto takes the fastest.")
+    ] = "auto",
+    threads: Annotated[int, Parameter(help="Threads of PyTorch; 0 = one a core.")] = 0,
+    once: Annotated[
+        bool, Parameter(help="End when none waits that this device may do.", negative="")
+    ] = False,
+    where: Where = HERE,
+    json: Json = False,
+) -> int:
+    """Do tasks of volunteers again that were drawn for a check, on this machine, until a stop
+    signal.
+
+    What was computed on this class of device comes first: the server, which has a processor,
+    cannot compare it. Exit code 1 where one failed: its account is suspended.
+    """
+    import asyncio
+
+    from shared.errors import BadRequest
+
+    if threads < 0 or threads > THREADS_MAX:
+        raise BadRequest(f"--threads is 0 to {THREADS_MAX}")
+    screen = _Lines(json=json)
+    done = asyncio.run(_work(where, device, threads or os.cpu_count() or 1, once, screen))
+    screen.end(done)
+    return 1 if done.results["failed"] else 0
+
+
+async def _work(where: Where, device: str, threads: int, once: bool, screen: _Lines) -> Summary:
+    import asyncio
+    import signal
+    import socket
+    import tempfile
+    from pathlib import Path
+
+    from coordinator.admin.auditor import Auditor, Downloads
+    from coordinator.admin.client import Remote
+    from coordinator.checking.redo import machine_of
+    from coordinator.compute import Compute
+    from coordinator.log import configure
+
+    configure("warning", as_json=False)
+    place, machine = await asyncio.to_thread(machine_of, device)
+    name = f"{socket.gethostname()}/{place}"[:128]
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def ended() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)  # the second ends at once
+
+    compute = Compute("audit", torch_threads=threads)
+    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+        async with reached(where, TIMEOUT_S, "directory") as (ask, there):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, ended)
+            blobs = Downloads(there, Path(folder)) if isinstance(there, Remote) else there.blobs
+            auditor = Auditor(ask, blobs, compute, (name, place, machine), screen.tell)
+            screen.begin(name, machine.model, threads)
+            try:
+                await auditor.run(stop, once=once)
+            finally:
+                compute.close()
+            return auditor.summary
+
+
+class _Lines:
+    """Lines about an auditor's work: one a recompute, and on a terminal one that moves."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self._moves = not json and sys.stderr.isatty()
+
+    def begin(self, name: str, model: str, threads: int) -> None:
+        if not self._json:
+            on = f" ({model})" if model else f", {threads} threads"
+            print(f"Audits as {name}{on}. Ctrl+C ends it and gives back what is under way.")
+
+    def tell(self, seen: Step | Found) -> None:
+        from coordinator.admin.auditor import Found
+
+        if isinstance(seen, Found):
+            self._found(seen)
+        elif self._moves:
+            said = f"{seen.run}, contribution {seen.contribution}: step {seen.step}/{seen.steps}"
+            print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+
+    def _found(self, found: Found) -> None:
+        if self._json:
+            as_json_line(found)
+            return
+        if self._moves:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        message = f" ({found.message})" if found.message else ""
+        print(
+            f"{found.run}, contribution {found.contribution}: {found.result}{message}, "
+            f"{found.seconds:.1f} s",
+            flush=True,
+        )
+
+    def end(self, done: Summary) -> None:
+        if self._json:
+            as_json_line(done)
+            return
+        told = ", ".join(f"{count} {name}" for name, count in done.results.items() if count)
+        print(
+            f"{told or 'nothing done again'}, {done.seconds:,.1f} s; {done.revealed} more could be "
+            f"done now, {done.asked} wait for their volunteers"
+        )
 
 
 def add_to(parent: App) -> None:

@@ -20,6 +20,14 @@ def as_json(value: Any) -> None:
     sys.stdout.write(ascii_json(msgspec.json.format(msgspec.json.encode(value)).decode()) + "\n")
 
 
+def as_json_line(value: Any) -> None:
+    """Print one JSON document in a line of its own, at once."""
+    import msgspec
+
+    sys.stdout.write(ascii_json(msgspec.json.encode(value).decode()) + "\n")
+    sys.stdout.flush()
+
+
 def table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
     """Print a table aligned by terminal cells, numbers to the right; `empty` without rows."""
     if not rows:

@@ -21,8 +21,10 @@ from shared.decoding import convert
 from shared.errors import BadRequest, Configuration, VolunteerError
 
 if TYPE_CHECKING:
+    from coordinator.admin.client import Remote
     from coordinator.admin.command import Command, Needs
     from coordinator.config import Settings
+    from coordinator.services import Coordinator
     from coordinator.top.feed import Ask
 
 WATCHED_S = 5.0  # a server that is watched has so long to answer
@@ -112,6 +114,17 @@ async def connected(where: Where) -> AsyncIterator[Ask]:
     """Commands one after the other on one coordinator, for who watches it: a database that stays
     open, or a server that is to answer soon. Raises Configuration.
     """
+    async with reached(where, WATCHED_S) as (ask, _):
+        yield ask
+
+
+@asynccontextmanager
+async def reached(
+    where: Where, timeout_s: float, needs: Needs = "database"
+) -> AsyncIterator[tuple[Ask, Coordinator | Remote]]:
+    """Commands on one coordinator as `connected` has them, and the coordinator itself or the way to
+    its server, which has so long to answer. Raises Configuration.
+    """
     import asyncio
     from importlib import import_module
 
@@ -120,26 +133,26 @@ async def connected(where: Where) -> AsyncIterator[Ask]:
     from coordinator.admin.registry import COMMANDS
 
     if where.remote:
-        server = where.connection().within(WATCHED_S)
+        server = where.connection().within(timeout_s)
 
         async def there(name: str, /, **request: Any) -> Any:
             command = COMMANDS[name]
             ask = convert(request, command.request)
             return await asyncio.to_thread(server.call, name, ask, command.reply)
 
-        yield there
+        yield there, server
         return
     from coordinator.services import opened
 
     settings = where.settings()
-    with await _place(settings, "database") as place:
+    with await _place(settings, needs) as place:
         async with opened(place) as coordinator:
 
             async def here(name: str, /, **request: Any) -> Any:
                 command = COMMANDS[name]
                 return await command.run(coordinator, convert(request, command.request))
 
-            yield here
+            yield here, coordinator
 
 
 def _here(where: Where, command: Command, ask: Any) -> Any:

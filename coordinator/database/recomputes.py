@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -9,13 +10,16 @@ from sqlalchemy import Connection, bindparam, case, delete, func, insert, select
 
 from coordinator.database import volunteers as store
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import among, its
 from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import versions
 from coordinator.rules import standing
 from coordinator.rules.checks import (
     ACCOUNT_OPEN_MAX,
+    AUDIT_TRIES_MAX,
+    HERE,
+    HOLD_S,
     NEWCOMERS_OPEN_MAX,
     OPEN_MAX,
     Result,
@@ -43,6 +47,10 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: float
     due_at: float
     ended_at: float | None
+    kind: str = ""
+    hold: str = ""
+    held_until: float = 0.0
+    tries: int = 0
 
 
 _R = recomputes.c
@@ -58,7 +66,35 @@ _CROWD = (
     .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
     .where(_R.state != "done")
 )
-_FIRST = select(recomputes).where(_R.state == "revealed").order_by(_R.contribution_id).limit(1)
+_FREE = (_R.state == "revealed") & (_R.held_until <= bindparam("now"))
+# Left to auditors: what was computed on their classes of devices, until some could not do it.
+_LEFT = among(_R.kind, "served") & (_R.tries < AUDIT_TRIES_MAX)
+_FIRST = select(recomputes).where(_FREE, ~_LEFT).order_by(_R.contribution_id).limit(1)
+_HELD = select(recomputes).where(its(_R.hold), _R.state == "revealed")
+# An auditor's own class first; then what neither the server nor another auditor can compare.
+_FOR_AUDITOR = (
+    select(recomputes)
+    .where(_FREE, _R.tries < AUDIT_TRIES_MAX)
+    .where((_R.kind == bindparam("own")) | ~among(_R.kind, "others"))
+    .order_by(case((_R.kind == bindparam("own"), 0), else_=1), _R.contribution_id)
+    .limit(1)
+)
+_HOLD = (
+    update(recomputes)
+    .where(its(_R.contribution_id), _FREE)
+    .values(hold=bindparam("holder"), held_until=bindparam("until"))
+)
+_RENEW = (
+    update(recomputes)
+    .where(its(_R.contribution_id), its(_R.hold), _R.state == "revealed")
+    .values(held_until=bindparam("until"))
+)
+_GIVE_BACK = (
+    update(recomputes)
+    .where(its(_R.contribution_id), its(_R.hold), _R.state == "revealed")
+    .values(hold="", held_until=0.0, tries=_R.tries + bindparam("more"))
+)
+_WAITING = select(_R.state, func.count()).where(_R.state != "done").group_by(_R.state)
 _LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now"))
 _REVEALED = (
     update(recomputes).where(its(_R.contribution_id), _R.state == "asked").values(state="revealed")
@@ -114,8 +150,11 @@ def add(
     *,
     withheld: bool,
     due_at: float,
+    kind: str = HERE,
 ) -> None:
-    """Order a recompute of (files to reveal, work); without files it may begin at once."""
+    """Order a recompute of (files to reveal, work) of a class of devices; without files it may
+    begin at once.
+    """
     wanted, work = of
     conn.execute(
         _ADD,
@@ -132,6 +171,7 @@ def add(
             "message": "",
             "asked_at": row.received_at,
             "due_at": due_at,
+            "kind": kind,
         },
     )
 
@@ -162,10 +202,51 @@ def arrive(conn: Connection, contribution_id: int) -> bool:
     return True
 
 
-def first(conn: Connection) -> RecomputeRow | None:
-    """Return the oldest whose evidence is here."""
-    row = conn.execute(_FIRST).mappings().first()
+def first(conn: Connection, now: float, served: Collection[str] = ()) -> RecomputeRow | None:
+    """Return the oldest whose evidence is here, that no auditor has, and that is of no class of
+    devices that auditors serve.
+    """
+    row = conn.execute(_FIRST, {"now": now, "served": sorted(served)}).mappings().first()
     return None if row is None else RecomputeRow(**row)
+
+
+def hold(
+    conn: Connection, holder: str, own: str, served: Collection[str], now: float
+) -> RecomputeRow | None:
+    """Return the recompute that an auditor has under this name, or gets now: the oldest of its own
+    class of devices, or of one that nobody else can compare; None where none waits for it.
+    """
+    known = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
+    if known is not None:
+        return RecomputeRow(**known)
+    others = {HERE, *served} - {own}
+    for _ in range(OPEN_MAX):
+        given = {"now": now, "own": own, "others": sorted(others)}
+        row = conn.execute(_FOR_AUDITOR, given).mappings().first()
+        if row is None:
+            return None
+        number = {"its_contribution_id": row["contribution_id"], "now": now}
+        until = now + HOLD_S
+        if conn.execute(_HOLD, number | {"holder": holder, "until": until}).rowcount:
+            return RecomputeRow(**{**row, "hold": holder, "held_until": until})
+    return None
+
+
+def renew(conn: Connection, contribution_id: int, holder: str, now: float) -> bool:
+    """Let an auditor keep what it has for longer; False if that is another's by now, or done."""
+    given = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
+    return bool(conn.execute(_RENEW, given).rowcount)
+
+
+def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
+    """Let others do what an auditor had; a try is counted where it `failed`."""
+    given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
+    return bool(conn.execute(_GIVE_BACK, given).rowcount)
+
+
+def waiting(conn: Connection) -> dict[str, int]:
+    """Return how many recomputes wait, by their state."""
+    return {state: int(count) for state, count in conn.execute(_WAITING)}
 
 
 def overdue(conn: Connection, now: float) -> list[RecomputeRow]:

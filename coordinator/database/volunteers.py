@@ -342,6 +342,15 @@ def count_uncompared(conn: Connection, volunteer_id: str) -> None:
 _STANDING = select(volunteers.c.standing).where(its(volunteers.c.id))
 
 
+_HARDWARE = select(workers.c.hardware).where(its(workers.c.id))
+
+
+def model_of(conn: Connection, worker_id: str, device: str) -> str:
+    """Return the name of a device's model, as its machine registered it; "" where it told none."""
+    stored = conn.execute(_HARDWARE, {"its_id": worker_id}).scalar() or "{}"
+    return next((d.name for d in decode(stored, Hardware).devices if d.id == device), "")
+
+
 def is_suspended(conn: Connection, volunteer_id: str) -> bool:
     """Return True if an account is suspended."""
     return bool(conn.execute(_STANDING, {"its_id": volunteer_id}).scalar() == "suspended")

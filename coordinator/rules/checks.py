@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import sha256
 from statistics import median
 from typing import Literal
@@ -41,7 +41,15 @@ STATE_MINS = {"float32": 0.98, "bfloat16": 0.5}
 OPEN_MAX = 64  # recomputes under way; beyond that none is drawn
 NEWCOMERS_OPEN_MAX, ACCOUNT_OPEN_MAX = 32, 4  # of them: who reveals nothing fills no list
 REVEAL_S = 259_200.0  # for a machine to reveal what it committed to
+HERE = "cpu"  # class of the device on which a server makes its recomputes
 RECOMPUTE_FLOPS_MAX = 5e13  # of a task: about twenty minutes of a core
+# Of a task that an auditor does: twenty minutes of a large processor, an hour of a graphics card.
+AUDIT_CPU_FLOPS_MAX, AUDIT_FLOPS_MAX = 1e15, 5e16
+HOLD_S = 600.0  # an auditor has a recompute for so long, and longer by renewing
+AUDIT_TRIES_MAX = 2  # by auditors that could not do it; then the server does
+# What the server compares itself waits for an auditor only while one is at work; what it cannot,
+# for one that comes once a day.
+AUDITOR_HERE_S, AUDITOR_AWAY_S = 600.0, 93_600.0
 DROP_NOISES = 2.0  # standard errors: one alone failed 1.8 of 1,000 honest updates (measured)
 DROP_MIN = 0.0  # an update that raises the loss on its own task is no honest work
 GAP_SHARE_MIN = 0.2  # of the median gap of vetted work: other data has 0.16 at most (measured)
@@ -139,6 +147,47 @@ def judge_forward(
         return "failed"
     clear = DROP_SHARE_MIN * median(each.drop for each in peers) if enough else 0.0
     return "passed" if found.drop > max(found.noise, clear) else "unclear"
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The device that computed: its class ("cpu", "cuda"), and its model where that is known."""
+
+    kind: str
+    model: str = ""
+
+
+def device_kind(device: str) -> str:
+    """Return the class of a device by its name ("cuda" of "cuda:0")."""
+    return device.partition(":")[0]
+
+
+def comparable(worker: Machine, auditor: Machine) -> bool:
+    """Return True if a difference between two devices' results proves anything: processors, which
+    are measured, and graphics cards of the same model, which add up alike but for the order.
+    """
+    if worker.kind != auditor.kind:
+        return False
+    model = worker.model.strip().casefold()
+    return worker.kind == HERE or (bool(model) and model == auditor.model.strip().casefold())
+
+
+def precision_of(precision: str, kind: str) -> str:
+    """Return the precision whose tolerance holds: a graphics card may shorten the factors of
+    float32.
+    """
+    return precision if kind == HERE else "bfloat16"
+
+
+def flops_max(kind: str, served: Collection[str]) -> float:
+    """Return how large a task may be to be done again, with auditors for these classes at work."""
+    if kind not in served:
+        return RECOMPUTE_FLOPS_MAX
+    return AUDIT_CPU_FLOPS_MAX if kind == HERE else AUDIT_FLOPS_MAX
+
+
+def is_served(kind: str, seen_at: float, now: float) -> bool:
+    """Return True if what devices of this class computed is left to an auditor seen then."""
+    return now - seen_at < (AUDITOR_HERE_S if kind == HERE else AUDITOR_AWAY_S)
 
 
 def judge_recompute(

@@ -554,6 +554,15 @@ ADMIN_GET = Endpoint(
     reply=NOTHING,
     gives=BYTES,
 )
+ADMIN_BLOB = Endpoint(
+    method="GET",
+    path="/admin/blobs/{sha256}",
+    summary="The bytes of any blob, whole or in ranges, for the organiser's auditors",
+    auth="admin",
+    reply=NOTHING,
+    gives=BYTES,
+    headers=("Range", "If-Range", "If-None-Match"),
+)
 
 ENDPOINTS: tuple[Endpoint[Any], ...] = tuple(
     value for value in globals().copy().values() if isinstance(value, Endpoint)

@@ -69,14 +69,14 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
         row = committed(conn, run, "", LEFT)
         order(conn, row, [INNER, LEFT])
         assert recomputes.open_count(conn) == 1
-        assert recomputes.first(conn) is None
+        assert recomputes.first(conn, 99.0) is None
         assert recomputes.wants(conn, row.id, NEW, LEFT)
         assert not recomputes.wants(conn, row.id, "somebody-else-00001", LEFT)
         assert not recomputes.wants(conn, row.id, NEW, "d" * 64)
         assert not arrived(conn, row, LEFT)
         assert arrived(conn, row, INNER)
         assert not recomputes.arrive(conn, row.id)  # once
-        found = recomputes.first(conn)
+        found = recomputes.first(conn, 99.0)
         assert found is not None
         assert recomputes.overdue(conn, 99.0) == []
         assert recomputes.end(conn, found, "passed", "", "{}", 2.0)
@@ -119,7 +119,7 @@ async def test_what_is_never_proved_is_paid_into_escrow_until_one_passes(
     def proved(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
         order(conn, row, [])
-        found = recomputes.first(conn)
+        found = recomputes.first(conn, 99.0)
         assert found is not None
         recomputes.end(conn, found, "passed", "", "{}", 13.0)
         assert escrow.vest_due(conn, NEW, 13.0) > 0
@@ -132,7 +132,7 @@ def redone(conn: Connection, run: int, result: Result, now: float = 2.0) -> None
     """A contribution whose task was done again, with figures."""
     row = committed(conn, run, "", LEFT)
     order(conn, row, [])
-    found = recomputes.first(conn)
+    found = recomputes.first(conn, 99.0)
     assert found is not None
     assert recomputes.end(conn, found, result, "", '{"cosine": 0.5}', now)
 
@@ -224,7 +224,7 @@ async def test_trouble_of_the_servers_own_holds_no_pay(database: Database) -> No
     def play(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
         order(conn, row, [])
-        found = recomputes.first(conn)
+        found = recomputes.first(conn, 99.0)
         assert found is not None
         recomputes.end(conn, found, "unclear", "its base is pruned", "{}", 2.0)
         for _ in range(VEST_AFTER):
@@ -243,7 +243,7 @@ async def test_a_newcomer_that_commits_to_nothing_stays_on_probation_and_earns_n
         for _ in range(UNPROVEN_MAX):
             row = committed(conn, run, "", "")
             order(conn, row, [])
-            found = recomputes.first(conn)
+            found = recomputes.first(conn, 99.0)
             assert found is not None
             recomputes.end(conn, found, "unproven", "not committed", "{}", 2.0)
         for _ in range(max(VEST_AFTER, PASSED_MIN) + 1):
@@ -282,7 +282,7 @@ async def test_ten_passed_make_an_account_vetted(database: Database, vetted: boo
         for _ in range(10 if vetted else 9):
             row = committed(conn, run, "", LEFT)
             order(conn, row, [])
-            found = recomputes.first(conn)
+            found = recomputes.first(conn, 99.0)
             assert found is not None
             recomputes.end(conn, found, "passed", "", "{}", 2.0)
         return volunteers.existing(conn, NEW).standing

@@ -19,7 +19,9 @@ START_S = 60.0
 
 
 class Process:
-    """A running server: its lines as they come, and its end."""
+    """A running server: its lines as they come, and its end. It has `start_s` to begin."""
+
+    start_s = START_S
 
     def __init__(self, data_dir: Path, *options: str, **environment: str) -> None:
         self.data_dir = data_dir
@@ -63,7 +65,7 @@ class Process:
     def started(self) -> Process:
         """Wait for the lines that say where it listens."""
         while not self.link:
-            line = self._lines.get(timeout=START_S)
+            line = self._lines.get(timeout=self.start_s)
             assert line is not None, "".join(self.errors)
             if " listens at " in line:
                 self.url = line.rpartition(" ")[2]

@@ -78,5 +78,19 @@ recomputes = Table(
     Column("asked_at", Double, nullable=False),
     Column("due_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
+    Column("kind", String(16), nullable=False, server_default=""),  # class of the task's device
+    Column("hold", String(32), nullable=False, server_default=""),  # of the auditor that took it
+    Column("held_until", Double, nullable=False, server_default="0"),
+    Column("tries", Integer, nullable=False, server_default="0"),  # of auditors, in vain
 )
 Index("ix_recomputes_open", recomputes.c.state, recomputes.c.contribution_id)
+
+# Auditors of the organiser's own, by machine and device.
+auditors = Table(
+    "auditors",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("kind", String(16), nullable=False),  # class of its device
+    Column("model", String(128), nullable=False),
+    Column("seen_at", Double, nullable=False),
+)

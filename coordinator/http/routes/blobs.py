@@ -41,6 +41,16 @@ async def blob(call: Call[None]) -> Reply:
     name = check_name(call.text("sha256"))
     if not await coordinator.datasets.may_read(name):
         raise NotFound("there is no such blob, or it is not for volunteers")
+    return await _served(call, name)
+
+
+async def any_blob(call: Call[None]) -> Reply:
+    """For the organiser: also updates, and the states that volunteers revealed."""
+    return await _served(call, check_name(call.text("sha256")))
+
+
+async def _served(call: Call[None], name: str) -> Reply:
+    coordinator = call.coordinator
     tag = f'"{name}"'
     headers = [
         ("etag", tag),

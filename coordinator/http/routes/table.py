@@ -43,4 +43,5 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.ADMIN_COMMAND: operations.run_command,
     endpoints.ADMIN_PUT: operations.put_file,
     endpoints.ADMIN_GET: operations.get_file,
+    endpoints.ADMIN_BLOB: blobs.any_blob,
 }

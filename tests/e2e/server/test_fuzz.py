@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fuzz import Plan, fuzz_parser, fuzz_routes
+from tests.support.fuzz import fuzz_routes
+from tests.support.fuzz_streams import fuzz_parser
+from tests.support.fuzz_watch import Plan
 
 
 @pytest.mark.slow

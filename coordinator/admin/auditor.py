@@ -1,0 +1,272 @@
+"""An auditor of the organiser's own: takes recomputes from a coordinator, makes them on a device of
+this machine, and reports what it found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import structlog
+
+from coordinator.checking.auditing import Audit, Offer, Settled
+from coordinator.checking.case import Local
+from coordinator.checking.redo import Files, redo
+from coordinator.compute import Compute
+from coordinator.rules.checks import HOLD_S, Machine, Redone
+from coordinator.runs.definition import definition
+from shared.errors import (
+    Conflict,
+    InvalidFrame,
+    NotFound,
+    Unavailable,
+    Unreachable,
+    VolunteerError,
+    why,
+)
+
+if TYPE_CHECKING:
+    from coordinator.admin.client import Remote
+
+CACHE_BYTES = 8 << 30  # of blobs that may be of use again
+TRIES, AGAIN_S = 9, 1.0  # of a server that cannot be reached: four minutes
+POLL_S = 10.0  # between questions for work
+RENEW_S = HOLD_S / 6
+GIVEN_BACK = "given back"
+RESULTS = ("passed", "failed", "unclear", "unproven", GIVEN_BACK)
+
+log = structlog.get_logger("auditor")
+
+
+class Ask(Protocol):
+    """A command of the organiser, by its name."""
+
+    async def __call__(self, name: str, /, **request: Any) -> Any: ...
+
+
+class Downloads:
+    """Blobs of a running server as files of a folder; the oldest go when there are too many."""
+
+    def __init__(self, server: Remote, folder: Path, most: int = CACHE_BYTES) -> None:
+        self._server = server
+        self._folder = folder
+        self._most = most
+
+    async def local(self, sha256: str) -> Path:
+        """Return the file of a blob. Raises what the server says."""
+        path = self._folder / sha256
+        if path.exists():
+            path.touch()
+            return path
+        partial = self._folder / f"{sha256}.part"
+        await patiently(lambda: asyncio.to_thread(self._server.blob, sha256, partial))
+        return partial.replace(path)
+
+    def tidy(self) -> None:
+        """Delete what was used longest ago, until the rest fits; between two tasks."""
+        found = sorted(
+            ((path.stat().st_mtime, path) for path in self._folder.iterdir()), reverse=True
+        )
+        size = 0
+        for _, path in found:
+            size += path.stat().st_size
+            if size > self._most:
+                path.unlink(missing_ok=True)
+
+
+async def patiently(ask: Callable[[], Any]) -> Any:
+    """Return what a server answers, asked again while it cannot be reached for a moment."""
+    for tried in range(1, TRIES):
+        try:
+            return await ask()
+        except (Unreachable, Unavailable) as error:
+            log.warning("the coordinator cannot be reached", error=error.message, tried=tried)
+            await asyncio.sleep(AGAIN_S * 2 ** (tried - 1))
+    return await ask()
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One recompute as an auditor tells of it."""
+
+    contribution: int
+    run: str
+    result: str  # or "given back"
+    message: str
+    seconds: float
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a recompute."""
+
+    contribution: int
+    run: str
+    step: int
+    steps: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What an auditor did."""
+
+    results: dict[str, int]
+    seconds: float  # spent on recomputes
+    revealed: int  # that still wait: for another class of devices, or because it was ended
+    asked: int  # whose volunteers have not revealed their states yet
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recompute came to: figures, evidence of no use, or trouble of this auditor's own."""
+
+    found: Redone | None = None
+    unusable: str = ""
+    failed: bool = False
+    trouble: str = ""
+    seconds: float = 0.0
+
+
+class Auditor:
+    """One worker on one device. `tell` hears of progress and results."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        blobs: Local,
+        compute: Compute,
+        of: tuple[str, str, Machine],
+        tell: Callable[[Step | Found], None],
+    ) -> None:
+        self._ask = ask
+        self._blobs = blobs
+        self._compute = compute
+        self._name, self._device, self._machine = of
+        self._tell = tell
+        self._results = dict.fromkeys(RESULTS, 0)
+        self._seconds = 0.0
+        self._offer = Offer(task=None, revealed=0, asked=0)
+
+    @property
+    def summary(self) -> Summary:
+        return Summary(
+            results=self._results,
+            seconds=self._seconds,
+            revealed=self._offer.revealed,
+            asked=self._offer.asked,
+        )
+
+    async def run(self, stop: asyncio.Event, *, once: bool = False) -> None:
+        """Make recomputes until `stop`, or with `once` until none waits that this auditor may
+        have. What is under way when it is stopped is given back.
+        """
+        while not stop.is_set():
+            if await self.next(stop):
+                continue
+            if once:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), POLL_S)
+
+    async def next(self, stop: asyncio.Event) -> bool:
+        """Make one recompute; False where none waits."""
+        hold = secrets.token_hex(16)
+        kind, model = self._machine.kind, self._machine.model
+        self._offer = await patiently(
+            lambda: self._ask("audit.take", name=self._name, kind=kind, model=model, hold=hold)
+        )
+        task = self._offer.task
+        if task is None:
+            return False
+        outcome = await self._made(task, hold, stop)
+        settled = await self._reported(task, hold, outcome)
+        if isinstance(self._blobs, Downloads):
+            self._blobs.tidy()
+        found = Found(
+            contribution=task.contribution,
+            run=task.case.run.name,
+            result=settled.result or GIVEN_BACK,
+            message=settled.message or outcome.trouble,
+            seconds=outcome.seconds,
+        )
+        self._results[found.result] += 1
+        self._seconds += found.seconds
+        self._tell(found)
+        return True
+
+    async def _reported(self, task: Audit, hold: str, outcome: Outcome) -> Settled:
+        figures = None if outcome.found is None else msgspec.to_builtins(outcome.found)
+        told = {
+            "contribution": task.contribution,
+            "hold": hold,
+            "kind": self._machine.kind,
+            "model": self._machine.model,
+            "found": figures,
+            "unusable": outcome.unusable,
+            "failed": outcome.failed,
+            "seconds": outcome.seconds,
+        }
+        try:
+            settled: Settled = await patiently(lambda: self._ask("audit.report", **told))
+        except (Conflict, NotFound) as error:
+            return Settled(result="", message=error.message)
+        return settled
+
+    async def _made(self, task: Audit, hold: str, stop: asyncio.Event) -> Outcome:
+        """Return what became of a task: given back where this auditor is to stop, or has lost
+        it.
+        """
+        ended = Event()
+        working = asyncio.ensure_future(self._redone(task, ended))
+        others = [asyncio.ensure_future(each) for each in (stop.wait(), self._lost(task, hold))]
+        try:
+            await asyncio.wait((working, *others), return_when=asyncio.FIRST_COMPLETED)
+            ended.set()
+            return await working
+        finally:
+            ended.set()
+            for each in others:
+                each.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    async def _redone(self, task: Audit, ended: Event) -> Outcome:
+        def tell(step: int, steps: int) -> None:
+            if ended.is_set():
+                raise Unavailable("it was interrupted")
+            contribution, run = task.contribution, task.case.run.name
+            self._tell(Step(contribution=contribution, run=run, step=step, steps=steps))
+
+        try:
+            definition(task.case.run)  # its workload is installed here
+            files = await Files.of(task.case, task.given, self._blobs)
+            data = await task.case.data(self._blobs)
+        except (VolunteerError, OSError) as error:
+            return _trouble(error)
+        work = redo, task.case, files, data, self._device, tell
+        try:
+            found, seconds = await self._compute.timed(*work)
+        except (NotFound, InvalidFrame) as error:  # of what was revealed: the rest is checked
+            return Outcome(unusable=error.message)
+        except Unavailable as error:
+            return _trouble(error, failed=False)
+        except Exception as error:  # of the device, as like as not
+            return _trouble(error)
+        return Outcome(found=found, seconds=seconds)
+
+    async def _lost(self, task: Audit, hold: str) -> None:
+        """Return when the recompute is another's by now."""
+        held = True
+        while held:
+            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(VolunteerError):
+                renewed = await self._ask("audit.renew", contribution=task.contribution, hold=hold)
+                held = renewed.held
+
+
+def _trouble(error: Exception, *, failed: bool = True) -> Outcome:
+    """Return the outcome of a task that is given back, with the sentence for who watches."""
+    message = error.message if isinstance(error, VolunteerError) else why(error)
+    said = message or type(error).__name__
+    return Outcome(failed=failed, trouble=said)

@@ -1,0 +1,157 @@
+"""Auditing: recomputes that a machine of the organiser's own makes, wherever it stands.
+
+    taken      held for ten minutes, and longer by renewing; an auditor that dies lets it go
+    reported   figures, which the same rules judge as those of the server's own recomputes
+    given back what an auditor could not do goes to another, and after two to the server
+
+An auditor is believed: it has the organiser's token. It gets what a comparison takes, and computes
+all of it, so that what comes back is a few numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.checking.case import Case
+from coordinator.checking.recompute import Recomputes
+from coordinator.checking.redo import Submitted
+from coordinator.database import audit, auditors, recomputes
+from coordinator.database.recomputes import RecomputeRow
+from coordinator.rules.checks import HOLD_S, OPEN_MAX, Machine, Redone
+from coordinator.signals import Signals
+from shared.clock import Clock
+from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+
+_HOLD = re.compile(r"[0-9a-f]{32}")
+_KIND = re.compile(r"[a-z]{1,16}")
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """A task to do again."""
+
+    contribution: int
+    case: Case
+    given: Submitted
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an auditor is told: a task, or none, and how many wait."""
+
+    task: Audit | None
+    revealed: int  # that could be done now, by whomever
+    asked: int  # whose volunteers were asked for their states
+    hold_s: float = HOLD_S
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a recompute; "" where others are to do it."""
+
+    result: str
+    message: str
+
+
+class Auditing:
+    """Gives recomputes to auditors, and settles what they report."""
+
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, recomputes: Recomputes
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._recomputes = recomputes
+
+    async def take(self, name: str, machine: Machine, hold: str) -> Offer:
+        """Return a recompute for an auditor, which has it under the name `hold`: the same again
+        gives the same. Raises BadRequest.
+        """
+        if not _HOLD.fullmatch(hold):
+            raise BadRequest("a hold is named by 32 hexadecimal digits")
+        if not _KIND.fullmatch(machine.kind):
+            raise BadRequest(f'"{machine.kind[:40]}" is no class of devices such as cpu or cuda')
+
+        def taken(conn: Connection) -> tuple[RecomputeRow | None, dict[str, int]]:
+            now = self._clock.now()
+            if auditors.see(conn, name, machine, now):
+                audit.append(conn, "organiser", "audit.work", name, machine.kind, now)
+            served = auditors.served(conn, now)
+            found = recomputes.hold(conn, hold, machine.kind, served, now)
+            return found, recomputes.waiting(conn)
+
+        for _ in range(OPEN_MAX):
+            row, waiting = await self._db.write(taken)
+            task = None
+            if row is not None and (task := await self._task(row)) is None:
+                continue  # it ended without work: the next one
+            return Offer(
+                task=task, revealed=waiting.get("revealed", 0), asked=waiting.get("asked", 0)
+            )
+        raise Conflict("too many recomputes ended at once: ask again")
+
+    async def _task(self, row: RecomputeRow) -> Audit | None:
+        try:
+            prepared = await self._recomputes.prepare(row)
+        except VolunteerError:  # what the server's own loop ends with a sentence
+            await self._give_back(row.contribution_id, row.hold, failed=True)
+            return None
+        if prepared is None:
+            return None
+        return Audit(contribution=row.contribution_id, case=prepared.case, given=prepared.given)
+
+    async def renew(self, contribution: int, hold: str) -> bool:
+        """Let an auditor go on; False where what it has is another's by now."""
+        now = self._clock.now()
+        return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
+
+    async def report(
+        self, contribution: int, hold: str, found: Redone, on: Machine, seconds: float
+    ) -> Settled:
+        """Settle a recompute by its figures. Raises Conflict where it is another's by now."""
+        row = await self._held(contribution, hold)
+        if row.state != "done":
+            prepared = await self._recomputes.prepare(row)
+            if prepared is not None:
+                await self._recomputes.judge(row, prepared, found, on, seconds)
+        return await self._settled(contribution)
+
+    async def refute(self, contribution: int, hold: str, why: str) -> Settled:
+        """Settle a recompute whose evidence is of no use. Raises Conflict."""
+        row = await self._held(contribution, hold)
+        if row.state != "done":
+            await self._recomputes.refute(row, why)
+        return await self._settled(contribution)
+
+    async def give_back(self, contribution: int, hold: str, *, failed: bool) -> Settled:
+        """Let others do what an auditor has; where it `failed`, twice at most."""
+        await self._give_back(contribution, hold, failed=failed)
+        return Settled(result="", message="")
+
+    async def _give_back(self, contribution: int, hold: str, *, failed: bool) -> None:
+        await self._db.write(
+            lambda conn: recomputes.give_back(conn, contribution, hold, failed=failed)
+        )
+        self._signals.notify("recomputes")
+
+    async def _held(self, contribution: int, hold: str) -> RecomputeRow:
+        row = await self._db.read(lambda conn: recomputes.get(conn, contribution))
+        if row is None:
+            raise NotFound(f"contribution {contribution} is not to be done again")
+        if row.hold != hold:
+            raise Conflict(
+                f"the recompute of contribution {contribution} was not renewed in time and is"
+                " another's by now"
+            )
+        return row
+
+    async def _settled(self, contribution: int) -> Settled:
+        row = await self._db.read(lambda conn: recomputes.get(conn, contribution))
+        assert row is not None
+        return Settled(result=row.result, message=row.message)

@@ -1,0 +1,196 @@
+"""A task done again from what its worker committed to, and compared with what it submitted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.checking.case import Case, Local
+from coordinator.compute import Stop
+from coordinator.rules.checks import HERE, Machine, Redone, device_kind
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import read_weights
+from shared.errors import Configuration, NotFound, Unavailable
+from shared.local_data import LocalData
+from shared.protocol.contributions import Commitment
+from shared.tensors.frame import open_frame
+from shared.tensors.quantize import EXACT_CODECS, codec, residual_schema
+from shared.tensors.update import delta
+
+if TYPE_CHECKING:
+    import torch
+
+AUTO = "auto"
+ACCELERATORS = ("cuda", "xpu", "mps")
+
+Tell = Callable[[int, int], None]  # steps done, steps in all
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker submitted and committed to."""
+
+    sha256: str
+    codec: str
+    commitment: Commitment
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a recompute; None where there is nothing of the kind."""
+
+    weights: Path  # of the base
+    update: Path
+    codec: str
+    inner: Path | None
+    left: Path | None
+    residual: Path | None
+
+    @classmethod
+    async def of(cls, case: Case, given: Submitted, blobs: Local) -> Files:
+        """Return the files of a case. Raises NotFound for one that is gone."""
+        said = given.commitment
+        return cls(
+            weights=await blobs.local(case.base_sha256),
+            update=await blobs.local(given.sha256),
+            codec=given.codec,
+            inner=await blobs.local(said.inner) if said.inner else None,
+            left=await blobs.local(said.left) if said.left else None,
+            residual=await blobs.local(said.residual) if said.residual else None,
+        )
+
+
+def machine_of(device: str) -> tuple[str, Machine]:
+    """Return the name, class and model of a device here; "auto" is the fastest. Raises
+    Configuration for one that is not here.
+    """
+    import torch
+
+    if device == AUTO:
+        device = next((one for one in ACCELERATORS if _is_here(one)), HERE)
+    if device != HERE and not _is_here(device):
+        found = [one for one in ACCELERATORS if _is_here(one)]
+        raise Configuration(
+            f"this machine has no device {device} that PyTorch can use; it has "
+            f"{', '.join([HERE, *found])}"
+        )
+    kind = device_kind(device)
+    model = torch.cuda.get_device_name(device) if kind == "cuda" else ""
+    return device, Machine(kind=kind, model=model)
+
+
+def _is_here(device: str) -> bool:
+    import torch
+
+    kind, _, number = device.partition(":")
+    if kind not in ACCELERATORS or not (number.isdecimal() or not number):
+        return False
+    there = getattr(torch, kind).device_count() if getattr(torch, kind).is_available() else 0
+    return int(number or 0) < there
+
+
+def redo(
+    stop: Stop,
+    case: Case,
+    files: Files,
+    data: LocalData,
+    device: str = HERE,
+    tell: Tell | None = None,
+) -> Redone:
+    """Do a task again and compare: the update as its codec wrote it, and the state that was left.
+
+    Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped.
+    """
+    about = definition(case.run)
+    base = read_weights(files.weights, about)
+    inner = None if files.inner is None else _tensors(files.inner)
+    work = about.workload.begin(case.job, base, data, device, inner)
+    while not work.done:
+        if stop():
+            raise Unavailable("the coordinator is stopping")
+        try:
+            found = work.advance()
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            work.halve()  # the same samples, in smaller portions
+            continue
+        if tell is not None:
+            tell(found.step, found.steps)
+    result = work.result()[1]
+    cosine, ratio = _beside(case, files, result)
+    state = None if files.left is None else _states(work.state(), _tensors(files.left))
+    return Redone(cosine=cosine, norm_ratio=ratio, state_cosine=state)
+
+
+def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> tuple[float, float]:
+    """Return cosine and ratio of norms of the submitted update beside ours, encoded alike."""
+    import numpy as np
+
+    about = definition(case.run)
+    schema, chosen = about.schema, codec(files.codec)
+    arrays = {name: value.detach().numpy() for name, value in result.items()}
+    dot = theirs_2 = ours_2 = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ours"
+        with open_frame(files.weights, schema) as base:
+            update: Any = delta(base, arrays, schema) if case.job.update == "delta" else arrays
+            if files.codec in EXACT_CODECS:
+                chosen.encode(update, schema, path)
+            else:
+                before: Any = {}
+                if files.residual is not None:
+                    before = open_frame(files.residual, residual_schema(schema))
+                chosen.encode(update, schema, path, before, Path(folder) / "residual")
+        with chosen.decode(path, schema) as ours, chosen.decode(files.update, schema) as theirs:
+            for spec in schema:
+                if spec.role != "parameter":
+                    continue
+                mine = ours[spec.name].reshape(-1).astype(np.float64)
+                other = theirs[spec.name].reshape(-1).astype(np.float64)
+                dot += float(mine @ other)
+                ours_2 += float(mine @ mine)
+                theirs_2 += float(other @ other)
+    return dot / max(1e-300, (ours_2 * theirs_2) ** 0.5), (theirs_2 / max(1e-300, ours_2)) ** 0.5
+
+
+def _states(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
+    """Return the least cosine over the kinds of state ("exp_avg", "exp_avg_sq"); -1 where one is
+    missing, of another length by more than a tenth, or of another shape.
+    """
+    sums: dict[str, list[float]] = {}
+    for name, mine in ours.items():
+        other = theirs.get(name)
+        if other is None or other.shape != mine.shape:
+            return -1.0
+        if not mine.is_floating_point():
+            if not bool((mine == other).all()):
+                return -1.0
+            continue
+        a, b = mine.double().flatten(), other.double().flatten()
+        found = sums.setdefault(name.partition("/")[0], [0.0, 0.0, 0.0])
+        for index, pair in enumerate(((a, b), (a, a), (b, b))):
+            found[index] += float(pair[0] @ pair[1])
+    least = 1.0
+    for dot, ours_2, theirs_2 in sums.values():
+        if ours_2 == theirs_2 == 0.0:
+            continue
+        alike = ours_2 > 0 and 0.81 <= theirs_2 / ours_2 <= 1.21
+        least = min(least, dot / (ours_2 * theirs_2) ** 0.5 if alike else -1.0)
+    return least
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise NotFound(f"a revealed state is no file of tensors: {error}") from error

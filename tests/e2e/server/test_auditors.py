@@ -1,0 +1,279 @@
+"""Tasks done again by a machine of the organiser's own: a real server, real volunteers, and the
+command that organisers type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, select
+
+from coordinator.admin.auditor import Auditor, Downloads, Found, Step
+from coordinator.admin.client import Remote
+from coordinator.admin.registry import COMMANDS
+from coordinator.checking.redo import machine_of
+from coordinator.compute import Compute
+from coordinator.database import auditors
+from coordinator.database.tables.trust import recomputes
+from coordinator.rules.checks import Machine
+from shared.decoding import convert
+from shared.errors import BadRequest, Configuration, Internal, NotFound, Unauthorized
+from tests.e2e.server.test_recomputes import balances, lazy, results, run_file
+from tests.support.command_line import Run
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_volunteer import LocalMachine
+from tests.support.served import served
+
+CPU = Machine(kind="cpu")
+CARD = Machine(kind="cuda", model="A Card 12 GB")
+TASKS = 3
+
+
+@asynccontextmanager
+async def revealed(
+    path: Path, database: str, load: Any = None, tasks: int = TASKS
+) -> AsyncIterator[LocalCoordinator]:
+    """A coordinator whose volunteer did tasks and revealed all; an auditor was seen before, so that
+    they wait for it.
+    """
+    async with local_coordinator(path / "coordinator", database=database) as home:
+        await home.start_run(run_file())
+        await seen(home, "auditor", CPU)
+        async with home.coordinator.working():
+            machine = LocalMachine(path / "machine", home)
+            await machine.join("Ann")
+            async with machine.working(load, max_tasks=tasks) as process:
+                await process.ended(120)
+                await states(home, {"revealed": tasks})
+        home.coordinator.stopping.clear()
+        yield home
+
+
+async def seen(home: LocalCoordinator, name: str, machine: Machine) -> None:
+    now = home.clock.now()
+    await home.coordinator.db.write(lambda conn: auditors.see(conn, name, machine, now))
+
+
+async def states(home: LocalCoordinator, wanted: dict[str, int]) -> None:
+    """Wait until recomputes are in these states."""
+
+    def read(conn: Connection) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for state in conn.execute(select(recomputes.c.state)).scalars():
+            found[state] = found.get(state, 0) + 1
+        return found
+
+    async with asyncio.timeout(60):
+        while await home.coordinator.db.read(read) != wanted:
+            await asyncio.sleep(0.02)
+
+
+def asks(home: LocalCoordinator) -> Any:
+    """Commands of the organiser, without a network."""
+
+    async def ask(name: str, /, **request: Any) -> Any:
+        command = COMMANDS[name]
+        return await command.run(home.coordinator, convert(request, command.request))
+
+    return ask
+
+
+def auditor(home: LocalCoordinator, machine: Machine, told: list[Step | Found]) -> Auditor:
+    of = (f"desk/{machine.kind}", "cpu", machine)  # whatever it says: there is no card here
+    return Auditor(asks(home), home.coordinator.blobs, Compute("audit"), of, told.append)
+
+
+async def test_an_auditor_elsewhere_does_honest_work_again(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with revealed(tmp_path, database_url) as home, served(home) as url:
+        server = Remote.of(url, home.coordinator.settings.admin_token_file)
+
+        async def ask(name: str, /, **request: Any) -> Any:
+            command = COMMANDS[name]
+            wanted = convert(request, command.request)
+            return await asyncio.to_thread(server.call, name, wanted, command.reply)
+
+        folder = tmp_path / "fetched"
+        folder.mkdir()
+        told: list[Step | Found] = []
+        blobs = Downloads(server, folder, most=0)
+        one = Auditor(ask, blobs, Compute("audit"), ("desk/cpu", "cpu", CPU), told.append)
+        await one.run(asyncio.Event(), once=True)
+        assert {result for result, _ in await results(home, TASKS)} == {"passed"}
+        assert one.summary.results["passed"] == TASKS
+        assert one.summary.seconds > 0
+        steps = [each for each in told if isinstance(each, Step)]
+        assert {each.step for each in steps} >= {each.steps for each in steps}
+        assert len([each for each in told if isinstance(each, Found)]) == TASKS
+        assert not [*folder.iterdir()]  # nothing of others stays
+        lines = await home.coordinator.transparency.audit_lines(None, 100)
+        assert ("audit.work", "desk/cpu") in {(line.action, line.subject) for line in lines}
+        assert await home.coordinator.ledger.check() == ()
+
+
+async def test_what_an_auditor_finds_made_up_ends_its_account(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with revealed(tmp_path, database_url, lazy, tasks=1) as home:
+        told: list[Step | Found] = []
+        assert await auditor(home, CPU, told).next(asyncio.Event())
+        assert isinstance(told[-1], Found)
+        assert told[-1].result == "failed"
+        assert await balances(home, "Ann") == ("suspended", 0, 0)
+        assert await home.coordinator.ledger.check() == ()
+
+
+async def test_another_class_of_device_suspends_nobody(tmp_path: Path) -> None:
+    async with revealed(tmp_path, "", lazy, tasks=1) as home:
+        ask = asks(home)
+        taken = await ask("audit.take", name="x", kind="cpu", hold="a" * 32)
+        report = {"contribution": taken.task.contribution, "hold": "a" * 32}
+        figures = {"cosine": 0.1, "norm_ratio": 2.0}
+        done = await ask("audit.report", **report, kind="cuda", model="A Card", found=figures)
+        assert done.result == "unclear"
+        assert "cuda (A Card) cannot be compared" in done.message
+        again = await ask("audit.report", **report, kind="cuda", model="A Card", found=figures)
+        assert again == done  # a report whose reply was lost
+        assert (await balances(home, "Ann"))[0] == "vetted"
+
+
+async def test_a_hold_that_is_not_renewed_goes_to_another(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with revealed(tmp_path, database_url, tasks=1) as home:
+        ask = asks(home)
+        first = await ask("audit.take", name="x", kind="cpu", hold="a" * 32)
+        assert await ask("audit.take", name="x", kind="cpu", hold="a" * 32) == first
+        number = first.task.contribution
+        assert (await ask("audit.take", name="y", kind="cpu", hold="b" * 32)).task is None
+        assert (await ask("audit.renew", contribution=number, hold="a" * 32)).held
+        await home.clock.advance(first.hold_s + 1)
+        second = await ask("audit.take", name="y", kind="cpu", hold="b" * 32)
+        assert second.task.contribution == number
+        assert not (await ask("audit.renew", contribution=number, hold="a" * 32)).held
+        with pytest.raises(Exception, match="another's by now"):
+            await ask(
+                "audit.report",
+                contribution=number,
+                hold="a" * 32,
+                kind="cpu",
+                found={"cosine": 0.0, "norm_ratio": 1.0},
+            )
+        with pytest.raises(BadRequest, match="32 hexadecimal"):
+            await ask("audit.take", name="x", kind="cpu", hold="x")
+        with pytest.raises(BadRequest, match="no class of devices"):
+            await ask("audit.take", name="x", kind="cuda:0", hold="c" * 32)
+        with pytest.raises(NotFound, match="not to be done again"):
+            await ask("audit.report", contribution=99, hold="c" * 32, kind="cpu", unusable="x")
+
+
+async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_does(
+    tmp_path: Path,
+) -> None:
+    async with revealed(tmp_path, "", tasks=1) as home:
+        stop = asyncio.Event()
+        told: list[Step | Found] = []
+        loop = asyncio.get_running_loop()
+
+        def tell(seen: Step | Found) -> None:
+            told.append(seen)
+            if isinstance(seen, Step) and seen.step == 1:  # on the thread that computes
+                asyncio.run_coroutine_threadsafe(_set(stop), loop).result()
+
+        of = ("desk/cpu", "cpu", CPU)
+        one = Auditor(asks(home), home.coordinator.blobs, Compute("audit"), of, tell)
+        await one.run(stop)
+        assert one.summary.results["given back"] == 1
+        assert isinstance(told[-1], Found)
+        assert told[-1].message == "it was interrupted"
+        one = Auditor(asks(home), Nothing(), Compute("audit"), of, told.append)
+        await one.run(asyncio.Event(), once=True)
+        assert one.summary.results["given back"] == 2
+        assert one.summary.revealed == 1
+        assert await home.coordinator.recomputes.next()
+        assert [result for result, _ in await results(home, 1)] == ["passed"]
+
+
+class Nothing:
+    """A place without files."""
+
+    async def local(self, sha256: str) -> Path:
+        raise NotFound("there is no such blob")
+
+
+async def _set(stop: asyncio.Event) -> None:
+    stop.set()
+    await asyncio.sleep(0)
+
+
+async def test_the_server_leaves_to_auditors_what_they_are_there_for(tmp_path: Path) -> None:
+    async with revealed(tmp_path, "", tasks=1) as home:
+        assert not await home.coordinator.recomputes.next()
+        told: list[Step | Found] = []
+        one = auditor(home, CARD, told)  # it has nothing to compare a processor with
+        assert not await one.next(asyncio.Event())
+        assert one.summary.revealed == 1
+        await home.clock.advance(601)  # an auditor with a processor was not seen for ten minutes
+        assert await home.coordinator.recomputes.next()
+        assert [result for result, _ in await results(home, 1)] == ["passed"]
+
+
+async def test_any_blob_is_for_the_organiser_alone(tmp_path: Path) -> None:
+    async with revealed(tmp_path, "", tasks=1) as home, served(home) as url:
+        server = Remote.of(url, home.coordinator.settings.admin_token_file)
+        taken = await asks(home)("audit.take", name="x", kind="cpu", hold="a" * 32)
+        name, path = taken.task.given.commitment.left, tmp_path / "left"
+        await asyncio.to_thread(server.blob, name, path)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:100])  # it broke off
+        await asyncio.to_thread(server.blob, name, path)
+        assert path.read_bytes() == whole
+        await asyncio.to_thread(server.blob, name, path)  # all of it is here
+        path.write_bytes(b"x" * len(whole))
+        with pytest.raises(Internal, match="other bytes"):
+            await asyncio.to_thread(server.blob, name, path)
+        assert not path.exists()
+        with pytest.raises(NotFound):
+            await asyncio.to_thread(server.blob, "0" * 64, path)
+        token = tmp_path / "token"
+        token.write_text("0" * 64)
+        with pytest.raises(Unauthorized):
+            await asyncio.to_thread(Remote.of(url, token).blob, name, path)
+        worker = await home.join("Eve")
+        assert (await worker.get(f"/admin/blobs/{name}")).status_code in (401, 403)
+        assert (await worker.get(f"/blobs/{name}")).status_code == 404
+
+
+def test_the_command_on_a_data_directory(tmp_path: Path, run: Run) -> None:
+    async def prepared() -> None:
+        async with revealed(tmp_path, ""):
+            pass
+
+    asyncio.run(prepared())
+    place = ("--data-dir", tmp_path / "coordinator")
+    words = ("audit", "work", "--once", "--device", "cpu", "--threads", "1")
+    said = run(*words, "--json", *place)
+    assert said.code == 0, said.err
+    written = [line for line in said.out.splitlines() if line.startswith("{")]
+    *lines, last = map(json.loads, written)
+    assert [line["result"] for line in lines] == ["passed"] * TASKS
+    assert last["results"]["passed"] == TASKS
+    assert last["revealed"] == 0
+    said = run(*words, *place)
+    assert "nothing done again" in said.out
+    assert "Ctrl+C" in said.out
+    assert run("audit", "work", "--once", "--threads", "-1", *place).code != 0
+
+
+def test_a_device_that_is_not_here_is_refused() -> None:
+    assert machine_of("cpu") == ("cpu", CPU)
+    for name in ("cuda:99", "tpu", "cuda:x"):
+        with pytest.raises(Configuration, match="it has cpu"):
+            machine_of(name)

@@ -1,0 +1,128 @@
+"""A fuzzing run as it is seen: how much is sent, faults and slow answers as they happen, progress,
+and memory that stays flat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+GROWTH_BYTES = 64 << 20
+ANSWER_S = 10.0
+PATIENCE_S = 300.0  # for the second try of what was not answered, and for a start
+PROGRESS_S = 15.0
+FAULTS_MAX = 20  # after which a run ends
+TOGETHER = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is sent."""
+
+    count: int
+    seconds: float
+    seed: int
+    route: str = ""  # only routes with this in their name
+    first: int = 0  # number of the first one
+    folder: Path | None = None  # for the bodies of faults
+    until: float = float("inf")
+
+    def batches(self) -> Iterator[range]:
+        """Numbers of what is sent together."""
+        end = self.first + self.count
+        for first in range(self.first, end, TOGETHER):
+            yield range(first, min(first + TOGETHER, end))
+
+    def begun(self, count: int | None = None, seconds: float | None = None, seed: int = 0) -> Plan:
+        """The plan from now on."""
+        lasts = self.seconds if seconds is None else seconds
+        return replace(
+            self,
+            count=self.count if count is None else count,
+            seed=self.seed + seed,
+            until=time.monotonic() + lasts,
+        )
+
+
+@dataclass(eq=False)
+class Watch:
+    """What a run has seen: faults as they happen, progress, and how late this program itself is."""
+
+    what: str
+    total: int
+    process: psutil.Process
+    folder: Path | None = None
+    faults: list[str] = field(default_factory=list)
+    done: int = 0
+    slow: int = 0
+    late_s: float = 0.0  # of this program's event loop, since it was last told
+
+    def fault(self, why: str, sent: Any, whole: bytes) -> None:
+        """Tell of a fault, with what was sent."""
+        said = f"FAULT {why}\n{sent}"
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"fault-{int(time.time())}-{len(self.faults)}.body"
+            path.write_bytes(whole)
+            said += f"\n  whole body: {path}"
+        self.faults.append(said)
+        print(said, flush=True)
+
+    @property
+    def ended(self) -> bool:
+        return len(self.faults) >= FAULTS_MAX
+
+    def check(self) -> None:
+        assert not self.faults, "\n".join(self.faults)
+
+    async def told(self) -> None:
+        """Print progress until cancelled."""
+        began = last = time.monotonic()
+        first = self.process.memory_info().rss
+        while True:
+            asked = time.monotonic()
+            await asyncio.sleep(0.1)
+            now = time.monotonic()
+            self.late_s = max(self.late_s, now - asked - 0.1)
+            if now - last < PROGRESS_S:
+                continue
+            last = now
+            grown = (self.process.memory_info().rss - first) / 2**20
+            rate = self.done / (now - began)
+            left = (self.total - self.done) / max(1e-9, rate)
+            print(
+                f"{self.what}: {self.done:,} of {self.total:,}, {rate:,.0f}/s, "
+                f"{left / 60:.0f} min left, {len(self.faults)} faults, {self.slow} slow, "
+                f"server {grown:+.0f} MB, this program up to {self.late_s:.1f} s late",
+                flush=True,
+            )
+            self.late_s = 0.0
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Progress is told inside the block."""
+    telling = asyncio.get_running_loop().create_task(watch.told())
+    try:
+        yield
+    finally:
+        telling.cancel()
+
+
+@contextmanager
+def flat(process: psutil.Process, most: int = GROWTH_BYTES) -> Iterator[Callable[[], int]]:
+    """The memory of a process may not have grown at the end; calling it says by how much."""
+    before = process.memory_info().rss
+
+    def grown() -> int:
+        return int(process.memory_info().rss - before)
+
+    yield grown
+    assert grown() < most, f"{grown() >> 20} MB"

@@ -1,0 +1,71 @@
+"""Who may compare whose work, as pure rules."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.rules.checks import (
+    AUDITOR_AWAY_S,
+    AUDITOR_HERE_S,
+    RECOMPUTE_FLOPS_MAX,
+    Machine,
+    Redone,
+    comparable,
+    device_kind,
+    flops_max,
+    is_served,
+    judge_recompute,
+    precision_of,
+)
+from tests.support.examples import examples
+
+KINDS = st.sampled_from(["cpu", "cuda", "mps", "xpu"])
+MACHINES = st.builds(Machine, kind=KINDS, model=st.sampled_from(["", "A Card", " a card", "B"]))
+FIGURES = st.floats(-1.0, 1.0) | st.just(math.nan)
+
+
+@settings(max_examples=examples(200))
+@given(MACHINES, MACHINES, FIGURES, FIGURES, st.sampled_from(["float32", "bfloat16"]))
+def test_no_figure_from_another_class_or_model_punishes(
+    worker: Machine, auditor: Machine, cosine: float, state: float, precision: str
+) -> None:
+    found = Redone(cosine=cosine, norm_ratio=1.0, state_cosine=state)
+    said = judge_recompute(
+        found,
+        "float32",
+        precision_of(precision, auditor.kind),
+        comparable=comparable(worker, auditor),
+    )
+    if said == "failed":
+        assert worker.kind == auditor.kind
+        assert worker.kind == "cpu" or worker.model.strip().lower() == auditor.model.strip().lower()
+    if cosine > 0.99 and state > 0.99:
+        assert said == "passed"
+
+
+@settings(max_examples=examples(100))
+@given(MACHINES, MACHINES)
+def test_comparing_goes_both_ways(one: Machine, other: Machine) -> None:
+    assert comparable(one, other) == comparable(other, one)
+    if one.kind != "cpu" and not one.model.strip():
+        assert not comparable(one, other)  # a card that tells no model proves nothing
+
+
+@given(KINDS, st.sets(KINDS))
+def test_larger_tasks_are_drawn_only_where_an_auditor_takes_them(
+    kind: str, served: set[str]
+) -> None:
+    least = flops_max(kind, served)
+    assert least >= RECOMPUTE_FLOPS_MAX
+    assert (least > RECOMPUTE_FLOPS_MAX) == (kind in served)
+
+
+@given(KINDS, st.floats(0, 2 * AUDITOR_AWAY_S))
+def test_what_the_server_can_do_itself_waits_less(kind: str, since: float) -> None:
+    assert is_served(kind, 0.0, since) == (
+        since < (AUDITOR_HERE_S if kind == "cpu" else AUDITOR_AWAY_S)
+    )
+    assert device_kind(f"{kind}:1") == kind
