@@ -121,7 +121,6 @@ class Coordinator:
     samples: Samples
     intake: Intake
     recomputes: Recomputes
-    auditing: Auditing
     alerts: Alerts
     merger: Merger
     evaluation: Evaluation
@@ -209,7 +208,6 @@ class Coordinator:
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
-            auditing=Auditing(db, clock, signals, examiners.recomputes),
             alerts=Alerts(db, clock, settings, space),
             merger=merger,
             evaluation=evaluation,
@@ -228,6 +226,11 @@ class Coordinator:
             return self.db.read(lambda conn: gauges(conn, self.clock.now()))
 
         return Fresh(read, GAUGES_S, self.clock, rest=REST)
+
+    @cached_property
+    def auditing(self) -> Auditing:
+        """Return the service of the organiser's auditors."""
+        return Auditing(self.db, self.clock, self.signals, self.recomputes)
 
     @property
     def answerers(self) -> Answerers:

@@ -111,7 +111,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What an auditor did."""
+    """Work of an auditor, counted."""
 
     results: dict[str, int]
     seconds: float  # spent on recomputes
@@ -120,7 +120,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recompute came to: figures, evidence of no use, or trouble of this auditor's own."""
+    """Outcome of a recompute: figures, evidence of no use, or trouble of this auditor's own."""
 
     found: Redone | None = None
     unusable: str = ""

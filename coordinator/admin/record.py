@@ -63,7 +63,7 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportAudit(Held, frozen=True, kw_only=True):
-    """What became of a recompute: figures, evidence of no use, or given back (`failed` or not)."""
+    """End of a recompute: figures, evidence of no use, or given back (`failed` or not)."""
 
     kind: str
     model: Annotated[str, Meta(max_length=128)] = ""

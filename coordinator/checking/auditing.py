@@ -18,7 +18,7 @@ import msgspec
 from coordinator.checking.case import Case
 from coordinator.checking.recompute import Recomputes
 from coordinator.checking.redo import Submitted
-from coordinator.database import audit, auditors, recomputes
+from coordinator.database import audit, recomputes
 from coordinator.database.recomputes import RecomputeRow
 from coordinator.rules.checks import HOLD_S, OPEN_MAX, Machine, Redone
 from coordinator.signals import Signals
@@ -43,7 +43,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What an auditor is told: a task, or none, and how many wait."""
+    """Answer to an auditor: a task, or none, and how many wait."""
 
     task: Audit | None
     revealed: int  # that could be done now, by whomever
@@ -80,9 +80,9 @@ class Auditing:
 
         def taken(conn: Connection) -> tuple[RecomputeRow | None, dict[str, int]]:
             now = self._clock.now()
-            if auditors.see(conn, name, machine, now):
+            if recomputes.see_auditor(conn, name, machine.kind, now):
                 audit.append(conn, "organiser", "audit.work", name, machine.kind, now)
-            served = auditors.served(conn, now)
+            served = recomputes.served(conn, now)
             found = recomputes.hold(conn, hold, machine.kind, served, now)
             return found, recomputes.waiting(conn)
 

@@ -23,7 +23,7 @@ from coordinator.accounts.suspension import suspend
 from coordinator.checking.case import Case, Draws
 from coordinator.checking.redo import Files, Submitted, redo
 from coordinator.compute import Compute
-from coordinator.database import auditors, contributions, recomputes, runs
+from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
@@ -91,7 +91,7 @@ class Recomputes:
         if case is None:
             return False
         kind = rules.device_kind(case.device)
-        served = auditors.served(conn, self._clock.now())
+        served = recomputes.served(conn, self._clock.now())
         if case.flops > rules.flops_max(kind, served):
             accounts.count_uncompared(conn, row.volunteer_id)
             return False
@@ -133,7 +133,7 @@ class Recomputes:
         """
         now = self._clock.now()
         row = await self._db.read(
-            lambda conn: recomputes.first(conn, now, auditors.served(conn, now))
+            lambda conn: recomputes.first(conn, now, recomputes.served(conn, now))
         )
         if row is None:
             return False

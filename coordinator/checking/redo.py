@@ -31,7 +31,7 @@ Tell = Callable[[int, int], None]  # steps done, steps in all
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker submitted and committed to."""
+    """Update of a worker, and the states that it committed to."""
 
     sha256: str
     codec: str

@@ -12,7 +12,7 @@ from coordinator.database import volunteers as store
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its
 from coordinator.database.tables.contributions import contributions, uploads
-from coordinator.database.tables.trust import recomputes
+from coordinator.database.tables.trust import auditors, recomputes
 from coordinator.database.tables.versions import versions
 from coordinator.rules import standing
 from coordinator.rules.checks import (
@@ -23,10 +23,12 @@ from coordinator.rules.checks import (
     NEWCOMERS_OPEN_MAX,
     OPEN_MAX,
     Result,
+    is_served,
 )
 from shared.decoding import decode
 from shared.protocol.contributions import Commitment, SubmitRequest
 
+FORGOTTEN_S = 30 * 86_400.0  # an auditor that was not seen since
 State = Literal["asked", "revealed", "done"]
 CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
 
@@ -320,3 +322,25 @@ def end(
 def blobs_in_use(conn: Connection) -> set[str]:
     """Return the updates and base weights that recomputes without a result need."""
     return {sha256 for row in conn.execute(_BLOBS) for sha256 in row if sha256}
+
+
+# --- auditors of the organiser's own, which do tasks again ---
+
+_A = auditors.c
+_SEEN = update(auditors).where(its(_A.name))
+_NEWEST = select(_A.kind, func.max(_A.seen_at)).group_by(_A.kind)
+
+
+def see_auditor(conn: Connection, name: str, kind: str, now: float) -> bool:
+    """Note that an auditor is at work; True if it was not known. Those long gone are forgotten."""
+    told = {"kind": kind, "seen_at": now}
+    if conn.execute(_SEEN.values(**told), {"its_name": name}).rowcount:
+        return False
+    conn.execute(delete(auditors).where(_A.seen_at < now - FORGOTTEN_S))
+    conn.execute(insert(auditors).values(name=name, **told))
+    return True
+
+
+def served(conn: Connection, now: float) -> frozenset[str]:
+    """Return the classes of devices whose tasks are left to auditors."""
+    return frozenset(kind for kind, seen in conn.execute(_NEWEST) if is_served(kind, seen, now))

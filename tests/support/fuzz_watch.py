@@ -24,7 +24,7 @@ TOGETHER = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is sent."""
+    """Amount and choice of what is sent."""
 
     count: int
     seconds: float
@@ -53,7 +53,7 @@ class Plan:
 
 @dataclass(eq=False)
 class Watch:
-    """What a run has seen: faults as they happen, progress, and how late this program itself is."""
+    """Record of a run: faults as they happen, progress, and how late this program itself is."""
 
     what: str
     total: int

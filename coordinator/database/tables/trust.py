@@ -91,6 +91,5 @@ auditors = Table(
     metadata,
     Column("name", String(128), primary_key=True),
     Column("kind", String(16), nullable=False),  # class of its device
-    Column("model", String(128), nullable=False),
     Column("seen_at", Double, nullable=False),
 )

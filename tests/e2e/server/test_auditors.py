@@ -19,8 +19,8 @@ from coordinator.admin.client import Remote
 from coordinator.admin.registry import COMMANDS
 from coordinator.checking.redo import machine_of
 from coordinator.compute import Compute
-from coordinator.database import auditors
-from coordinator.database.tables.trust import recomputes
+from coordinator.database import recomputes
+from coordinator.database.tables.trust import recomputes as rows
 from coordinator.rules.checks import Machine
 from shared.decoding import convert
 from shared.errors import BadRequest, Configuration, Internal, NotFound, Unauthorized
@@ -44,7 +44,7 @@ async def revealed(
     """
     async with local_coordinator(path / "coordinator", database=database) as home:
         await home.start_run(run_file())
-        await seen(home, "auditor", CPU)
+        await seen(home, "auditor")
         async with home.coordinator.working():
             machine = LocalMachine(path / "machine", home)
             await machine.join("Ann")
@@ -55,9 +55,9 @@ async def revealed(
         yield home
 
 
-async def seen(home: LocalCoordinator, name: str, machine: Machine) -> None:
+async def seen(home: LocalCoordinator, name: str) -> None:
     now = home.clock.now()
-    await home.coordinator.db.write(lambda conn: auditors.see(conn, name, machine, now))
+    await home.coordinator.db.write(lambda conn: recomputes.see_auditor(conn, name, "cpu", now))
 
 
 async def states(home: LocalCoordinator, wanted: dict[str, int]) -> None:
@@ -65,7 +65,7 @@ async def states(home: LocalCoordinator, wanted: dict[str, int]) -> None:
 
     def read(conn: Connection) -> dict[str, int]:
         found: dict[str, int] = {}
-        for state in conn.execute(select(recomputes.c.state)).scalars():
+        for state in conn.execute(select(rows.c.state)).scalars():
             found[state] = found.get(state, 0) + 1
         return found
 

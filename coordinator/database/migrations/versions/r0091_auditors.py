@@ -23,7 +23,6 @@ def upgrade() -> None:
         "auditors",
         sa.Column("name", sa.String(128), nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
-        sa.Column("model", sa.String(128), nullable=False),
         sa.Column("seen_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_auditors"),
     )

@@ -1,4 +1,4 @@
-"""Who may compare whose work, as pure rules."""
+"""Rules of who may compare whose work."""
 
 from __future__ import annotations
 
