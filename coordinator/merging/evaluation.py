@@ -83,7 +83,7 @@ class Evaluation:
         self._compute = compute
         self.durations = Durations(SLOW_S)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, "done" or "failed"
-        self._ended: set[int] = set()  # runs that ended, of which nothing is left to measure
+        self._tried: set[tuple[int, int]] = set()  # run and version, on suites by themselves
 
     async def run(self, stop: asyncio.Event) -> None:
         """Evaluate whatever waits until `stop` is set."""
@@ -102,7 +102,7 @@ class Evaluation:
         """Measure the newest waiting version. False when none waits."""
         if await self._db.read(evaluations.next_evaluation) is None:
             return (
-                await self._measure_last()
+                await self._measure_left()
             )  # seen without a transaction that writes: this is asked after every merge
         picked = await self._db.write(self._pick)
         if picked is None:
@@ -191,18 +191,22 @@ class Evaluation:
             log.warning("suites failed", run=run.name, version=version.version, error=failed[:2000])
         self._signals.notify(f"run:{run.id}")
 
-    async def _measure_last(self) -> bool:
-        """Measure the last version of a run that has ended on its suites. False when none waits."""
+    async def _measure_left(self) -> bool:
+        """Measure on its suites the version 0 of a run that has no score yet, after a crash, and
+        the last version of one that has ended. False when neither waits.
+        """
 
         def find(conn: Connection) -> tuple[RunRow, VersionRow] | None:
-            for run in runs.every(conn, ("completed",)):
-                if run.id in self._ended:
+            for run in runs.every(conn, (*runs.OPEN, "completed")):
+                if run.head < 0 or not definition(run).file.evaluation.suites:
                     continue
-                self._ended.add(run.id)  # tried once in the life of this process
-                if run.head < 0 or evaluations.evaluation(conn, run.id, run.head).pruned:
+                number = 0 if scores.last_version(conn, run.id) is None else run.head
+                if (run.id, number) in self._tried or (number and run.state != "completed"):
                     continue
-                if due(conn, run, run.head):
-                    return run, versions.get(conn, run.id, run.head)
+                self._tried.add((run.id, number))  # once in the life of this process
+                kept = not evaluations.evaluation(conn, run.id, number).pruned
+                if kept and due(conn, run, number):
+                    return run, versions.get(conn, run.id, number)
             return None
 
         found = await self._db.read(find)

@@ -4,6 +4,7 @@ before and after stand wherever the run is shown.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from coordinator.admin.datasets import AddDataset
 from coordinator.admin.datasets import add as add_dataset
 from coordinator.admin.runs import CreateRun
 from coordinator.admin.runs import create as create_run
-from coordinator.database import runs
+from coordinator.database import evaluations, runs
 from coordinator.pages.views import Views
 from coordinator.runs.public import PublicRuns
 from shared import decoding
@@ -72,7 +73,9 @@ async def merged(home: LocalCoordinator, workload: str, count: int) -> None:
             pass
 
 
-@pytest.mark.parametrize(("workload", "text"), [("gpt", RUN), ("causal-lm", CAUSAL)])
+@pytest.mark.parametrize(
+    ("workload", "text"), [("gpt", RUN), ("causal-lm", CAUSAL)], ids=["gpt", "causal-lm"]
+)
 async def test_versions_are_measured_before_and_after(
     tmp_path: Path, workload: str, text: str
 ) -> None:
@@ -124,8 +127,6 @@ def _shown(home: LocalCoordinator) -> tuple[Any, Any, Any]:
 
 
 def sha256(path: Path) -> str:
-    import hashlib
-
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -152,7 +153,10 @@ async def test_a_suite_that_does_not_fit_is_refused_when_the_run_is_created(
             await create_run(home.coordinator, CreateRun(text=text))
 
 
-async def test_a_suite_that_cannot_be_measured_leaves_the_loss_alone(tmp_path: Path) -> None:
+async def test_suites_that_cannot_be_measured_leave_the_loss_alone(
+    tmp_path: Path,
+) -> None:
+    """Its file is gone at first; a process that begins anew measures version 0 all the same."""
     async with local_coordinator(tmp_path / "home") as home:
         await add_suites(home, tmp_path)
         await home.start_run(RUN + SUITES.format(every=1))
@@ -162,5 +166,13 @@ async def test_a_suite_that_cannot_be_measured_leaves_the_loss_alone(tmp_path: P
             pass
         info = await home.coordinator.runs.queries.info("tiny")
         assert info.loss is not None
+        assert all(course.first is None for course in info.suites)
         row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
         assert row.best == 0
+        seen = await home.coordinator.db.read(lambda c: evaluations.evaluation(c, row.id, 0))
+        assert (seen.state, "suite sums-exact: " in seen.message) == ("done", True)
+    async with local_coordinator(tmp_path / "home") as home:
+        await home.coordinator.blobs.put_bytes(broken.read_bytes())
+        assert await home.coordinator.evaluation.evaluate_next()
+        courses = (await home.coordinator.runs.queries.info("tiny")).suites
+        assert [course.first.version for course in courses if course.first] == [0, 0]

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import count
-from shared.workloads.base import load
+from shared.workloads.base import ChunkRef, DatasetManifest, load
 from tests.support.workloads.tiny_causal import GPT2, LLAMA, QWEN2, table
 
 WORKLOAD = load("causal-lm")
@@ -60,6 +60,21 @@ def llama(**changes: Any) -> dict[str, Any]:
 def test_what_cannot_be_is_refused_with_a_sentence(raw: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidRunFile, match=sentence):
         checked(raw)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused() -> None:
+    chunk = ChunkRef(sha256="0" * 64, size=9000, items=4500)
+    manifest = DatasetManifest(
+        name="talk",
+        kind="tokens",
+        licence="",
+        source="",
+        chunks=(chunk,),
+        heldout=(chunk,),
+        meta={"vocab_size": 301, "dtype": "uint16"},
+    )
+    with pytest.raises(InvalidRunFile, match=r"vocab_size 300 is below the 301 tokens .* another"):
+        WORKLOAD.config(llama(), manifest)
 
 
 def test_only_adapters_travel() -> None:
