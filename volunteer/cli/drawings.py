@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +54,8 @@ def picture_of(reply: ImageReply) -> bytes:
 
 
 def _show(png: bytes, display: Display) -> None:
+    import shutil
+
     from volunteer.tui.terminal import graphics
     from volunteer.tui.widgets.pictures import decoded, half_blocks, size_in
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import msgspec
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ EXIT_FAILURE = 1
 PATIENCE_S = 15.0
 
 
-class Announced(msgspec.Struct, frozen=True, kw_only=True):
+class Announced(NamedTuple):
     """The announced release as JSON."""
 
     own: str
@@ -35,6 +34,8 @@ def update(
     profile: Annotated[str, Parameter(help="Profile on this host.")] = "",
 ) -> int:
     """Say which version the coordinator announces, and how to check and install it."""
+    import msgspec
+
     from volunteer.account.join import software
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.account.releases import announced, check_file, is_newer, steps
@@ -55,10 +56,8 @@ def update(
         told = Announced(own=own, checked=checked)
         if found is not None:
             newer = is_newer(found.version, own)
-            told = msgspec.structs.replace(
-                told, version=found.version, sha256=found.sha256, newer=newer
-            )
-        print(msgspec.json.encode(told).decode())
+            told = told._replace(version=found.version, sha256=found.sha256, newer=newer)
+        print(msgspec.json.encode(told._asdict()).decode())
     elif found is None:
         print(f"this is version {own}; the coordinator announces none")
     elif checked is not None:
