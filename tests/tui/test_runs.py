@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from shared.links import parse_link
 from shared.protocol import endpoints
 from shared.protocol.listings import LossPoint
+from shared.protocol.versions import SuiteCourse, SuiteScore
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import (
@@ -205,3 +206,22 @@ async def test_a_run_that_lowered_its_outer_rate_says_so(engine: FakeEngine) -> 
     async with opened(engine, scenes.filled(), size=(120, 36), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         assert "rate lowered by itself to 50 %" in screen_text(app)
+
+
+async def test_scores_before_and_after_stand_beside_the_loss(engine: FakeEngine) -> None:
+    prepared(engine)
+    before, after = (
+        SuiteScore(version=v, share=s, error=0.03, examples=200)
+        for v, s in ((0, 0.24), (41, 0.515))
+    )
+    sums = SuiteCourse(name="sums", chance=0.25, total=200, first=before, newest=after)
+    words = SuiteCourse(name="words", chance=0.0, total=50)
+    measured = replace(RUNS[0], bits_first=2.5, bits=1.25, suites=(sums, words))
+    engine.answers[endpoints.RUNS] = (measured,)
+    async with opened(engine, scenes.filled(), size=(120, 40), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        shown = " ".join(screen_text(app).split())
+        assert "24.0 % ± 3.0" in shown
+        assert "51.5 % ± 3.0" in shown
+        assert "words suite of tasks, not measured yet" in shown
+        assert "bits 2.500 → 1.250 a byte" in shown

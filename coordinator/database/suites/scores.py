@@ -58,10 +58,3 @@ def course(
     for row in conn.execute(query):
         found.setdefault(row[0], []).append(SuiteScoreRow(*row))
     return {name: (rows[0], rows[-1]) for name, rows in found.items()}
-
-
-def of_version(conn: Connection, run_id: int, version: int) -> list[SuiteScoreRow]:
-    """Return the scores of one version."""
-    query = select(_S.suite, _S.version, _S.correct, _S.examples, _S.cut)
-    query = query.where(_S.run_id == run_id, _S.version == version).order_by(_S.suite)
-    return [SuiteScoreRow(*row) for row in conn.execute(query)]

@@ -10,7 +10,8 @@ import numpy as np
 SAMPLED = 500  # texts whose language is looked at: the first ones
 SAMPLED_CHARS = 2000  # of each
 _NAMED = 5  # languages
-_CHARS_MIN = 20  # of a text whose language can be told
+_LETTERS_MIN = 20  # of a text whose language can be told
+_LETTERS_SHARE = 0.5  # of its characters: less is numbers, or code
 
 Meta = dict[str, str | int | float]
 
@@ -38,9 +39,14 @@ def told_languages(texts: Sequence[str]) -> Meta:
         from py3langid import langid
     except ImportError:
         return {}
-    long = [text for text in texts if len(text) >= _CHARS_MIN]
+    long = [text for text in texts if _is_prose(text)]
     counts = Counter(langid.classify(text)[0] for text in long)
     if not counts:
         return {}
     named = [f"{name} {100 * n / len(long):.0f} %" for name, n in counts.most_common(_NAMED)]
     return {"languages": ", ".join(named)}
+
+
+def _is_prose(text: str) -> bool:
+    letters = sum(map(str.isalpha, text))
+    return letters >= _LETTERS_MIN and letters > _LETTERS_SHARE * len(text)

@@ -47,7 +47,7 @@ def test_texts_are_reported_with_their_length_and_copies(run: Run, tmp_path: Pat
     assert "\n20 documents of " in said.out
     assert "tokens each on average, 10 exact copies dropped, " in said.out
     assert ", half shorter than 730 bytes, 95 % than 750, none over 750, " in said.out
-    assert " bytes a token, languages: " in said.out
+    assert said.out.endswith(" bytes a token.\n")  # numbers are no language
 
 
 def test_a_file_without_one_good_line_is_refused_by_name(run: Run, tmp_path: Path) -> None:

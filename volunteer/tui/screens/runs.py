@@ -415,7 +415,7 @@ def _bits(info: RunInfo, glyphs: Glyphs) -> str:
         return ""
     same = info.bits_first in (None, info.bits)
     first = "" if same else f"{loss(info.bits_first)} {glyphs.right} "
-    return f"{first}{loss(info.bits)} a byte of held-out text"
+    return f"{first}{loss(info.bits)} a byte"
 
 
 def _suite(course: SuiteCourse, glyphs: Glyphs) -> str:
@@ -423,8 +423,8 @@ def _suite(course: SuiteCourse, glyphs: Glyphs) -> str:
     if course.first is None:
         return "suite of tasks, not measured yet"
     now = "" if course.newest is None else f" {glyphs.right} {course.newest.text}"
-    guess = f", by chance {100 * course.chance:.1f} %" if course.chance else ""
-    return f"{course.first.text}{now} right{guess}"
+    guess = f" (by chance {100 * course.chance:.0f} %)" if course.chance else ""
+    return f"{course.first.text}{now}{guess}"
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:
