@@ -67,6 +67,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     forward: float = 0.0
     recompute: float = 0.0
 
+    @property
+    def may_recompute(self) -> bool:
+        """True where a recompute may be ordered, by its draw or after a failed forward check:
+        workers then commit to what it begins from.
+        """
+        return bool(self.forward or self.recompute)
+
 
 NO_RATES = Rates()
 OPEN_RATES = Rates(forward=0.1, recompute=0.02)  # of an open server

@@ -227,7 +227,7 @@ class Claims:
             given = lease_message.lease(
                 run.spec, run.plan, run.global_step, row, now, waiter.codecs
             )
-            if rates_of(run.spec.file.trust, self._terms.checked).recompute:
+            if rates_of(run.spec.file.trust, self._terms.checked).may_recompute:
                 given = msgspec.structs.replace(given, commit=True)
             self._agreements.note(waiter.worker_id, given.run, run.plan.codec, given.grant.codec)
             answers[claim_id] = given

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -107,3 +108,21 @@ async def test_strangers_are_vetted_by_honest_work_and_the_opposite_is_not_merge
             assert {verdict.state for verdict in verdicts} <= {"superseded", "rejected"}
             assert (await costs(home, run)).forward.failed >= 1
         assert await home.coordinator.ledger.check() == ()
+
+
+async def test_a_doubted_update_is_done_again_though_no_recompute_is_drawn(tmp_path: Path) -> None:
+    """Without a commitment the doubt stayed: unproven, and counted against honest newcomers."""
+    settings = {"open": True, "proof_of_work_bits": 1}
+    async with local_coordinator(tmp_path / "coordinator", **settings) as home:
+        await home.start_run(LEARNING + "[trust]\nrecompute = 0\n")
+        async with home.coordinator.working():
+            honest = LocalMachine(tmp_path / "honest", home)
+            await honest.join("Ann")
+            async with honest.working(max_tasks=PASSED_MIN) as process:
+                assert await process.ended(120) == 0
+            hostile = LocalMachine(tmp_path / "hostile", home)
+            await hostile.join("Eve")
+            async with hostile.working(flipped), asyncio.timeout(60):
+                while not any(msgspec.structs.astuple((await costs(home, "tiny")).recompute)):
+                    await asyncio.sleep(0.02)
+            assert await standing(home, "Eve") == "suspended"
