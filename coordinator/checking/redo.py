@@ -121,7 +121,7 @@ def redo(
             tell(found.step, found.steps)
     result = work.result()[1]
     cosine, ratio = _beside(case, files, result)
-    state = None if files.left is None else _states(work.state(), _tensors(files.left))
+    state = None if files.left is None else state_cosine(work.state(), _tensors(files.left))
     return Redone(cosine=cosine, norm_ratio=ratio, state_cosine=state)
 
 
@@ -156,7 +156,7 @@ def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> tup
     return dot / max(1e-300, (ours_2 * theirs_2) ** 0.5), (theirs_2 / max(1e-300, ours_2)) ** 0.5
 
 
-def _states(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
+def state_cosine(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
     """Return the least cosine over the kinds of state ("exp_avg", "exp_avg_sq"); -1 where one is
     missing, of another length by more than a tenth, or of another shape.
     """

@@ -3,37 +3,38 @@
 make experiments EXPERIMENT=recompute                        a rerun goes on
 make experiments EXPERIMENT=recompute EXPERIMENT_ARGS='--quick'
 
-A GPT of 0.1 M parameters with dropout learns the standard library; each task goes on with the
-optimiser's state that the one before left. The worker computes with other threads and other
-micro-batches than the coordinator that does its task again.
+A GPT of 0.1 M parameters with dropout and a Qwen2 learn the standard library, a DCGAN digits; each
+task goes on with the optimiser's state that the one before left. The worker computes with other
+threads and other micro-batches than the coordinator that does its task again.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
+from coordinator.checking.redo import state_cosine
 from coordinator.rules import checks
 from coordinator.rules.checks import Redone
 from coordinator.rules.sizing import pass_seed
-from coordinator.simulate.simulation import Dataset
-from shared.local_data import LocalData
 from shared.tensors.quantize import EXACT_CODECS, codec
 from shared.tensors.update import delta
-from shared.workloads.base import Job, TrainSettings
-from shared.workloads.gpt.workload import GptWorkload
+from shared.workloads.base import Data, Job, TrainSettings, Workload, load
 from tests.experiments.cells import Row, arguments, results, work_off
 from tests.experiments.exp_learning import SMALL, TINY
 from tests.experiments.learning import corpus, local
+from tests.support.workloads import tiny_causal, tiny_dcgan
 
 Tensors = Mapping[str, torch.Tensor]
-STEPS, BATCH = 20, 16
 CODECS = ("float32", "bf16", "int8", "int4", "topk-int4")
+OTHERS = ("causal-lm", "dcgan")
+HALVINGS = {"dcgan": 3}  # its statistics want 16 images of 64
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,36 +44,42 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     threads: int
     tasks: int
+    subject: str = "gpt"
 
     @property
     def name(self) -> str:
-        return f"{self.work} {self.precision} {self.threads} threads"
+        return f"{self.subject} {self.work} {self.precision} {self.threads} threads"
 
 
 class Subject:
-    """The model and its data."""
+    """The model, its data, and the size of a task."""
 
-    def __init__(self, data: Dataset, model: Mapping[str, float]) -> None:
-        self.workload = GptWorkload()
-        self.model = self.workload.config({**model, "dropout": 0.1}, data[0])
-        self.schema = self.workload.schema(self.model)
-        self.data: LocalData = local(data, data[0].chunks)
+    def __init__(
+        self, model: Mapping[str, Any], workload: Workload, data: Data, train: TrainSettings
+    ) -> None:
+        self.workload, self.model, self.data, self._train = workload, model, data, train
+        self.schema = workload.schema(model)
+        self.steps, self.batch = (5, 64) if workload.name == "dcgan" else (20, 16)
+        self._pass = sum(workload.samples(model, data.manifest)) // (self.steps * self.batch)
 
-    def job(self, cell: Cell, start: int, steps: int = STEPS) -> Job:
-        train = TrainSettings(lr=3e-3, warmup_steps=0, precision=cell.precision)  # type: ignore[arg-type]
+    def job(self, cell: Cell, number: int, steps: int = 0) -> Job:
+        """Return the task of a number, or the first steps of it."""
+        train = msgspec.structs.replace(self._train, precision=cell.precision)
+        pass_number, place = divmod(number, self._pass)
+        start = place * self.steps * self.batch
         return Job(
             run="redone",
-            workload="gpt",
+            workload=self.workload.name,
             kind="train",
             update="delta",
-            config=self.model,
+            config=dict(self.model),
             train=train,
-            order_seed=pass_seed(0, 1),
+            order_seed=pass_seed(0, 1 + pass_number),
             start=start,
-            stop=start + steps * BATCH,
-            seed=start,
-            steps=steps,
-            batch_size=BATCH,
+            stop=start + (steps or self.steps) * self.batch,
+            seed=number,
+            steps=steps or self.steps,
+            batch_size=self.batch,
             global_step=0,
             total_steps=0,
             reset_inner=False,
@@ -94,7 +101,9 @@ class Subject:
 def written(
     subject: Subject, base: Tensors, after: Tensors, name: str, residual: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
-    """Return an update as its codec writes it, in one row, and the residual that it leaves."""
+    """Return the parameters of an update as its codec writes it, in one row, and what it leaves
+    behind.
+    """
     chosen = codec(name)
     update = delta(_numpy(base), _numpy(after), subject.schema)
     with tempfile.TemporaryDirectory() as folder:
@@ -102,23 +111,13 @@ def written(
         before = None if name in EXACT_CODECS else residual
         left = chosen.encode(update, subject.schema, path, before).residual or {}
         with chosen.decode(path, subject.schema) as found:
-            row = np.concatenate([found[spec.name].reshape(-1) for spec in subject.schema])
+            learnt = [spec.name for spec in subject.schema if spec.role == "parameter"]
+            row = np.concatenate([found[name].reshape(-1) for name in learnt])
     return row.astype(np.float64), {key: np.asarray(value) for key, value in left.items()}
 
 
 def _numpy(tensors: Tensors) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in tensors.items()}
-
-
-def _state(ours: Tensors, theirs: Tensors) -> float:
-    least = 1.0
-    for kind in ("exp_avg/", "exp_avg_sq/"):
-        pair = [
-            torch.cat([value.double().flatten() for name, value in one.items() if kind in name])
-            for one in (ours, theirs)
-        ]
-        least = min(least, float(torch.nn.functional.cosine_similarity(pair[0], pair[1], dim=0)))
-    return least
 
 
 def play(cell: Cell, subject: Subject) -> Row:
@@ -129,10 +128,10 @@ def play(cell: Cell, subject: Subject) -> Row:
     cosines: dict[str, list[float]] = {name: [] for name in CODECS}
     states, refused = [], 0
     for number in range(cell.tasks):
-        job = subject.job(cell, number * STEPS * BATCH)
+        job = subject.job(cell, number)
         after, left = worked(cell, subject, (job, base, inner), number)
         ours, state = subject.learn(job, base, inner, 1)
-        states.append(_state(state, left))
+        states.append(state_cosine(state, left))
         for name in CODECS:
             theirs, residual = written(subject, base, after, name, residuals[name])
             mine, _ = written(subject, base, ours, name, residuals[name])
@@ -160,35 +159,63 @@ def worked(
     """Return what a worker of this kind makes of a task."""
     job, base, inner = given
     if cell.work == "honest":
-        return subject.learn(job, base, inner, cell.threads, halvings=number % 4)
+        halvings = number % HALVINGS.get(cell.subject, 4)
+        return subject.learn(job, base, inner, cell.threads, halvings)
     if cell.work == "other data":
-        other = subject.job(cell, job.start + cell.tasks * STEPS * BATCH)
+        other = subject.job(cell, number + cell.tasks)
         return subject.learn(other, base, inner, cell.threads)
     if cell.work == "no state":
         return subject.learn(job, base, None, cell.threads)
-    steps = STEPS // 2 if cell.work == "half work" else STEPS - 2
-    after, left = subject.learn(subject.job(cell, job.start, steps), base, inner, cell.threads)
+    steps = subject.steps // 2 if cell.work == "half work" else round(0.9 * subject.steps)
+    after, left = subject.learn(subject.job(cell, number, steps), base, inner, cell.threads)
+    more = subject.steps / steps
+    learnt = {spec.name for spec in subject.schema if spec.role == "parameter"}
     scaled = {
-        name: base[name] + (value - base[name]) * (STEPS / steps) for name, value in after.items()
+        name: base[name] + (value - base[name]) * more if name in learnt else value
+        for name, value in after.items()
     }
     return scaled, left
 
 
+def subject_of(name: str, folder: Path, *, quick: bool) -> Subject:
+    """Make the model and the data of a workload."""
+    if name == "dcgan":
+        (folder / "digits").mkdir(exist_ok=True)
+        digits = tiny_dcgan.digits(folder / "digits")
+        return Subject(tiny_dcgan.config(digits), tiny_dcgan.WORKLOAD, digits, tiny_dcgan.ADAM)
+    data, workload = corpus(folder.parent, 12 if quick else 0), load(name)
+    table = {**(TINY if quick else SMALL), "dropout": 0.1}
+    if name == "causal-lm":
+        table = tiny_causal.table(tiny_causal.QWEN2)
+    train = TrainSettings(lr=3e-3, warmup_steps=0)
+    return Subject(workload.config(table, data[0]), workload, local(data, data[0].chunks), train)
+
+
+def cells(tasks: int) -> Iterator[Cell]:
+    """Honest work of three workloads, and other work of a GPT."""
+    for subject in ("gpt", *OTHERS):
+        for precision in ("float32", "bfloat16"):
+            for threads in (1, 2):
+                many = tasks if subject == "gpt" else tasks // 2
+                yield Cell(
+                    work="honest", precision=precision, threads=threads, tasks=many, subject=subject
+                )
+    for subject in ("gpt", *OTHERS):
+        for work in ("no state", "other data", "half work", "nine tenths"):
+            yield Cell(work=work, precision="float32", threads=1, tasks=tasks // 4, subject=subject)
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
-    data = corpus(options.out.parent, 12 if options.quick else 0)
-    subject = Subject(data, TINY if options.quick else SMALL)
-    tasks = 4 if options.quick else 80
-    listed = [
-        Cell(work="honest", precision=precision, threads=threads, tasks=tasks)
-        for precision in ("float32", "bfloat16")
-        for threads in (1, 2)
-    ]
-    listed += [
-        Cell(work=work, precision="float32", threads=1, tasks=tasks // 4)
-        for work in ("no state", "other data", "half work", "nine tenths")
-    ]
-    done = work_off(options, {cell.name: cell for cell in listed}, lambda cell: play(cell, subject))
+    listed = list(cells(4 if options.quick else 80))
+    made: dict[str, Subject] = {}
+
+    def played(cell: Cell) -> Row:
+        if cell.subject not in made:
+            made[cell.subject] = subject_of(cell.subject, options.out, quick=options.quick)
+        return play(cell, made[cell.subject])
+
+    done = work_off(options, {cell.name: cell for cell in listed}, played)
     lines = ["| work | " + " | ".join(CODECS) + " | state | refused |", "|" + "---|" * 8]
     for cell in listed:
         if (row := done.get(cell.name)) is None:
