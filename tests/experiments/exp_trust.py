@@ -23,7 +23,7 @@ from coordinator.runs.definition import OPEN_RULE, OPEN_TABLES
 from tests.experiments.cells import Row, arguments, results, work_off
 from tests.experiments.learning import corpus
 from tests.experiments.trust_arena import Arena, Cell, Subject
-from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, BUFFERS, MIXED
+from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, BUFFERS, MAIN, MIXED
 from tests.experiments.trust_dcgan import Dcgan
 from tests.experiments.trust_gpt import Gpt
 
@@ -58,15 +58,19 @@ def cells(rounds: int, seeds: int) -> Iterator[tuple[str, Cell]]:
 
 
 def dcgan_cells(rounds: int) -> Iterator[tuple[str, Cell]]:
-    """A DCGAN: nothing checks its updates before the verdict, so the sleepers' world is its own."""
-    own = {"validation": OPEN["validation"] | {"clip_until": 5.0}}  # the workload's
-    for seed in range(CLEAN_SEEDS - 1):
+    """A DCGAN: the attacks that matter to it."""
+    own: dict[str, Any] = {
+        "validation": OPEN["validation"] | {"clip_until": 5.0},  # the workload's
+        "attacks": (*MAIN, *BUFFERS),
+        "rounds": rounds,
+    }
+    for seed in range(SEEDS):
         yield f"mean | clean s{seed}", Cell(seed=seed, rounds=rounds, recompute=False)
-        yield f"open | clean s{seed}", Cell(seed=seed, rounds=rounds, **(OPEN | own))
-    for attack in (*ATTACKS, *BUFFERS):
-        if attack != "backdoor":
-            more = WORLDS["sleepers"] | own
-            yield f"sleepers | {attack} s0", Cell(attack=attack, rounds=rounds, **more)
+        yield f"open | clean s{seed}", Cell(seed=seed, **(OPEN | own))
+        for attack in (*MAIN, *BUFFERS, AT_ONCE):
+            for world in ("open", "sleepers"):
+                more = WORLDS[world] | own
+                yield f"{world} | {attack} s{seed}", Cell(attack=attack, seed=seed, **more)
 
 
 def play(cell: Cell, subject: Subject) -> Row:

@@ -31,7 +31,7 @@ from shared.tensors.spec import Schema
 from shared.workloads.base import ForwardFigures, Job, TrainSettings
 from tests.experiments.cells import Row
 from tests.experiments.digits import Weights
-from tests.experiments.trust_attacks import Scene, attack_of, flat, norm
+from tests.experiments.trust_attacks import ATTACKS, Scene, attack_of, flat, norm
 
 VOLUNTEERS = 20
 HOSTILE = 8
@@ -90,6 +90,7 @@ class Cell:
     honest_rounds: int = 0  # before the hostile begin
     codec: str = "float32"
     part: int = VOLUNTEERS  # contributions in a merge
+    attacks: Sequence[str] = tuple(ATTACKS)  # of which "mixed" and "all at once" are made
 
     @property
     def hostile(self) -> int:
@@ -203,7 +204,7 @@ class Arena:
         self.norms += [size / float(np.median(sizes)) for size in sizes]
         self._shared = {}
         for who in (w for w in chosen if w < bad):
-            attack = attack_of(self._cell.attack, who, self._number)
+            attack = attack_of(self._cell.attack, who, self._number, self._cell.attacks)
             update = attack(self._scene(weights, who, jobs[who], honest))
             self._last.setdefault(who, self._trained(update))
             updates[who] = next(iter(updates.values())) | update  # buffers as another's

@@ -176,13 +176,13 @@ ATTACKS: dict[str, Attack] = {
 }
 BUFFERS: dict[str, Attack] = {"buffers": _buffers}  # of a model that has some
 MIXED, AT_ONCE = "mixed", "all at once"
+MAIN = ("noise", "sign flip", "x -2.8", "copy", "lazy 10 %")  # where all would take too long
 
 
-def attack_of(name: str, who: int, number: int) -> Attack:
+def attack_of(name: str, who: int, number: int, names: Sequence[str] = tuple(ATTACKS)) -> Attack:
     """The attack of one volunteer in a round. Mixed: each its own; all at once: another each round,
-    each begins with another.
+    each begins with another of `names`.
     """
-    names = list(ATTACKS)
     if name == MIXED:
         return ATTACKS[names[(2 * who) % len(names)]]
     if name == AT_ONCE:
