@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +52,7 @@ from shared.tensors.spec import Schema, TensorSpec, grid
 STEPS_MAX = 1 << 40
 COUNTS_A_STEP = 16  # at most: a batch norm counts each forward pass of a step
 MOMENTUM = "momentum"  # slot of every optimiser that has it
+HEARD = 1 << 16  # elements of a piece by which contributions are held against the momentum
 BUFFER_REACH = 100.0  # x (1 + the base's largest): a statistic moves so far in a merge
 
 
@@ -62,6 +65,7 @@ class Input:
     weight: float  # work x staleness x trust
     clip: float = 1.0
     steps: int = STEPS_MAX  # of its task
+    volunteer: str = ""  # who is one voice, however many contributions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +88,11 @@ class Order:
 
 
 class Turn(NamedTuple):
-    """Figures of a piece of the update beside the momentum that it meets."""
+    """Figures of the first elements of a piece: the momentum, and what it meets."""
 
     momentum: float  # its squared norm
-    product: float  # inner product of both
+    update: float  # that of the merged update
+    products: tuple[float, ...]  # inner product of the momentum with each contribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +103,7 @@ class MergeOutput:
     state: Written | None
     squares: tuple[float, ...]  # squared norm of the update in each piece
     turns: tuple[Turn, ...] = ()  # of each piece, where the optimiser has momentum
+    volunteers: tuple[str, ...] = ()  # of the contributions, in their order
 
     @property
     def update_norm(self) -> float:
@@ -105,7 +111,7 @@ class MergeOutput:
 
     @property
     def heading(self) -> float | None:
-        return heading_of(self.squares, self.turns)
+        return heading_of(self.turns, self.volunteers)
 
 
 def norm_of(squares: Iterable[float]) -> float:
@@ -128,14 +134,22 @@ def run(order: Order, weights: Path, state: Path) -> MergeOutput:
         return _write(opened, layout_of_model(order.schema), factors, weights, state)
 
 
-def heading_of(squares: Iterable[float], turns: Iterable[Turn]) -> float | None:
-    """Return the cosine between the update and the momentum before it: below 0 it turns back.
+def heading_of(turns: Iterable[Turn], volunteers: Sequence[str]) -> float | None:
+    """Return the cosine between the update and the momentum before it: below 0 it turns back. The
+    update's part along the momentum is that of the median volunteer, so that no minority turns it.
 
     None without momentum, and where one of both is nothing.
     """
     turns = tuple(turns)
-    both = norm_of(squares) * norm_of(turn.momentum for turn in turns)
-    return math.fsum(turn.product for turn in turns) / both if both else None
+    both = norm_of(turn.update for turn in turns) * norm_of(turn.momentum for turn in turns)
+    if not both:
+        return None
+    voices: dict[str, list[float]] = defaultdict(list)
+    columns = zip(*(turn.products for turn in turns), strict=True)
+    for volunteer, products in zip(volunteers, columns, strict=True):
+        voices[volunteer].append(math.fsum(products))
+    along = median(fmean(products) for products in voices.values())
+    return max(-1.0, min(1.0, along / both))
 
 
 # --- in shards ---
@@ -262,7 +276,11 @@ def _write(
     squares, turns = walk.run(factors)
     written = writer.close()
     return MergeOutput(
-        weights=written, state=kept.close(tick) if kept else None, squares=squares, turns=turns
+        weights=written,
+        state=kept.close(tick) if kept else None,
+        squares=squares,
+        turns=turns,
+        volunteers=tuple(order.inputs[at].volunteer for at in gathered.positions),
     )
 
 
@@ -297,7 +315,7 @@ class _Walk:
             if piece.spec.role == "parameter":
                 slots = self.state.slots(piece) if self.state else {}
                 if MOMENTUM in slots:
-                    turns.append(_turn(slots[MOMENTUM], values))
+                    turns.append(self._turn(piece, slots[MOMENTUM], values))
                 squares.append(self._step(name, piece, values, slots))
             else:
                 self.writer.write(name, self._bounded(piece, values))
@@ -331,6 +349,13 @@ class _Walk:
         here = base[piece.start : piece.stop]
         return np.clip(values, here - reach, here + reach, out=values)
 
-
-def _turn(momentum: Floats, update: Floats) -> Turn:
-    return Turn(momentum=sum_squares(momentum), product=inner_product(momentum, update))
+    def _turn(self, piece: Piece, momentum: Floats, update: Floats) -> Turn:
+        stop, gathered = min(piece.size, HEARD), self.gathered
+        return Turn(
+            momentum=sum_squares(momentum[:stop]),
+            update=sum_squares(update[:stop]),
+            products=tuple(
+                inner_product(momentum[:stop], gathered.read(index, piece, 0, stop))
+                for index in range(len(gathered))
+            ),
+        )

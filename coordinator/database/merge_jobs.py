@@ -42,8 +42,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     state_sha256: str = ""
     state_size: int = 0
     squares: tuple[float, ...] = ()  # squared norm of the update in each piece
-    # of each piece with momentum: its squared norm, and its inner product with the update
-    turns: tuple[tuple[float, float], ...] = ()
+    # of each piece with momentum: its squared norm, the update's, inner products with each voice
+    voices: tuple[tuple[float, float, tuple[float, ...]], ...] = ()
 
 
 class StateFile(NamedTuple):

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import (
     LABEL_STYLE_TABLENAME_PLUS_COL,
     Connection,
+    and_,
     bindparam,
     func,
     insert,
@@ -169,6 +170,35 @@ def recent_headings(
     """
     given = {"its_run_id": run_id, "head": head, "most": most, "its_phase": phase}
     return [Heading(*row) for row in conn.execute(_HEADINGS, given)]
+
+
+_BEFORE = versions.alias("before")
+_FALLS = (
+    select(func.count())
+    .select_from(
+        versions.join(
+            _BEFORE,
+            and_(
+                _BEFORE.c.run_id == versions.c.run_id, _BEFORE.c.version == versions.c.version - 1
+            ),
+        )
+    )
+    .where(
+        its(versions.c.run_id),
+        its(versions.c.phase),
+        its(versions.c.outer_scale),
+        _BEFORE.c.phase == versions.c.phase,
+        _BEFORE.c.kind == "merge",
+        _BEFORE.c.outer_scale > versions.c.outer_scale,
+    )
+)
+
+
+def falls(conn: Connection, run_id: int, phase: int, scale: float) -> int:
+    """Return how many times the outer rate of a phase was lowered to a scale."""
+    given = {"its_run_id": run_id, "its_phase": phase, "its_outer_scale": scale}
+    found: int = conn.execute(_FALLS, given).scalar_one()
+    return found
 
 
 _OUTER_SCALE = select(versions.c.outer_scale).where(its(versions.c.run_id), its(versions.c.version))

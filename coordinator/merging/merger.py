@@ -252,16 +252,22 @@ class Merger:
 
     def _outer_scale(self, conn: Connection, run: RunRow, share: float) -> float:
         """Return the part of the outer rate that this merge of a share of the live workers steps
-        by: less than before where the last versions turned back.
+        by: less than before where the last versions turned back, more after a long rest.
         """
         plan = in_phase(definition(run).plan, run.phase)
         if not plan.momentum or not plan.steady:
             return 1.0
         window = steadiness.window(share)
-        recent = versions.recent_headings(conn, run.id, run.head, run.phase, window)
-        scale = steadiness.outer_scale(recent, window)
+        at = run.id, run.head, run.phase
+        recent, falls = versions.recent_headings(conn, *at, window), 0
+        if recent and recent[0].outer_scale < 1.0:
+            falls = versions.falls(conn, run.id, run.phase, recent[0].outer_scale)
+            recent = versions.recent_headings(conn, *at, steadiness.rest(window, falls))
+        scale = steadiness.outer_scale(recent, window, falls)
         if recent and scale < recent[0].outer_scale:
             log.warning("outer rate lowered", run=run.name, version=run.head + 1, to=scale)
+        elif recent and scale > recent[0].outer_scale:
+            log.info("outer rate tried again", run=run.name, version=run.head + 1, to=scale)
         return scale
 
     def _left_behind(self, conn: Connection, run: RunRow) -> Recipe | None:

@@ -111,6 +111,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             ]
         )
 
+    @property
+    def volunteers(self) -> list[str]:
+        """Volunteers behind the contributions that have weight, in their order."""
+        found = zip(self.rows, self.weights, strict=True)
+        return [row.volunteer_id for row, weight in found if weight]
+
     async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.Order:
         """The files to work on.
 
@@ -136,6 +142,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 weight=weight,
                 clip=row.clip,
                 steps=row.steps,
+                volunteer=row.volunteer_id,
             )
             for row, weight in zip(self.rows, self.weights, strict=True)
         ]

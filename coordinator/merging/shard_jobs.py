@@ -229,7 +229,7 @@ class Parts:
                 state_sha256=outcome.state.sha256 if outcome.state else "",
                 state_size=outcome.state.size if outcome.state else 0,
                 squares=outcome.squares,
-                turns=outcome.turns,
+                voices=outcome.turns,
             )
         finally:
             path.unlink(missing_ok=True)
@@ -254,11 +254,11 @@ class Parts:
             recipe.metadata(),
         )
         squares = [square for each in shards.values() for square in each.squares]
-        turns = [step.Turn(*turn) for each in shards.values() for turn in each.turns]
+        turns = [step.Turn(*turn) for each in shards.values() for turn in each.voices]
         return Draft(
             weights=written,
             norm=step.norm_of(squares),
-            heading=step.heading_of(squares, turns),
+            heading=step.heading_of(turns, recipe.volunteers),
             states=tuple(
                 StateFile(shard, each.state_sha256, each.state_size)
                 for shard, each in sorted(shards.items())

@@ -5,20 +5,27 @@ to it falls from the 0.2 to 0.4 of a run that learns to zero and below, before t
 is the test by which accelerated gradient methods restart (O'Donoghue and Candes 2015). Agreement of
 the updates among each other does not tell: it rises, since all workers pull back alike (measured,
 docs/experiments.md).
+
+No minority decides: a heading is that of the median volunteer of its merge, and the median of the
+headings counts. What was lowered is tried again after a rest, which is twice as long each time that
+the rate falls back.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from itertools import takewhile
+from statistics import median
 from typing import NamedTuple
 
 ROUNDS = 4  # of all live workers that are looked at together
-LEAST = 0.05  # mean cosine of a run that is let alone
+LEAST = 0.05  # median cosine of a run that is let alone
 FACTOR = 0.5
 SCALE_MIN = 0.125  # of the plan's rate
 WINDOW_MAX = 256  # versions
+REST = 16  # windows at a lower rate, before the one above is tried again
+REST_MAX = 4096  # versions
 
 
 class Heading(NamedTuple):
@@ -35,15 +42,25 @@ def window(share: float) -> int:
     return min(WINDOW_MAX, math.ceil(ROUNDS / min(1.0, max(share, ROUNDS / WINDOW_MAX))))
 
 
-def outer_scale(recent: Sequence[Heading], most: int) -> float:
+def rest(most: int, falls: int) -> int:
+    """Return the number of versions at a lower scale, fallen to so many times, before the next is a
+    trial of the one above; `most` is a window.
+    """
+    return min(REST_MAX, REST * most * 2 ** min(16, max(0, falls - 1)))
+
+
+def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
     """Return the scale of the next step, given the last versions of this phase, newest first: half
-    of theirs when `most` of them, made at one scale, turned back on the whole.
+    of theirs when the median of the newest `most`, made at one scale, turned back; the one above
+    when as many as `rest` at a lower one did not.
     """
     if not recent:
         return 1.0
     scale = recent[0].outer_scale
-    known = [each.heading for each in recent[:most] if each.outer_scale == scale]
-    told = [heading for heading in known if heading is not None]
-    if len(told) < most or fmean(told) >= LEAST:
-        return scale
-    return max(SCALE_MIN, scale * FACTOR)
+    same = takewhile(lambda each: each.outer_scale == scale, recent)
+    told = [each.heading for each in same if each.heading is not None]
+    if len(told) >= most and median(told[:most]) < LEAST:
+        return max(SCALE_MIN, scale * FACTOR)
+    if len(told) >= rest(most, falls):
+        return min(1.0, scale / FACTOR)
+    return scale

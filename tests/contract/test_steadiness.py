@@ -35,3 +35,21 @@ async def test_the_last_versions_of_a_phase_come_newest_first(database: Database
     assert whole == [Heading(0.5, 0.1), Heading(0.5, -0.1), Heading(1.0, 0.2), Heading(1.0, 0.3)]
     assert near == whole[:2]  # among the three newest versions
     assert scales == [1.0, 1.0, 0.5, 1.0]
+
+
+async def test_falls_of_a_rate_are_counted_by_phase(database: Database) -> None:
+    def write(conn: Connection) -> int:
+        run = add_run(conn)
+        for version, scale in enumerate((1.0, 1.0, 0.5, 0.5, 1.0, 0.5, 0.25), start=1):
+            phase = 1 if version > 1 else 0
+            add_version(conn, run, version, phase=phase, heading=0.1, outer_scale=scale)
+        add_version(conn, run, 8, phase=1, kind="rollback")
+        add_version(conn, run, 9, phase=1, heading=0.1, outer_scale=0.25)
+        return run
+
+    run = await database.write(write)
+
+    def read(conn: Connection) -> list[int]:
+        return [versions.falls(conn, run, 1, scale) for scale in (1.0, 0.5, 0.25, 0.125)]
+
+    assert await database.read(read) == [0, 2, 1, 0]  # going back to a version is no fall

@@ -107,7 +107,8 @@ class Run:
             if not path.exists():
                 tensors = {spec.name: exact(spec, seed) for spec in self.schema}
                 codec("float32").encode(tensors, self.schema, path)
-            inputs.append(Input(path=path, codec="float32", weight=1.0 + worker % 3, clip=0.5))
+            weight, of = 1.0 + worker % 3, f"volunteer-{worker // 2}"
+            inputs.append(Input(path=path, codec="float32", weight=weight, clip=0.5, volunteer=of))
         return Order(
             plan=self.plan,
             schema=self.schema,
@@ -149,7 +150,8 @@ class Run:
         path = self.folder / f"version-{self.version + 1}"
         written = assemble(self.schema, shards, parts, path, order.metadata)
         self._done(written.sha256, list(states.values()))
-        return norm_of(squares), heading_of(squares, turns)
+        volunteers = [item.volunteer for item in order.inputs]
+        return norm_of(squares), heading_of(turns, volunteers)
 
     def _done(self, sha256: str, state: list[Path]) -> None:
         assert hashlib.sha256((self.folder / f"version-{self.version + 1}").read_bytes()).hexdigest() == sha256  # fmt: skip
