@@ -14,16 +14,17 @@ import msgspec
 from coordinator.database import datasets, tasks, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.datasets import DatasetRow
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
 from coordinator.rules import checks as rules
 from coordinator.rules.checks import Kind, Rates, Streaks
 from coordinator.runs.definition import Definition, definition
 from coordinator.scheduling import lease_message
+from coordinator.scheduling.lease_message import own_data
 from shared.decoding import decode
+from shared.errors import NotFound
 from shared.local_data import LocalData
-from shared.workloads.base import ChunkRef, Job, seed_from
+from shared.workloads.base import ChunkRef, DatasetManifest, Job, seed_from
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -45,28 +46,33 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[int, ...]
     device: str = ""  # that the task was leased for
     model: str = ""  # of that device, as its machine registered it
+    window: DatasetManifest | None = None  # games that it learnt from, in place of a dataset
 
 
 class Case(_Stored, frozen=True, kw_only=True):
     """An update to check, and all that it takes."""
 
     run: RunRow
-    dataset: DatasetRow
+    manifest: DatasetManifest  # of its data
 
     @classmethod
     def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
         """Return the case of a contribution that has no verdict yet; None for one that is no update
-        on one base and over the run's own data.
+        on one base.
         """
-        if row.kind not in ("delta", "gradient") or run.dataset_id is None:
+        if row.kind not in ("delta", "gradient"):
             return None
         task = tasks.holder(conn, row.task_id, for_update=False)
+        window = own_data(task) if task.kind == "learn" else None
+        manifest = window or _dataset(conn, run)
+        if manifest is None:
+            return None
         spec = lease_message.read_spec(conn, run.id)
         base = versions.get(conn, run.id, row.base_version)
         plan = in_phase(spec.plan, base.phase)
         pulls = plan.pull_every if row.kind == "gradient" else 0
         between = pulls < row.steps or (row.part and pulls % task.part_steps)
-        if task.kind != "train" or (pulls and between):
+        if task.kind not in ("train", "learn") or (pulls and between):
             return None
         part = msgspec.structs.replace(  # which begins where its task does by now
             task,
@@ -75,21 +81,28 @@ class Case(_Stored, frozen=True, kw_only=True):
             seed=seed_from(task.seed, row.part * task.part_steps),
         )
         job = lease_message.job(spec, plan, base.global_step, part)
-        order = lease_message.order_of(spec.counts, job.order_seed)
+        chunks = tuple(range(len(manifest.chunks)))
+        if window is None:
+            order = lease_message.order_of(spec.counts, job.order_seed)
+            chunks = order.reach(part.start, part.stop)
         return cls(
             run=run,
             job=job,
             base_sha256=base.published_sha256,
-            chunks=order.reach(part.start, part.stop),
+            chunks=chunks,
             device=task.device,
             model=accounts.model_of(conn, row.worker_id, task.device),
-            dataset=datasets.by_id(conn, run.dataset_id),
+            window=window,
+            manifest=manifest,
         )
 
     @classmethod
     def again(cls, conn: Connection, stored: str, run: RunRow) -> Case:
         """Return a case that was stored. Raises NotFound for a run without a dataset."""
         work = decode(stored, _Stored)
+        manifest = work.window or _dataset(conn, run)
+        if manifest is None:
+            raise NotFound("the run has no dataset (any more)")
         return cls(
             run=run,
             job=work.job,
@@ -97,7 +110,8 @@ class Case(_Stored, frozen=True, kw_only=True):
             chunks=work.chunks,
             device=work.device,
             model=work.model,
-            dataset=datasets.by_id(conn, run.dataset_id or 0),
+            window=work.window,
+            manifest=manifest,
         )
 
     def stored(self) -> str:
@@ -108,6 +122,7 @@ class Case(_Stored, frozen=True, kw_only=True):
             chunks=self.chunks,
             device=self.device,
             model=self.model,
+            window=self.window,
         )
         return msgspec.json.encode(work).decode()
 
@@ -125,10 +140,15 @@ class Case(_Stored, frozen=True, kw_only=True):
 
     async def data(self, blobs: Local) -> LocalData:
         """Return the chunks of the task, as files."""
-        manifest, more = self.dataset.manifest, self.files
+        manifest, more = self.manifest, self.files
         names = [manifest.chunks[index].sha256 for index in self.chunks]
         names += [asset.sha256 for asset in (*manifest.assets.values(), *more.values())]
         return LocalData(manifest, {name: await blobs.local(name) for name in names}, more)
+
+
+def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
+    """Return the run's own data, where it has some."""
+    return None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id).manifest
 
 
 class Draws:

@@ -103,7 +103,7 @@ class ForwardChecks:
         self, case: Case, row: ContributionRow
     ) -> tuple[ForwardFigures | None, float]:
         own = await case.data(self._blobs)
-        data = own, await heldout(case.dataset.manifest, self._blobs, case.files)
+        data = own, await heldout(case.manifest, self._blobs, case.files)
         weights = await self._blobs.local(case.base_sha256)
         files = weights, await self._blobs.local(row.sha256), row.codec
         return await self._compute.timed(measure, case, files, data, self._draws.seed(row))

@@ -399,7 +399,7 @@ def test_training_lowers_what_is_measured(subject: Subject) -> None:
 
 @pytest.mark.parametrize("update", ["delta", "gradient"])
 def test_work_can_be_told_from_what_makes_the_model_worse(subject: Subject, update: str) -> None:
-    """Work on games is checked by doing it again, and the games themselves by their referee."""
+    """The games themselves are checked by their referee, learners below."""
     if subject.heldout is None:
         assert subject.workload.games is not None
         return

@@ -22,6 +22,7 @@ from tests.e2e.server.test_open_run import LEARNING
 from tests.e2e.workloads.test_dcgan import RUN, copied
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
+from tests.support.selfplay_run import RUN as GAMES
 from volunteer.control import events
 
 Tensors = Mapping[str, torch.Tensor]
@@ -126,3 +127,25 @@ async def test_a_doubted_update_is_done_again_though_no_recompute_is_drawn(tmp_p
                 while not any(msgspec.structs.astuple((await costs(home, "tiny")).recompute)):
                     await asyncio.sleep(0.02)
             assert await standing(home, "Eve") == "suspended"
+
+
+async def test_learners_of_games_are_measured_and_done_again_like_others(tmp_path: Path) -> None:
+    """A merge there is one learner's, and nothing else stood between a stranger and the model."""
+    settings = {"open": True, "proof_of_work_bits": 1}
+    async with local_coordinator(tmp_path / "coordinator", **settings) as home:
+        await home.coordinator.runs.create(GAMES + "[trust]\nforward = 1.0\nrecompute = 1.0\n")
+        await home.coordinator.runs.start("gomoku")
+        async with home.coordinator.working():
+            honest = LocalMachine(tmp_path / "honest", home)
+            await honest.join("Ann")
+            async with honest.working(max_tasks=PASSED_MIN) as process:  # leaves no task behind
+                assert await process.ended(120) == 0
+            cost = await costs(home, "gomoku")
+            assert cost.forward.passed > 0
+            assert cost.recompute.passed > 0
+            assert cost.recompute.failed == cost.recompute.unproven == 0
+            hostile = LocalMachine(tmp_path / "hostile", home)
+            await hostile.join("Eve")
+            async with hostile.working(flipped), asyncio.timeout(60):
+                while await standing(home, "Eve") != "suspended":
+                    await asyncio.sleep(0.02)

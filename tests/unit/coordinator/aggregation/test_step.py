@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.aggregation.optimizer import Push
-from coordinator.aggregation.step import Input, MergeOutput, Order, run
+from coordinator.aggregation.step import Input, MergeOutput, Order, Turn, heading_of, run
 from coordinator.plan.plan import plan
 from coordinator.plan.tables import Plan
 from shared.errors import InvalidFrame
@@ -140,6 +142,20 @@ def test_a_merge_says_how_its_update_lies_to_the_momentum_before_it(folder: Path
         )
     back, _ = merge(folder, chosen, [1.0, 1.0, 1.0], state=state)
     assert back.heading == pytest.approx(-1.0, abs=0.1)
+
+
+@given(st.data(), st.integers(1, 9))
+def test_a_heading_is_within_those_of_the_honest_whatever_a_minority_sends(
+    data: st.DataObject, count: int
+) -> None:
+    along = st.floats(-1, 1)
+    hostile = st.floats(-1e6, 1e6)
+    bad = (count - 1) // 2
+    products = [data.draw(hostile if index < bad else along) for index in range(count)]
+    turn = Turn(momentum=1.0, update=1.0, products=tuple(products))
+    found = heading_of([turn], [f"volunteer-{index}" for index in range(count)])
+    assert found is not None
+    assert min(products[bad:]) <= found <= max(products[bad:])
 
 
 def test_one_volunteer_in_three_does_not_turn_a_heading_whatever_it_sends(folder: Path) -> None:
