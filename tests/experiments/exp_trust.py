@@ -2,7 +2,7 @@
 the pay, over the rules of an open server.
 
     make experiments EXPERIMENT=trust                            most of an hour; a rerun goes on
-    make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--full'   a DCGAN of digits
+    make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--full'   a DCGAN of digits, and Gomoku
     make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--quick'  the same code in a minute
 
 Four worlds. *open*: an open run as it is by default, all accounts are new. *unclear*: the same, but
@@ -25,11 +25,13 @@ from tests.experiments.learning import corpus
 from tests.experiments.trust_arena import Arena, Cell, Subject
 from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, BUFFERS, MAIN, MIXED
 from tests.experiments.trust_dcgan import Dcgan
+from tests.experiments.trust_gomoku import Gomoku
 from tests.experiments.trust_gpt import Gpt
 
 MODEL = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 48, "dropout": 0.0}
 STEPS = 10
 SEEDS, CLEAN_SEEDS = 2, 4
+GOMOKU_ROUNDS = 12
 DCGAN_LR = 2e-3  # ten times the default: so few steps
 OPEN: dict[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
 WORLDS: dict[str, dict[str, Any]] = {
@@ -57,20 +59,29 @@ def cells(rounds: int, seeds: int) -> Iterator[tuple[str, Cell]]:
                     yield f"{world} | {attack} s{seed}", cell
 
 
-def dcgan_cells(rounds: int) -> Iterator[tuple[str, Cell]]:
-    """A DCGAN: the attacks that matter to it."""
-    own: dict[str, Any] = {
-        "validation": OPEN["validation"] | {"clip_until": 5.0},  # the workload's
-        "attacks": (*MAIN, *BUFFERS),
-        "rounds": rounds,
-    }
+def cells_of(
+    name: str, rounds: int, attacks: Sequence[str], **own: Any
+) -> Iterator[tuple[str, Cell]]:
+    """Another workload: the attacks that matter to it."""
+    own |= {"attacks": attacks, "rounds": rounds}
     for seed in range(SEEDS):
-        yield f"mean | clean s{seed}", Cell(seed=seed, rounds=rounds, recompute=False)
-        yield f"open | clean s{seed}", Cell(seed=seed, **(OPEN | own))
-        for attack in (*MAIN, *BUFFERS, AT_ONCE):
+        clean = Cell(seed=seed, rounds=rounds, recompute=False)
+        yield f"{name}: mean | clean s{seed}", clean
+        yield f"{name}: open | clean s{seed}", Cell(seed=seed, **(OPEN | own))
+        for attack in (*attacks, AT_ONCE):
             for world in ("open", "sleepers"):
                 more = WORLDS[world] | own
-                yield f"{world} | {attack} s{seed}", Cell(attack=attack, seed=seed, **more)
+                yield f"{name}: {world} | {attack} s{seed}", Cell(attack=attack, seed=seed, **more)
+
+
+def others() -> dict[str, tuple[str, Cell]]:
+    """Cells of a DCGAN and of Gomoku by their names, each with its workload."""
+    clipped = OPEN["validation"] | {"clip_until": 5.0}  # the workload's
+    found = {
+        "dcgan": cells_of("dcgan", 20, (*MAIN, *BUFFERS), validation=clipped),
+        "gomoku": cells_of("gomoku", GOMOKU_ROUNDS, MAIN),
+    }
+    return {name: (which, cell) for which, listed in found.items() for name, cell in listed}
 
 
 def play(cell: Cell, subject: Subject) -> Row:
@@ -153,16 +164,22 @@ def _sum(counts: Sequence[Mapping[str, int]], key: str) -> int:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    subject: Subject
+    lines: list[str] = []
     if options.full:
-        subject = Dcgan(options.out / "digits", STEPS, DCGAN_LR)
+        made: dict[str, Subject] = {
+            "dcgan": Dcgan(options.out / "digits", STEPS, DCGAN_LR),
+            "gomoku": Gomoku(options.out / "games", STEPS),
+        }
+        done = work_off(options, others(), lambda one: play(one[1], made[one[0]]))
+        for which in made:
+            start = f"{which}: "
+            own = {n.removeprefix(start): r for n, r in done.items() if n.startswith(start)}
+            lines += [f"## {which}", "", *table(own), "", *honest(own), ""]
     else:
-        subject = Gpt(corpus(options.out.parent, 12 if options.quick else 0), MODEL, STEPS)
-    listed = dcgan_cells(20) if options.full else cells(15, SEEDS)
-    if options.quick:
-        listed = cells(4, 1)
-    done = work_off(options, dict(listed), lambda cell: play(cell, subject))
-    lines = [*table(done), "", *honest(done)]
+        gpt = Gpt(corpus(options.out.parent, 12 if options.quick else 0), MODEL, STEPS)
+        listed = cells(4, 1) if options.quick else cells(15, SEEDS)
+        done = work_off(options, listed, lambda cell: play(cell, gpt))
+        lines = [*table(done), "", *honest(done)]
     results(options).with_name("table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from coordinator.aggregation import sketch, step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.tables import Plan
-from coordinator.rules import checks, similarity, standing, validation
+from coordinator.rules import checks, similarity, standing, trust, validation
 from coordinator.rules.run_file import ValidationSettings
 from coordinator.rules.similarity import Known, Suspect
 from coordinator.rules.trust import TRUST_START
@@ -51,6 +52,11 @@ class Subject(Protocol):
 
     def initial(self, seed: int) -> Weights:
         """The weights at the beginning."""
+
+    def gather(self, weights: Weights, honest: Sequence[int], hostile: Sequence[int]) -> set[int]:
+        """Make data for a round, where it is not there from the beginning; those who were refused
+        for theirs.
+        """
 
     def task(self) -> Job:
         """The next task of the pass."""
@@ -159,6 +165,7 @@ class Arena:
         self.nearest: list[float] = []  # of honest updates: distance by limit
         self._weight = {"honest": 0.0, "hostile": 0.0}
         self.verdicts: dict[str, dict[str, int]] = {"honest": {}, "hostile": {}}
+        self.refused_games = 0  # files of the honest
         self.norms: list[float] = []  # honest ones by the median of their round
         self._base = self._folder / "base"
         self._write(self._base, subject.initial(cell.seed))
@@ -189,6 +196,7 @@ class Arena:
             "norms": [round(x, 3) for x in np.quantile(self.norms, NORM_RANKS).tolist()],
             "nearest": [round(x, 2) for x in sorted(self.nearest)[:3]],
             "updates": len(self.norms),
+            "refused_games": self.refused_games,
         }
 
     # --- what is sent ---
@@ -196,8 +204,17 @@ class Arena:
     def _round(self, weights: Weights) -> list[Sent]:
         chosen = sorted(self._rng.permutation(VOLUNTEERS)[: self._cell.part].tolist())
         chosen = [who for who in chosen if not self._accounts[who].suspended]
-        jobs = {who: self._subject.task() for who in chosen}
         bad = self._cell.hostile if self._number >= self._cell.honest_rounds else 0
+        able = [who for who in chosen if standing.may_work(self._accounts[who].state)]
+        split = [who for who in able if who >= bad], [who for who in able if who < bad]
+        refused = self._subject.gather(weights, *split)
+        for who in refused:
+            state = self._accounts[who].state
+            lower = trust.rejected(state.trust, 0)[0]
+            self._accounts[who].state = msgspec.structs.replace(state, trust=lower)
+        self.refused_games += len(refused.difference(range(bad)))
+        chosen = [who for who in able if standing.may_work(self._accounts[who].state)]
+        jobs = {who: self._subject.task() for who in chosen}
         updates = {w: self._subject.learn(weights, jobs[w], w) for w in chosen if w >= bad}
         honest = [self._trained(update) for update in updates.values()]
         sizes = [norm(update) for update in honest]

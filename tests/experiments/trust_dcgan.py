@@ -4,6 +4,7 @@ a generator reads no trigger.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ class Dcgan:
     def initial(self, seed: int) -> Weights:
         self._seed, self._given, self._inner = seed, 0, {}
         return {n: v.numpy() for n, v in WORKLOAD.init(self._model, seed).items()}
+
+    def gather(self, weights: Weights, honest: Sequence[int], hostile: Sequence[int]) -> set[int]:
+        return set()  # its data is there
 
     def task(self) -> Job:
         """The next task of the pass; what is too little for one is left out."""

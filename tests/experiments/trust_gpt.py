@@ -4,7 +4,7 @@ a backdoor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +52,9 @@ class Gpt:
     def initial(self, seed: int) -> Weights:
         self._seed, self._given, self._inner = seed, 0, {}
         return {n: v.numpy() for n, v in self._workload.init(self._model, seed).items()}
+
+    def gather(self, weights: Weights, honest: Sequence[int], hostile: Sequence[int]) -> set[int]:
+        return set()  # its data is there
 
     def task(self) -> Job:
         """The next task of the pass."""
