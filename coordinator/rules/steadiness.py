@@ -46,7 +46,7 @@ def rest(most: int, falls: int) -> int:
     """Return the number of versions at a lower scale, fallen to so many times, before the next is a
     trial of the one above; `most` is a window.
     """
-    return min(REST_MAX, REST * most * 2 ** min(16, max(0, falls - 1)))
+    return min(REST_MAX, REST * most << min(16, max(0, falls - 1)))
 
 
 def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
