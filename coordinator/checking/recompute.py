@@ -133,7 +133,7 @@ class Recomputes:
         """
         now = self._clock.now()
         row = await self._db.read(
-            lambda conn: recomputes.first(conn, now, recomputes.served(conn, now))
+            lambda conn: recomputes.first(conn, now, recomputes.left_to_auditors(conn, now))
         )
         if row is None:
             return False

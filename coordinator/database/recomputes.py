@@ -18,6 +18,7 @@ from coordinator.rules import standing
 from coordinator.rules.checks import (
     ACCOUNT_OPEN_MAX,
     AUDIT_TRIES_MAX,
+    AUDITS_WAITING_MAX,
     HERE,
     HOLD_S,
     NEWCOMERS_OPEN_MAX,
@@ -344,3 +345,11 @@ def see_auditor(conn: Connection, name: str, kind: str, now: float) -> bool:
 def served(conn: Connection, now: float) -> frozenset[str]:
     """Return the classes of devices whose tasks are left to auditors."""
     return frozenset(kind for kind, seen in conn.execute(_NEWEST) if is_served(kind, seen, now))
+
+
+def left_to_auditors(conn: Connection, now: float) -> frozenset[str]:
+    """Return the classes of devices whose tasks the server does not do: none where too many wait
+    already, for a class is what a worker names it.
+    """
+    crowded = waiting(conn).get("revealed", 0) >= AUDITS_WAITING_MAX
+    return frozenset() if crowded else served(conn, now)

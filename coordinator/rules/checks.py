@@ -40,7 +40,9 @@ TOLERANCES = {"int4": 0.01, "topk-int4": 0.08}
 STATE_MINS = {"float32": 0.98, "bfloat16": 0.5}
 OPEN_MAX = 64  # recomputes under way; beyond that none is drawn
 NEWCOMERS_OPEN_MAX, ACCOUNT_OPEN_MAX = 32, 4  # of them: who reveals nothing fills no list
+AUDITS_WAITING_MAX = 28  # more wait for no auditor: they would take the places of others
 REVEAL_S = 259_200.0  # for a machine to reveal what it committed to
+KIND_CHARS_MAX = 16  # of the class of a device
 HERE = "cpu"  # class of the device on which a server makes its recomputes
 RECOMPUTE_FLOPS_MAX = 5e13  # of a task: about twenty minutes of a core
 # Of a task that an auditor does: twenty minutes of a large processor, an hour of a graphics card.
@@ -164,8 +166,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_kind(device: str) -> str:
-    """Return the class of a device by its name ("cuda" of "cuda:0")."""
-    return device.partition(":")[0]
+    """Return the class of a device by its name ("cuda" of "cuda:0"), as it is stored."""
+    return device.partition(":")[0][:KIND_CHARS_MAX]
 
 
 def comparable(worker: Machine, auditor: Machine) -> bool:

@@ -12,7 +12,14 @@ from coordinator.database.engine.open import Database
 from coordinator.database.ledger import escrow
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads
-from coordinator.rules.checks import ACCOUNT_OPEN_MAX, NEWCOMERS_OPEN_MAX, Result
+from coordinator.rules.checks import (
+    ACCOUNT_OPEN_MAX,
+    AUDITOR_AWAY_S,
+    AUDITS_WAITING_MAX,
+    NEWCOMERS_OPEN_MAX,
+    Result,
+    device_kind,
+)
 from coordinator.rules.standing import (
     DAY_S,
     PASSED_MIN,
@@ -288,6 +295,38 @@ async def test_ten_passed_make_an_account_vetted(database: Database, vetted: boo
         return volunteers.existing(conn, NEW).standing
 
     assert await database.write(play) == ("vetted" if vetted else "probation")
+
+
+async def test_a_device_of_a_long_name_has_a_class_that_is_stored(database: Database) -> None:
+    """A worker names its devices: 32 characters, which no column of a class must refuse."""
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        row = committed(conn, run, "", LEFT)
+        kind = device_kind("x" * 32)
+        recomputes.add(conn, row, ([], "{}"), withheld=False, due_at=10.0, kind=kind)
+        assert recomputes.first(conn, 99.0) is not None
+        assert recomputes.first(conn, 99.0, {kind}) is None
+        assert recomputes.hold(conn, "a" * 32, kind, {kind}, 99.0) is not None
+
+    await database.write(play)
+
+
+async def test_those_that_wait_for_an_auditor_do_not_fill_every_place(database: Database) -> None:
+    """A worker that names a class of device which nobody serves any more shuts out no check."""
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        assert recomputes.see_auditor(conn, "desk/cuda", "cuda", 10.0)
+        assert not recomputes.see_auditor(conn, "desk/cuda", "cuda", 11.0)
+        for _ in range(AUDITS_WAITING_MAX):
+            assert recomputes.left_to_auditors(conn, 12.0) == {"cuda"}
+            row = committed(conn, run, "", LEFT)
+            recomputes.add(conn, row, ([], "{}"), withheld=False, due_at=10.0, kind="cuda")
+        assert recomputes.left_to_auditors(conn, 12.0) == set()
+        assert recomputes.served(conn, 12.0 + AUDITOR_AWAY_S) == set()
+
+    await database.write(play)
 
 
 async def test_neither_one_account_nor_newcomers_fill_every_place(database: Database) -> None:
