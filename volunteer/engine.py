@@ -17,6 +17,7 @@ from shared.clock import Clock, SystemClock
 from shared.errors import Conflict, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
+from shared.protocol import endpoints
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
 from volunteer.account.practice_server import Practice
@@ -51,6 +52,7 @@ from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
 GIB = 1 << 30
+ACCOUNT = (endpoints.CONTRIBUTIONS, endpoints.LEDGER, endpoints.LEADERBOARD)
 PROMPTING = (
     commands.GetModel,
     commands.AskModel,
@@ -333,8 +335,8 @@ class Engine:
                 return format_link(
                     JoinLink(url=who.url, fingerprint=who.fingerprint, tls_pin=who.tls_pin)
                 )
-            case commands.Query(args=args):
-                return await agent.remote.api.page(commands.query_of(command), **args)
+            case commands.Query():
+                return await self._query(agent, command)
             case commands.GetDiary():
                 return agent.diary
             case commands.GetPicture(run=run, version=version):
@@ -345,6 +347,20 @@ class Engine:
             case _:
                 raise Conflict(f"{type(command).__name__} is no command of this version")
         return None
+
+    async def _query(self, agent: Agent, command: commands.Query) -> tuple[Any, str]:
+        """Return a reply of the coordinator and the cursor of the next page.
+
+        What it tells is news to all who follow, so that no page shows an older state: of a list of
+        runs, and by a heartbeat of the account.
+        """
+        endpoint = commands.query_of(command)
+        if endpoint in ACCOUNT:
+            agent.heartbeat.soon()
+        reply: tuple[Any, str] = await agent.remote.api.page(endpoint, **command.args)
+        if endpoint is endpoints.RUNS:
+            self._hub.emit(events.RunsListed(runs=reply[0]))
+        return reply
 
     async def _join(self, command: commands.Join) -> commands.Joined:
         if self._agent is not None:

@@ -3,7 +3,8 @@
 Spending changes nothing here, a reversal does.
 
 Who asked not to be shown is neither shown nor counted, except to themselves. Computed at most every
-five seconds for a window.
+five seconds for a window; what somebody earned since is added to their own row, so that it agrees
+with their account.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from coordinator.database import runs, statistics
+from coordinator.database.ledger.payments import last_event
 from coordinator.database.statistics import Standing
 from coordinator.ttl_cache import REST, Kept
 from shared.errors import BadRequest
@@ -32,6 +36,25 @@ SHOWN_S, SHOWN_MAX = 3600.0, 10_000  # how long a change of visibility is rememb
 DAY_S = 86_400.0
 
 
+class Standings(msgspec.Struct, frozen=True, kw_only=True):
+    """Standings, and the newest event of the ledger that they count."""
+
+    rows: Sequence[Standing]
+    event: int
+
+    def raised(self, who: str, micro: int) -> Sequence[Standing]:
+        """Return the rows with one volunteer raised to where this much more leads."""
+        if not micro:
+            return self.rows
+        rows = [
+            msgspec.structs.replace(s, earned_micro=s.earned_micro + micro)
+            if s.volunteer_id == who
+            else s
+            for s in self.rows
+        ]
+        return sorted(rows, key=lambda s: (-s.earned_micro, s.nickname))
+
+
 class Leaderboard:
     """Reads and remembers standings."""
 
@@ -39,10 +62,8 @@ class Leaderboard:
         self._db = db
         self._clock = clock
         self._shown: dict[str, tuple[bool, float]] = {}  # by volunteer, the newest change last
-        self._kept: Kept[tuple[str, int], Sequence[Standing]] = Kept(FRESH_S, clock, rest=REST)
-        self._seldom: Kept[tuple[str, int], Sequence[Standing]] = Kept(
-            FRESH_S, clock, rest=SELDOM_REST
-        )
+        self._kept: Kept[tuple[str, int], Standings] = Kept(FRESH_S, clock, rest=REST)
+        self._seldom: Kept[tuple[str, int], Standings] = Kept(FRESH_S, clock, rest=SELDOM_REST)
 
     async def rows(
         self, run: str | None, window_days: int | None, me: str | None, *, seldom: bool = False
@@ -52,8 +73,11 @@ class Leaderboard:
         `seldom` takes sums that may be older, for pages that strangers ask for; who hides is gone
         at once all the same. Raises NotFound, BadRequest.
         """
-        kept = self._seldom if seldom else self._kept
-        shown = self._places(await self._standings(run, window_days, kept), me)
+        found = await self._standings(run, window_days, self._seldom if seldom else self._kept)
+        rows = found.rows
+        if me is not None:
+            rows = found.raised(me, await self._earned_since(me, found.event, run))
+        shown = self._places(rows, me)
         return tuple(
             LeaderRow(
                 rank=place,
@@ -70,7 +94,7 @@ class Leaderboard:
 
     async def rank(self, me: str) -> int | None:
         """The place of a volunteer of all runs and times; None before the first credit."""
-        shown = self._places(await self._standings(None, None, self._kept), me)
+        shown = self._places((await self._standings(None, None, self._kept)).rows, me)
         return next((place for place, s in shown if s.volunteer_id == me), None)
 
     def clear(self) -> None:
@@ -104,16 +128,26 @@ class Leaderboard:
         return found
 
     async def _standings(
-        self, run: str | None, days: int | None, kept: Kept[tuple[str, int], Sequence[Standing]]
-    ) -> Sequence[Standing]:
+        self, run: str | None, days: int | None, kept: Kept[tuple[str, int], Standings]
+    ) -> Standings:
         if days is not None and not 1 <= days <= DAYS_MAX:
             raise BadRequest(f"a leaderboard looks back between 1 and {DAYS_MAX} days")
         if days is not None:
             days = next(window for window in WINDOWS if window >= days)
 
-        def read(conn: Connection) -> Sequence[Standing]:
+        def read(conn: Connection) -> Standings:
             run_id = None if run is None else runs.by_name(conn, run).id
             since = None if days is None else self._clock.now() - days * DAY_S
-            return statistics.standings(conn, run_id, since)
+            rows = statistics.standings(conn, run_id, since)
+            return Standings(rows=rows, event=last_event(conn))  # no pay is counted twice
 
         return await kept.get((run or "", days or 0), lambda: self._db.read(read))
+
+    async def _earned_since(self, me: str, event: int, run: str | None) -> int:
+        """Return what a volunteer earned with the ledger's events behind one."""
+
+        def read(conn: Connection) -> int:
+            run_id = None if run is None else runs.by_name(conn, run).id
+            return statistics.earned_behind(conn, me, event, run_id)
+
+        return await self._db.read(read)

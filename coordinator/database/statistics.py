@@ -253,6 +253,14 @@ def earned(
     return {owner: int(total) for owner, total in conn.execute(_posted("earned", *also))}
 
 
+def earned_behind(conn: Connection, who: str, after: int, run_id: int | None = None) -> int:
+    """Return what one volunteer earned with the ledger's events behind `after`."""
+    also = [accounts.c.owner == who, events.c.kind.in_(EARNING), postings.c.event_id > after]
+    if run_id is not None:
+        also.append(events.c.run_id == run_id)
+    return sum(int(total) for _, total in conn.execute(_posted("earned", *also)))
+
+
 def pending(conn: Connection, run_id: int) -> dict[str, int]:
     """Return what each volunteer was promised by a run and has not got yet."""
     found = conn.execute(_posted("pending", events.c.run_id == run_id))

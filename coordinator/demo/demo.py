@@ -74,7 +74,7 @@ async def _demo(options: Options, directory: Path, view: Any) -> tuple[Report, D
     plan = demo_run(options.workload, options.volunteers)
     base = directory / "coordinator"
     with view.stage(plan.preparing):
-        await _prepare(base, plan)
+        await prepare(base, plan)
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     started = time.monotonic()
@@ -111,7 +111,8 @@ async def _demo(options: Options, directory: Path, view: Any) -> tuple[Report, D
     return found, pair
 
 
-async def _prepare(base: Path, plan: DemoRun) -> None:
+async def prepare(base: Path, plan: DemoRun) -> None:
+    """Store the run of a demo in a data directory, and start it."""
     async with _coordinator(base) as services:
         if plan.build is not None:
             await services.datasets.add(plan.build)

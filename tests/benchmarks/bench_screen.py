@@ -53,9 +53,9 @@ VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"
 PROGRAM = """
 import asyncio, os, random, sys, threading, time
 from shared.clock import SystemClock
-from volunteer import commands, events
-from volunteer.control import Control
-from volunteer.hub import Hub
+from volunteer.control import commands, events
+from volunteer.control.control import Control
+from volunteer.control.event_bus import Hub
 from volunteer.tui.app import VolunteerApp
 
 hub = Hub(SystemClock())

@@ -113,6 +113,18 @@ async def test_what_a_volunteer_sees_of_itself(
     assert (me.rank, me.trust) == (2, 1.0)  # spending costs no place
 
 
+async def test_my_own_row_is_of_now_though_the_others_are_remembered(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia, bob, _ = await three(people, database, clock.now())
+    assert await board(people) == [(1, "Bob", 75), (2, "Mia", 50)]
+    await database.write(lambda conn: paid(conn, 1, mia.volunteer_id, 26, clock.now()))
+    assert await board(people, me=mia.volunteer_id) == [(1, "Mia", 76), (2, "Bob", 75)]
+    assert await board(people, me=bob.volunteer_id) == [(1, "Bob", 75), (2, "Mia", 50)]
+    await clock.advance(FRESH_S)
+    assert (await board(people, me=mia.volunteer_id))[0] == (1, "Mia", 76)
+
+
 async def test_a_reversal_costs_the_place_and_a_ban_the_row(
     people: Volunteers, database: Database, clock: VirtualClock
 ) -> None:

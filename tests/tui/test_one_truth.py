@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from textual.app import App, ComposeResult
 
 from shared.protocol.accounts import Me
 from shared.protocol.base import ContributionState
@@ -27,7 +28,7 @@ from volunteer.tui.view import AgentView, reduce
 from volunteer.tui.widgets.cards import CreditsCard, run_lines
 from volunteer.tui.widgets.compact import brief
 from volunteer.tui.widgets.loss_plots import ModelPlot
-from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.recent_work import Contributions
 
 PRICE = 88_580_000
@@ -165,7 +166,7 @@ def agreed(view: AgentView) -> None:
     merged = sum(v.state == "merged" for v in own)
     goals = ["".join(part for part, _ in line) for line in goal_lines(milestones(me), scene, 60, 9)]
     assert any(re.search(rf"contributions merged +{merged} of ", line) for line in goals), goals
-    told = " ".join("".join(part for part, _ in line) for line in told_lines(scene, 300, 20))
+    told = " ".join("".join(part for part, _ in line) for line in told_lines(scene, 300, 20, me))
     assert f"{merged} contribution" in told or merged == 0
     run = run_lines(scene, 60, 30)
     versions = {v.version for v in own if v.version is not None}
@@ -210,3 +211,30 @@ def test_a_reply_that_was_overtaken_does_not_set_the_account_back() -> None:
     older = replace(scenes.ME, at=scenes.NOW, earned_micro=0)
     status = fold(fold(Status(), events.Credits(me=newer)), events.Credits(me=older))
     assert status.me == newer
+
+
+class Drawn(Panel):
+    """Panel that counts how often it is drawn."""
+
+    times = 0
+
+    def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
+        self.times += 1
+        return []
+
+
+async def test_panels_that_show_the_same_number_are_drawn_at_the_same_moment() -> None:
+    class One(App[None]):
+        def compose(self) -> ComposeResult:
+            yield Drawn()
+
+    view = AgentView(status=Status(me=scenes.ME))
+    async with One().run_test() as pilot:
+        panel = pilot.app.query_one(Drawn)
+        panel.show(Scene(view=view, now=scenes.NOW))
+        before = panel.times
+        panel.show(Scene(view=view, now=scenes.NOW + 0.1))
+        assert panel.times == before  # a moment ago
+        paid = replace(scenes.ME, earned_micro=scenes.ME.earned_micro + PRICE)
+        panel.show(Scene(view=AgentView(status=Status(me=paid)), now=scenes.NOW + 0.2))
+        assert panel.times == before + 1

@@ -125,7 +125,7 @@ class Agent:
             verdicts=Verdicts(store.home, store.residuals, store.evidence, hub),
             server_clock=self._server_clock,
         )
-        self._heartbeat = Heartbeat(
+        self.heartbeat = Heartbeat(
             api=remote.api,
             outbox=store.outbox,
             held=self._held,
@@ -357,7 +357,7 @@ class Agent:
             pairs, may=lambda device: self._pauses.paused(device) is None
         )
         found = [
-            Loop(name="the heartbeat", work=self._heartbeat.run()),
+            Loop(name="the heartbeat", work=self.heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
@@ -515,7 +515,7 @@ class Agent:
             for held in stored
             if LeasePlan.of(held.lease).several or not outbox.holds(*held.key)
         )
-        alive = await self._heartbeat.alive(open_) if open_ or len(outbox) else ()
+        alive = await self.heartbeat.alive(open_) if open_ or len(outbox) else ()
         kept = tuple(held for held in alive if held.device in self._lent)
         for held in stored:
             if held in kept:

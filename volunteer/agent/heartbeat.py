@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.errors import VolunteerError
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, TaskBeat, TaskOrder
@@ -31,13 +31,25 @@ class Heartbeat:
     life: Lifecycle
     watcher: RunWatcher
     server_clock: ServerClock
+    _wanted: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled; at once when a pause begins or ends."""
+        """Send heartbeats until cancelled; at once when a pause begins or ends, or when somebody
+        looks at what they bring.
+        """
         while True:
             sent = self.pauses.reasons()
+            self._wanted = False
             next_s = await self.once()
-            await self.life.sleep(next_s, lambda: self.pauses.reasons() != sent)  # noqa: B023
+            await self.life.sleep(
+                next_s,
+                lambda: self._wanted or self.pauses.reasons() != sent,  # noqa: B023
+            )
+
+    def soon(self) -> None:
+        """Send the next heartbeat now: its reply has account and verdicts of one instant."""
+        self._wanted = True
+        self.life.notify()
 
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
         """Return the leases of an earlier process that are still ours and not yet late: another

@@ -21,7 +21,7 @@ from volunteer.tui.widgets.panel import Scene
 T = TypeVar("T")
 PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
-NEWS_S = 2.0  # at least between two queries that follow a change of the account
+NEWS_S = 1.0  # at least between two queries that follow a change of the account
 AGED_S = 90.0  # an answer older than this is drawn with its age
 
 
@@ -74,6 +74,7 @@ class QueryPage(Page):
         super().__init__()
         self._answers: dict[str, Answer[Any]] = {}
         self._asked_for: dict[str, Me | None] = {}  # the account when each query was sent
+        self._answered_for: dict[str, Me | None] = {}  # and when each answered one was
 
     @abstractmethod
     def queries(self) -> dict[str, PageQuery]:
@@ -81,6 +82,12 @@ class QueryPage(Page):
 
     def answer(self, name: str) -> Answer[Any]:
         return self._answers.get(name) or Answer()
+
+    def account(self, name: str, scene: Scene) -> Me | None:
+        """Return the account as it was when a query that was answered was sent, so that what is
+        drawn of both is of one moment; before the first answer the newest.
+        """
+        return self._answered_for.get(name) or scene.view.status.me
 
     def shown(self, scene: Scene) -> None:
         if self.volunteer.control is None or self.volunteer.view.ended is not None:
@@ -111,6 +118,7 @@ class QueryPage(Page):
         else:
             now = self.volunteer.clock.now()
             self._answers[name] = Answer(value=value, at=now, tried_at=known.tried_at)
+            self._answered_for[name] = self._asked_for[name]
         self.answered(name)
         if self.is_current:
             self.show(self.volunteer.scene(), at_once=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shared.protocol import endpoints
 from tests.support.local_volunteer import local_machine
 from volunteer.control import events
 from volunteer.control.status import Status, fold
@@ -27,3 +28,25 @@ async def test_credits_equal_the_sum_of_the_verdicts_after_every_event(tmp_path:
             assert status.me.accepted == sum(v.state in PAID for v in status.verdicts)
             decided = max(decided, len(status.verdicts))
         assert decided == 4
+
+
+async def test_a_page_that_asks_for_runs_sets_the_card_of_the_run_right(tmp_path: Path) -> None:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        await process.until(events.RunsListed)
+        known = len(process.all(events.RunsListed))
+        runs = await process.control.query(endpoints.RUNS)
+        assert process.control.status.runs == runs
+        async with process.eventually():
+            while len(process.all(events.RunsListed)) == known:
+                await process.tick()
+
+
+async def test_a_page_of_credits_has_the_account_of_now(tmp_path: Path) -> None:
+    async with local_machine(tmp_path) as machine:
+        machine.speed = 1.0  # the next heartbeat would be half a minute away
+        async with machine.working() as process:
+            await process.until(events.Started)
+            await process.control.pause()
+            await process.heartbeats(1)
+            await process.control.query(endpoints.LEDGER)
+            await process.heartbeats(1)

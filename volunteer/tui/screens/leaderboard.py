@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
+from shared.protocol.accounts import Me
 from shared.protocol.listings import LeaderRow, LedgerRow
 from shared.protocol.teams import MyTeam
 from shared.text import MICRO, counted, credit, duration, printable
@@ -192,7 +193,7 @@ class Leaderboard(QueryPage):
             self.volunteer.tell(f"written to {path}: open it in a browser")
 
     def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return told_lines(scene, width, height)
+        return told_lines(scene, width, height, self.account("ledger", scene))
 
     def _leaders(self) -> Answer[Sequence[LeaderRow]]:
         return self.answer(f"leaders {self.window}")
@@ -218,7 +219,7 @@ class Leaderboard(QueryPage):
         return aged(week_lines(found, scene, width, height, team.value), scene)
 
     def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
-        me = scene.view.status.me
+        me = self.account("ledger", scene)
         if me is None:
             said = "milestones appear here with your first contribution"
             return [((text, "dim"),) for text in wrap(said, width, height)]
@@ -318,9 +319,9 @@ def week_lines(
     return lines[:height]
 
 
-def told_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+def told_lines(scene: Scene, cells: int, height: int, me: Me | None) -> list[Line]:
     """Return a sentence to share about this volunteer's part, and the key that draws the card."""
-    me, model = scene.view.status.me, scene.view.models.get(scene.view.run())
+    model = scene.view.models.get(scene.view.run())
     if me is None or me.merged == 0:
         said = (
             "After your first merged contribution you can draw a card to show to friends: your "

@@ -54,6 +54,15 @@ def age(scene: Scene) -> str:
     return "" if since is None else as_of(scene.now - since)
 
 
+def _same(one: AgentView, other: AgentView) -> bool:
+    """Return True if the run, the account and the losses are the same: several panels show them,
+    and each of them at the same moment.
+    """
+    if one.status.me is not other.status.me or one.models is not other.models:
+        return False
+    return one.run() == other.run()
+
+
 class Panel(Widget):
     """Rectangle of lines.
 
@@ -81,9 +90,12 @@ class Panel(Widget):
         return "", ""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
-        """Draw a scene, unless the last redraw was a moment ago."""
+        """Draw a scene, unless the last redraw was a moment ago and nothing has changed that other
+        panels show too.
+        """
+        same = _same(self.scene.view, scene.view)
         self.scene = scene
-        if not at_once and 0 <= scene.now - self._drawn_at < self.pace_s - 0.05:
+        if not at_once and same and 0 <= scene.now - self._drawn_at < self.pace_s - 0.05:
             return
         self._drawn_at = scene.now
         self.draw()
