@@ -25,6 +25,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     kinds: frozenset[str] = frozenset()
     codecs: frozenset[str] = frozenset()
     versions: Mapping[str, int] = {}  # of its workloads, as far as it told them
+    libraries: frozenset[str] = frozenset()  # that only some runs need
     leases_max: int = 0  # of its volunteer at once, on probation; 0 = as everybody
     vouched: bool = True  # False: its speed is believed within bounds only
     step_s: Mapping[int, float] = {}  # seconds a step of each run took its device lately
@@ -58,6 +59,11 @@ def misfit(run: Run, waiter: Waiter) -> str:
             f'"{run.name}" needs version {run.workload_version} of the workload "{run.workload}", '
             f"here is {has}: {how}"
         )
+    for library in run.libraries:
+        if library not in waiter.libraries:
+            return (
+                f'"{run.name}" needs the library {library}, which is not installed on this machine'
+            )
     if waiter.kinds and not waiter.kinds.intersection(run.kinds):
         kinds = " and ".join(f'"{kind}"' for kind in run.kinds)
         takes = " and ".join(f'"{kind}"' for kind in sorted(waiter.kinds))

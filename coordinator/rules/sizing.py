@@ -56,6 +56,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     samples_total: int
     pace: Pace | None = None
     workload_version: int = 0  # 0 = not checked
+    libraries: tuple[str, ...] = ()  # that its workload needs beside its own
     beside: tuple[str, ...] = ()  # kinds of tasks that are not cut from the pass
     endless: bool = False  # the pass grows and never turns
     short_of: str = ""  # what the pass waits for when all of it is taken

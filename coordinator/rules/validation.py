@@ -102,10 +102,10 @@ def measure(path: Path, schema: Schema, codec: str) -> Measurement:
 def reach(train: TrainSettings, steps: int, parameters: int) -> float:
     """The L2 norm that honest local work cannot exceed.
 
-    Adam moves each element by about lr a step, plus the decay; plain SGD at most lr x clip_norm in
-    total. Without a bound on the gradient there is none on the norm.
+    Adam moves each element by about lr a step, plus the decay, Muon by a fifth of it in the mean of
+    a matrix; plain SGD at most lr x clip_norm in total. Without a bound on the gradient there is none on the norm.
     """
-    if train.optimizer == "adamw":
+    if train.optimizer in ("adamw", "muon"):
         return ADAM_REACH * train.lr * steps * math.sqrt(parameters)
     return ADAM_REACH * train.lr * steps * train.clip_norm if train.clip_norm > 0 else math.inf
 
@@ -154,11 +154,12 @@ def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float
 
 
 def least(train: TrainSettings, effort: float, steps: int, parameters: int) -> float:
-    """Return the L2 norm below which an update of Adam's is no work; 0 where none is known.
+    """Return the L2 norm below which an update of Adam's or Muon's is no work; 0 where none is
+    known.
 
     `effort` is in steps at the full learning rate.
     """
-    if train.optimizer != "adamw":
+    if train.optimizer == "sgd":
         return 0.0
     return ADAM_LEAST * train.lr * effort / math.sqrt(max(1, steps)) * math.sqrt(parameters)
 

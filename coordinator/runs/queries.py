@@ -126,6 +126,7 @@ class RunQueries:
             credits_per_step=run.price_micro / 1e6,
             step_flops=run.step_flops,
             memory_bytes=_memory(run, about),
+            libraries=tuple(about.workload.libraries(about.file.model)),
             steps=run.global_step,
             tokens=run.tokens,
             merging=merging_text(beat.needs, beat.merge_in_s) if run.state == "running" else "",

@@ -376,8 +376,9 @@ def _check(request: ClaimRequest) -> None:
         raise BadRequest("claim_id must have 1 to 64 printable characters")
     if not DEVICE.fullmatch(request.device):
         raise BadRequest('device must be a name such as "cpu" or "cuda:0"')
-    if max(len(request.runs), len(request.kinds), len(request.codecs)) > NAMES_MAX:
-        raise BadRequest(f"a claim may name {NAMES_MAX} runs, kinds or codecs at most")
+    lists = (request.runs, request.kinds, request.codecs, request.libraries)
+    if max(map(len, lists)) > NAMES_MAX:
+        raise BadRequest(f"a claim may name {NAMES_MAX} runs, kinds, codecs or libraries at most")
 
 
 def _waiter(principal: Principal, request: ClaimRequest) -> Waiter:
@@ -392,6 +393,7 @@ def _waiter(principal: Principal, request: ClaimRequest) -> Waiter:
         kinds=frozenset(request.kinds),
         codecs=frozenset(request.codecs),
         versions=request.workload_versions,
+        libraries=frozenset(request.libraries),
     )
 
 

@@ -61,6 +61,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     price_micro: int
     parameters: int
     fixed_bytes: int  # memory of a device beside what each of these takes
+    libraries: tuple[str, ...]  # that training needs beside those of the workload
     counts: tuple[int, ...]  # samples of each chunk
     sample_size: int
     dataset: str
@@ -100,6 +101,7 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         price_micro=row.price_micro,
         parameters=row.parameters,
         fixed_bytes=_fixed_bytes(row.workload, file),
+        libraries=_libraries(row.workload, file),
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
         sample_size=row.sample_size,
         dataset=named,
@@ -112,6 +114,10 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
 
 def _fixed_bytes(workload: str, file: RunFile) -> int:
     return load(workload).fixed_bytes(file.model) if workload in installed() else 0
+
+
+def _libraries(workload: str, file: RunFile) -> tuple[str, ...]:
+    return tuple(load(workload).libraries(file.model)) if workload in installed() else ()
 
 
 def _play(workload: str, file: RunFile) -> SelfPlay | None:
@@ -136,6 +142,7 @@ def offer(spec: Spec, line: RunLine, pace: Pace | None, lately: float = 0.0) -> 
         kind=spec.kind,
         codec=plan.codec,
         memory_bytes=memory_bytes(spec.parameters, spec.fixed_bytes),
+        libraries=spec.libraries,
         weight=line.weight,
         settings=spec.file.task,
         local_steps=plan.local_steps or spec.file.task.local_steps,

@@ -44,6 +44,7 @@ class RunInfo(Message):
     bits_first: float | None = None
     bits: float | None = None
     suites: tuple[SuiteCourse, ...] = ()  # what it is measured on beside
+    libraries: tuple[str, ...] = ()  # that training needs beside those of the workload
 
 
 class Release(Message):

@@ -31,6 +31,7 @@ class ClaimRequest(Message):
     workload_versions: Annotated[dict[str, int], Meta(max_length=WORKLOADS_MAX)] = msgspec.field(
         default_factory=dict
     )
+    libraries: tuple[str, ...] = ()  # installed here, that only some runs need
     wait_s: float = 30.0
 
 

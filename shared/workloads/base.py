@@ -22,6 +22,7 @@ from importlib.metadata import (
     distribution,
     entry_points,
 )
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -55,7 +56,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[train]` table of a run file: the inner optimiser, the same on every worker."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     lr: Annotated[float, Meta(gt=0, le=1e6)] = 3e-4
     # the cosine ends here, as a share of lr
     min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
@@ -217,9 +218,9 @@ class Work(Protocol):
         """Undo suspend."""
 
     def halve(self) -> int:
-        """Out of memory: halve the micro-batch and accumulate (same batch, same samples). Returns
-        the new micro-batch; raises MemoryError when it is already 1. The step in progress starts
-        over.
+        """Out of memory: halve the micro-batch and accumulate (same batch, same samples); one of a
+        single sample takes less memory, where that is possible. Returns the new micro-batch; raises
+        MemoryError when nothing is left. The step in progress starts over.
         """
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -326,6 +327,7 @@ class Workload(Protocol):
     traits: Traits = Traits()
     games: Games | None = None  # of a workload that makes its own data by playing
     formats: tuple[str, ...] = ()  # that `convert` knows
+    optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Tables of a run file with this workload's own values for keys that it does not give,
@@ -378,6 +380,10 @@ class Workload(Protocol):
         they are, and of the activations of one sample.
         """
         return 0
+
+    def libraries(self, config: Mapping[str, Any]) -> Sequence[str]:
+        """Libraries, of those in `optional`, that training needs under this config."""
+        return ()
 
     def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
         """Files that every version of a run needs beside its tensors, by hash, such as weights that
@@ -548,6 +554,16 @@ def installed() -> dict[str, str]:
         for found in _found()
         if found.name not in lacking
     }
+
+
+def libraries_here(workload: Workload) -> tuple[str, ...]:
+    """Return the optional libraries of a workload that are installed on this machine."""
+    return tuple(name for name in workload.optional if is_here(name))
+
+
+def is_here(library: str) -> bool:
+    """Return True if a library is installed on this machine; it is not imported."""
+    return find_spec(library) is not None
 
 
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -111,7 +111,7 @@ class Agent:
         self._lent: tuple[str, ...] = ()  # ids of the devices that work
         self._working: list[LentDevice] = []  # and they themselves
         self._life = life = Lifecycle(timing.clock)
-        self._versions: dict[str, int] = {}
+        self._loaded: dict[str, Workload] = {}
         self._held = HeldLeases(life, settings.max_tasks)
         self._pauses = PauseBoard(life, hub)
         self._server_clock = ServerClock(timing.clock)
@@ -408,15 +408,15 @@ class Agent:
             load=self._machine.load,
         )
 
-    def _workload_versions(self) -> dict[str, int]:
-        """Return the versions of the enabled workloads that can be loaded here."""
+    def _workloads(self) -> Mapping[str, Workload]:
+        """Return the enabled workloads that can be loaded here."""
         for name in enabled(self._settings):
-            if name not in self._versions:
+            if name not in self._loaded:
                 try:
-                    self._versions[name] = self._machine.load(name).version
+                    self._loaded[name] = self._machine.load(name)
                 except (VolunteerError, ImportError):
                     continue  # a task of it would fail; the coordinator does not check it
-        return self._versions
+        return self._loaded
 
     def _device_loop(self, device: LentDevice) -> DeviceLoop:
         api, store, hub, life = self.remote.api, self.store, self._hub, self._life
@@ -433,7 +433,7 @@ class Agent:
                 held=self._held,
                 ends=ends,
                 rng=self._timing.rng,
-                versions=self._workload_versions,
+                workloads=self._workloads,
             ),
             pipeline=self._pipeline(device),
             pauses=self._pauses,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shared.errors import StorageFull, VolunteerError
@@ -11,6 +11,7 @@ from shared.protocol import leases as wire
 from shared.protocol.leases import ClaimRequest, Lease
 from shared.tensors.quantize import CODECS
 from shared.text import printable
+from shared.workloads.base import Workload, libraries_here
 from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
@@ -52,7 +53,7 @@ class Claimer:
     held: HeldLeases
     ends: LeaseEnds
     rng: random.Random
-    versions: Callable[[], dict[str, int]] = dict  # of the workloads that run here
+    workloads: Callable[[], Mapping[str, Workload]] = dict  # that run here
 
     def ready(self, wanted: Wanted | None) -> Idle | None:
         """Return what forbids a claim for this work, if anything does."""
@@ -97,6 +98,8 @@ class Claimer:
     async def _request(
         self, wanted: Wanted, share: float, wait_s: float
     ) -> Lease | wire.Idle | None:
+        able = self.workloads()
+        libraries = {each for workload in able.values() for each in libraries_here(workload)}
         request = ClaimRequest(
             claim_id=self.leases.claim_id(self.device.id),
             device=self.device.id,
@@ -105,7 +108,8 @@ class Claimer:
             runs=wanted.runs,
             kinds=wanted.kinds,
             codecs=tuple(CODECS),
-            workload_versions=self.versions(),
+            workload_versions={name: workload.version for name, workload in able.items()},
+            libraries=tuple(sorted(libraries)),
             wait_s=wait_s,
         )
         reply = await self.api.claim(request)

@@ -1,4 +1,4 @@
-"""Estimate of a run on a device: memory, time of a step, credits an hour. Pure."""
+"""Estimate of a run on a device: memory, time of a step, credits an hour."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from shared.protocol.accounts import Benchmark, Device, RunInfo
 from shared.protocol.limits import memory_on
 from shared.text import MICRO, duration, size
+from shared.workloads.base import is_here
 from volunteer.control.status import Status, WorkDone
 
 STATES = {
@@ -89,6 +90,9 @@ def estimate(
             fits=False,
             sentence=f'the workload "{info.workload}" is not installed or not allowed here',
         )
+    if lacking := [library for library in info.libraries if not is_here(library)]:
+        sentence = f"needs the library {lacking[0]}, which is not installed here"
+        return RunEstimate(fits=False, sentence=sentence)
     usable = [device for device in devices if device.usable]
     if not usable:
         if devices:

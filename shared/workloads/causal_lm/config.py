@@ -23,6 +23,14 @@ from shared.workloads.data.tokenizer import MARKED
 
 BASE = "base"  # of the names of frozen files among the assets of data
 HEAD = "lm_head.weight"
+LIBRARY = "bitsandbytes"  # that holds frozen weights in 8 and 4 bits
+BasePrecision = Literal["float32", "bfloat16", "int8", "nf4"]
+_BYTES: Mapping[BasePrecision, float] = {  # a number, with its part of a block's scale
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "int8": 1.0 + 4 / 64,
+    "nf4": 0.5 + 4 / 64,
+}
 _CONTEXT = 256  # tokens of a window, unless more are asked for or the model has fewer
 _RANK_MAX = 1024
 _FILE_BYTES_MAX = 1 << 40
@@ -63,6 +71,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0
     train: Literal["all", "lora", "head"] = "all"
     lora: dict[str, Any] | None = None
+    base_precision: BasePrecision = "float32"
 
 
 class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +84,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, ChunkRef] = {}  # of its weights
     licence: str = ""  # of that model
     head: bool = False  # only the head is trained
+    base_precision: BasePrecision = "float32"  # of frozen matrices inside the blocks
 
     @property
     def frozen(self) -> bool:
@@ -112,6 +122,11 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
                 '[model] train = "head": the head of this model is its table of tokens'
                 ' (tie_word_embeddings), so it has none to train alone: take train = "lora"'
             )
+        if table.train == "all" and table.base_precision != "float32":
+            raise InvalidRunFile(
+                f'[model] base_precision = "{table.base_precision}" is for weights that stay as'
+                ' they are, and train = "all" changes them: take train = "lora"'
+            )
         lora = _lora(shape, table.lora or {}) if table.train == "lora" else None
         _check_files(table.files)
         if table.source and not table.files:
@@ -128,14 +143,19 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             source=table.source,
             files=table.files,
             licence=table.licence,
+            base_precision=table.base_precision,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The table with every default written out."""
+        """The table with every default written out, but of what came later only what is used, so
+        that older volunteers read it.
+        """
         lora = None
         if self.lora:
             lora = {**msgspec.structs.asdict(self.lora), "targets": list(self.lora.targets)}
+        later = {} if self.base_precision == "float32" else {"base_precision": self.base_precision}
         return {
+            **later,
             "config": architectures.written(self.shape),
             "from": self.source,
             "files": {name: msgspec.structs.asdict(file) for name, file in self.files.items()},
@@ -303,14 +323,43 @@ def flops_per_sample(config: CausalConfig) -> float:
 
 def fixed_bytes(config: CausalConfig) -> int:
     """Memory beside what each trained number takes: frozen weights, and for one window what each
-    matrix reads and gives, and the logits, their copy in float32 and its gradient; float32 all.
+    matrix of a block reads and gives, what each block reads, and the logits, their copy in float32
+    and its gradient. Where memory is short the blocks are computed anew one by one on the way back.
     """
     shape, T = config.shape, config.context
-    inside = sum(a + b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
-    numbers = T * (inside + 3 * shape.vocab_size)
-    if config.frozen:
-        numbers += architectures.count(shape)
-    return 4 * numbers
+    largest = max(_by_block(shape).values(), default=0)
+    numbers = T * (largest + shape.layers * _width(shape) + 3 * shape.vocab_size)
+    return 4 * numbers + (frozen_bytes(config) if config.frozen else 0)
+
+
+def frozen_bytes(config: CausalConfig) -> int:
+    """Memory of the weights that stay as they are, and of one matrix spread out to compute with."""
+    whole = architectures.count(config.shape)
+    if config.base_precision == "float32":
+        return 4 * whole
+    sizes = [outputs * inputs for outputs, inputs in held_in_few(config.shape).values()]
+    return round(4 * (whole - sum(sizes) + max(sizes)) + _BYTES[config.base_precision] * sum(sizes))
+
+
+def held_in_few(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Names of the matrices that `base_precision` is about, and their (outputs, inputs): those of
+    the blocks. Embeddings and a head stay in float32.
+    """
+    return {name: size for name, size in _matrices(shape).items() if f"{name}.weight" != HEAD}
+
+
+def libraries(config: CausalConfig) -> tuple[str, ...]:
+    """Libraries that training needs beside those of the workload."""
+    return (LIBRARY,) if config.base_precision in ("int8", "nf4") else ()
+
+
+def _by_block(shape: Shape) -> dict[str, int]:
+    """Numbers a token that the matrices of each block read and give."""
+    found: dict[str, int] = {}
+    for name, (outputs, inputs) in held_in_few(shape).items():
+        block = next(part for part in name.split(".") if part.isdigit())
+        found[block] = found.get(block, 0) + outputs + inputs
+    return found
 
 
 def _width(shape: Shape) -> int:

@@ -16,8 +16,16 @@ from torch import Tensor, nn
 from shared.errors import InvalidFrame
 from shared.tensors.spec import Schema
 from shared.workloads.causal_lm import architectures
-from shared.workloads.causal_lm.architectures import CLASSES, Shape
-from shared.workloads.causal_lm.config import CausalConfig, Lora, adapted, schema
+from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, Shape
+from shared.workloads.causal_lm.config import (
+    BasePrecision,
+    CausalConfig,
+    Lora,
+    adapted,
+    held_in_few,
+    schema,
+)
+from shared.workloads.causal_lm.frozen_matrix import FrozenMatrix
 from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
@@ -100,20 +108,28 @@ def build(
     weights: Mapping[str, Tensor],
     frozen: Mapping[str, Tensor] | None,
     device: str,
+    base_precision: BasePrecision = "float32",
 ) -> CausalModel:
     """A model on `device` with its own copy of `weights`; of `frozen`, which adapters go with, it
-    keeps views where it can.
+    keeps views where it can, or the matrices of the blocks in a `base_precision`.
 
-    Raises InvalidFrame when they are not this model's.
+    Raises InvalidFrame when they are not this model's, and NotFound where a library is missing.
     """
     own = _fitting(schema(config), weights)
     own = {name: value.to(device, torch.float32, copy=True) for name, value in own.items()}
+    module = _empty(config.shape)
     whole = own
     if config.frozen:
         needed = _fitting(architectures.schema(config.shape), frozen or {})
-        whole = {name: value.to(device, torch.float32) for name, value in needed.items()}
+        if base_precision != "float32":
+            _hold(module, config, needed, device, base_precision)
+        there = {name for name, _ in module.named_parameters()}
+        whole = {
+            name: value.to(device, torch.float32)
+            for name, value in needed.items()
+            if name in there or base_precision == "float32"
+        }
         whole |= own if config.head else {}
-    module = _empty(config.shape)
     module.load_state_dict(whole, strict=False, assign=True)  # a tied head is in no schema
     if config.shape.tie_word_embeddings:
         module.get_output_embeddings().weight = module.get_input_embeddings().weight
@@ -126,6 +142,24 @@ def build(
         _adapt(module, config, config.lora, own, samples)
     module.to(device)
     return CausalModel(module, samples)
+
+
+def _hold(
+    module: nn.Module,
+    config: CausalConfig,
+    weights: Mapping[str, Tensor],
+    device: str,
+    precision: BasePrecision,
+) -> None:
+    """Put matrices in few bits in the place of the library's, one after the other: all of them in
+    float32 may be more than there is memory.
+    """
+    turned = isinstance(config.shape, Gpt2Shape)  # its library keeps them the other way round
+    for name in held_in_few(config.shape):
+        weight = weights[f"{name}.weight"].to(device, torch.float32)
+        bias = weights.get(f"{name}.bias")
+        bias = bias if bias is None else bias.to(device, torch.float32)
+        module.set_submodule(name, FrozenMatrix(weight.T if turned else weight, bias, precision))
 
 
 def _adapt(

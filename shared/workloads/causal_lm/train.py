@@ -35,7 +35,9 @@ class CausalWork(StepWork):
         self._windows = Windows(data, config.context, config.shape.vocab_size, rows)
         self._learnt = learnt_share(data.manifest)
         self._dropout = config.lora is not None and config.lora.dropout > 0
-        self._causal = build(config, weights, frozen_of(config, data), device)
+        frozen = frozen_of(config, data)
+        self._causal = build(config, weights, frozen, device, config.base_precision)
+        self._spares = False  # memory, by computing blocks anew on the way back
         super().__init__(
             job,
             self._causal.module,
@@ -54,6 +56,13 @@ class CausalWork(StepWork):
             keys = sample_keys(self.job.seed, step, first, stop - start)
             self._causal.samples.keys = to_device(keys, self.device)
         return self._causal.loss(tokens, self._learnt), None
+
+    def _spare(self) -> bool:
+        if self._spares:
+            return False
+        self._causal.module.gradient_checkpointing_enable({"use_reentrant": False})
+        self._spares = True
+        return True
 
     def _move(self, device: str) -> None:
         super()._move(device)

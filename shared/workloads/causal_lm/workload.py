@@ -43,6 +43,7 @@ class CausalWorkload(Workload):
     version = 1
     formats = ("transformers", "peft")
     dataset_kinds = ("tokens", "chat-tokens")
+    optional = (settings.LIBRARY,)
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return settings.config_for(raw, manifest).to_dict()
@@ -82,6 +83,9 @@ class CausalWorkload(Workload):
 
     def fixed_bytes(self, config: Mapping[str, Any]) -> int:
         return settings.fixed_bytes(CausalConfig.from_dict(config))
+
+    def libraries(self, config: Mapping[str, Any]) -> Sequence[str]:
+        return settings.libraries(CausalConfig.from_dict(config))
 
     def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
         checked = CausalConfig.from_dict(config)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shared.errors import InvalidFrame
 from shared.workloads.gpt.config import GptConfig, schema
@@ -160,6 +161,7 @@ class Gpt(nn.Module):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.samples = SampleKeys()  # that dropout goes by
+        self.spares = False  # memory: blocks are computed anew on the way back
         self.tok_emb = _embedding(config.vocab_size, config.n_embd)
         self._rotary = config.architecture == "llama"
         if self._rotary:
@@ -192,7 +194,10 @@ class Gpt(nn.Module):
         x, turn = self.placed(tokens, slice(start, start + tokens.shape[1]))  # (B, T, C)
         x = self.drop(x)
         for index, block in enumerate(self.blocks):
-            x = block(x, turn, kept[index] if kept is not None else None)
+            if self.spares and torch.is_grad_enabled():
+                x = checkpoint(block, x, turn, None, use_reentrant=False)
+            else:
+                x = block(x, turn, kept[index] if kept is not None else None)
         out: Tensor = self.ln_f(x)
         return out
 

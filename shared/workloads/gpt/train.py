@@ -34,7 +34,7 @@ class GptWork(StepWork):
         self._windows = Windows(data, config.block_size, config.vocab_size, rows)
         self._dropout = config.dropout > 0
         model = build(config, weights, device)
-        self._dropping = model.samples
+        self._dropping, self._gpt = model.samples, model
         super().__init__(
             job,
             model,
@@ -53,3 +53,7 @@ class GptWork(StepWork):
             keys = sample_keys(self.job.seed, step, first, stop - start)
             self._dropping.keys = to_device(keys, self.device)
         return self.model(tokens[:, :-1], tokens[:, 1:]), None
+
+    def _spare(self) -> bool:
+        spared, self._gpt.spares = self._gpt.spares, True
+        return not spared

@@ -136,7 +136,12 @@ class StepWork(ABC):
         self._unread, self._busy_s = 0, 0.0
 
     def halve(self) -> int:
-        micro = self._pace.halve()
+        try:
+            micro = self._pace.halve()
+        except MemoryError:
+            if not self._spare():
+                raise
+            micro = 1
         self._learner.drop()
         self._start_over()
         release(self.device)
@@ -172,6 +177,12 @@ class StepWork(ABC):
         self._start_over()
         self._step = int(counters[1])
         self._pace.set(max(1, int(counters[2])))
+
+    def _spare(self) -> bool:
+        """Take less memory for a sample from now on, at the price of time; False where that is not
+        possible, or is done already.
+        """
+        return False
 
     def _finish_step(self, size: int) -> None:
         self._learner.finish(self._step, size / self._samples)

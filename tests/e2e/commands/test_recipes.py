@@ -41,6 +41,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "model.config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
     },
     "dcgan": {"model": {"generator_width": 4, "discriminator_width": 4}},
+    "speed-run": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "gomoku": {"task.options": {"games": 2, "simulations": 4}},
 }
 
@@ -127,7 +128,14 @@ async def trained(data_dir: Path, name: str) -> list[float]:
 def test_the_list_says_what_each_is_for(run: Run, tmp_path: Path) -> None:
     said = run("run", "create", "--list")
     assert [line.split()[0] for line in said.out.splitlines()[1:-2]] == NAMES
-    assert NAMES == ["continue-pretraining", "dcgan", "gomoku", "lora-chat", "pretrain-small"]
+    assert NAMES == [
+        "continue-pretraining",
+        "dcgan",
+        "gomoku",
+        "lora-chat",
+        "pretrain-small",
+        "speed-run",
+    ]
     for recipe in json.loads(run("run", "create", "--list", "--json").out):
         assert recipe["about"].endswith(".")
 

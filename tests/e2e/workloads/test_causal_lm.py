@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import transformers
 
+from shared.decoding import decode
+from shared.protocol.leases import ClaimReply
 from shared.protocol.versions import VersionInfo
 from tests.e2e.server.test_recomputes import lazy, results
 from tests.support.fake_hub import FakeHub, Repository, fake_hub
@@ -43,6 +45,7 @@ LLAMA = ", ".join(
 TRAINED = {
     "all": f"config = {{ {LLAMA} }}",
     "lora": f'train = "lora"\nlora = {{ rank = 4 }}\nconfig = {{ {LLAMA} }}',
+    "lora, 4 bits": f'train = "lora"\nbase_precision = "nf4"\nconfig = {{ {LLAMA} }}',
     "head": f'train = "head"\nconfig = {{ {LLAMA} }}',
     "folder, all": 'from = "FOLDER"',
     "folder, lora": 'train = "lora"\nfrom = "FOLDER"',
@@ -94,7 +97,7 @@ async def test_a_model_of_a_hub_comes_from_there_and_else_from_the_coordinator(
         assert hub.fetched.count(WEIGHTS) == 3
 
 
-@pytest.mark.parametrize("trained", ["lora", "head"])
+@pytest.mark.parametrize("trained", ["lora", "lora, 4 bits", "head"])
 async def test_honest_work_done_again_passes_and_other_work_does_not(
     tmp_path: Path, trained: str
 ) -> None:
@@ -113,6 +116,23 @@ async def test_honest_work_done_again_passes_and_other_work_does_not(
                 await process.ended(120)
             assert [result for result, _ in await results(home, 3)].count("failed") == 1
         assert await home.coordinator.ledger.check() == ()
+
+
+async def test_a_machine_without_the_library_of_few_bits_hears_it_before_a_lease(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(RUN.format(model=TRAINED["lora, 4 bits"]))
+        assert (await home.coordinator.runs.queries.listing())[0].libraries == ("bitsandbytes",)
+        worker = await home.join("Ann", workloads=["causal-lm"])
+        body = {"claim_id": "c" * 32, "wait_s": 0.0, "codecs": ["int8", "float32"]}
+        reply = decode((await worker.post("/claims", body)).content, ClaimReply)
+        assert reply.lease is None
+        assert reply.idle is not None
+        sentence = '"tiny" needs the library bitsandbytes, which is not installed on this machine'
+        assert sentence in reply.idle.message
+        body |= {"claim_id": "d" * 32, "libraries": ["bitsandbytes"]}
+        assert decode((await worker.post("/claims", body)).content, ClaimReply).lease is not None
 
 
 async def measured(home: LocalCoordinator) -> list[VersionInfo]:

@@ -64,7 +64,7 @@ def test_the_same_task_gives_the_same_update(data: Folder) -> None:
     assert same(weights, WORKLOAD.init(model, 0))  # the base was not written to
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("update", ["delta", "gradient"])
 def test_a_restarted_task_ends_bit_for_bit_like_one_that_ran_through(
     data: Folder, optimizer: str, update: str
@@ -84,6 +84,19 @@ def test_a_restarted_task_ends_bit_for_bit_like_one_that_ran_through(
     again.restore(snapshot)
     assert same(finish(again), expected)
     assert again.result()[0] == whole.result()[0]
+
+
+def test_a_window_that_does_not_fit_is_tried_with_less_memory(data: Folder) -> None:
+    model = config(data, dropout=0.1)
+    weights = WORKLOAD.init(model, 0)
+    expected = finish(WORKLOAD.begin(job(model, batch=2), weights, data, "cpu", None))
+    short = WORKLOAD.begin(job(model, batch=2), weights, data, "cpu", None)
+    while short.halve() > 1:
+        pass
+    assert short.halve() == 1  # blocks are computed anew from now on, with the same dropout
+    with pytest.raises(MemoryError):
+        short.halve()
+    assert close(finish(short), expected, atol=1e-5)
 
 
 def test_a_snapshot_of_another_task_is_refused(data: Folder) -> None:
@@ -142,6 +155,7 @@ def test_out_of_memory_changes_the_micro_batch_and_nothing_else(data: Folder, up
         work.snapshot()
     assert work.halve() == 1  # the step in progress starts over
     assert work.advance().samples == 8
+    assert work.halve() == 1  # with less memory for a sample
     with pytest.raises(MemoryError, match="one sample alone"):
         work.halve()
     assert close(finish(work), expected, 1e-4 if update == "delta" else 1e-7)

@@ -1,0 +1,118 @@
+"""A matrix that is not trained, held in few bits and spread out only while it is used."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.errors import NotFound
+from shared.workloads.base import is_here
+from shared.workloads.causal_lm.config import LIBRARY, BasePrecision
+
+_BLOCK = 64  # numbers that share a scale
+_FETCHES = "kernels"
+
+
+class FrozenMatrix(nn.Module):
+    """y = x W^T + b with W (outputs, inputs) in `precision`.
+
+    What is held are buffers, so that it moves with its model; a trained update never reaches it.
+    """
+
+    held: Tensor
+    scales: Tensor  # of blocks
+    levels: Tensor  # that the codes of 8 bits stand for
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, precision: BasePrecision) -> None:
+        super().__init__()
+        self._shape, self._precision = tuple(weight.shape), precision
+        none = weight.new_empty(0)
+        if precision == "bfloat16":
+            held, scales, levels = weight.bfloat16(), none, none
+        elif precision == "int8":
+            held, state = library().quantize_blockwise(weight.contiguous(), blocksize=_BLOCK)
+            scales, levels = state.absmax, state.code
+        else:
+            held, state = library().quantize_4bit(
+                weight.contiguous(), blocksize=_BLOCK, quant_type=precision
+            )
+            scales, levels = state.absmax, none
+        for name, value in (("held", held), ("scales", scales), ("levels", levels)):
+            self.register_buffer(name, value)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+        return out
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """Return W in a type to compute in."""
+        if self._precision == "bfloat16":
+            return self.held.to(dtype)
+        ops: Any = torch.ops.bitsandbytes
+        if self._precision == "int8":
+            spread = ops.dequantize_blockwise(self.held, self.scales, self.levels, _BLOCK, dtype)
+        else:
+            spread = ops.dequantize_4bit(
+                self.held, self.scales, _BLOCK, self._precision, list(self._shape), dtype
+            )
+        found: Tensor = spread.reshape(self._shape)
+        return found
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b, of which only W as it is held is kept for the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: FrozenMatrix) -> Tensor:
+        ctx.matrix, kind = matrix, x.device.type
+        ctx.dtype = x.dtype
+        if torch.is_autocast_enabled(kind):
+            ctx.dtype = torch.get_autocast_dtype(kind)
+        bias = None if matrix.bias is None else matrix.bias.to(ctx.dtype)
+        ctx.given = x.dtype
+        return F.linear(x.to(ctx.dtype), matrix.dense(ctx.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        back = gradients[0].to(ctx.dtype) @ ctx.matrix.dense(ctx.dtype)
+        return back.to(ctx.given), None
+
+
+def library() -> Any:
+    """Load the library that holds numbers in 8 and 4 bits. Raises NotFound where it is missing."""
+    if not is_here(LIBRARY):
+        raise NotFound(
+            f"weights of 8 or 4 bits need the library {LIBRARY} (the extra `quantized`), which is"
+            " not installed here"
+        )
+    with _no_foreign_code():
+        return importlib.import_module(f"{LIBRARY}.functional")
+
+
+@contextmanager
+def _no_foreign_code() -> Iterator[None]:
+    """Hide the package `kernels` while the library is imported: with it, the library would fetch
+    compiled code from a hub and run it. Nor does it complain that it cannot.
+    """
+    there = sys.modules.get(_FETCHES)
+    log = logging.getLogger(f"{LIBRARY}.backends.cpu.ops")
+    level = log.level
+    sys.modules[_FETCHES] = None  # type: ignore[assignment]
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        del sys.modules[_FETCHES]
+        if there is not None:
+            sys.modules[_FETCHES] = there
