@@ -23,6 +23,8 @@ READING = {
     "volunteer.list", "volunteer.show", "audit.list", "audit.verify", "trust", "check", "backup",
     "announce.list", "alerts.list", "alerts.test", "task.show", "team.list", "top",
 }  # fmt: skip
+# What an auditor says of a task that it took: what that proves has its own lines.
+READING |= {"audit.renew", "audit.report"}
 WHY = ("--reason", "a test")
 # Words of the command line for each command that changes something, in an order that works, and the
 # action that the log names.
@@ -53,6 +55,7 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
     "team.rename": (("team", "rename", "Owls", "Larks"), ""),
     "team.remove": (("team", "remove", "Larks"), ""),
     "run.stop": (("run", "stop", "second"), ""),
+    "audit.take": (("audit", "work", "--once", "--device", "cpu"), "audit.work"),
 }  # fmt: skip
 
 
