@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
@@ -314,11 +314,8 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
     if conn.execute(select(c.licence).where(mine)).scalar() == licence:
         return
     conn.execute(delete(consents).where(mine))
-    conn.execute(
-        insert(consents).values(
-            volunteer_id=volunteer_id, run_id=run_id, licence=licence, given_at=now
-        )
-    )
+    given = {"volunteer_id": volunteer_id, "run_id": run_id, "licence": licence, "given_at": now}
+    conn.execute(insert_new(conn, consents, ""), given)  # the same may come twice at once
 
 
 # --- trust ---

@@ -167,6 +167,16 @@ async def test_what_may_run_on_a_machine_follows_its_owner(
     assert await told() == ["gomoku", "gpt"]
 
 
+async def test_the_same_consent_many_times_at_once_is_one(
+    people: Volunteers, database: Database
+) -> None:
+    """Found by fuzzing PostgreSQL: the second to insert was answered with 500."""
+    principal = await join(people, "Mia")
+    await database.write(lambda conn: add_run(conn, "beta", "MIT"))
+    await asyncio.gather(*(people.consent(principal, "beta") for _ in range(16)))
+    assert len(await database.read(lambda conn: conn.execute(select(consents)).all())) == 1
+
+
 async def test_consent_records_the_licence_that_was_shown(
     people: Volunteers, database: Database, clock: VirtualClock
 ) -> None:
