@@ -17,10 +17,9 @@ import structlog
 
 from coordinator.checking.auditing import Audit, Offer, Settled
 from coordinator.checking.case import Local
-from coordinator.checking.redo import Files, redo
+from coordinator.checking.redo import Files, missing_library, redo
 from coordinator.compute import Compute
 from coordinator.rules.checks import HOLD_S, Machine, Redone
-from coordinator.runs.definition import definition
 from shared.errors import (
     Conflict,
     InvalidFrame,
@@ -239,7 +238,9 @@ class Auditor:
             self._tell(Step(contribution=contribution, run=run, step=step, steps=steps))
 
         try:
-            definition(task.case.run)  # its workload is installed here
+            lacking = missing_library(task.case)  # its workload itself is installed here
+            if lacking is not None:
+                return Outcome(failed=True, trouble=f"the library {lacking} is not installed here")
             files = await Files.of(task.case, task.given, self._blobs)
             data = await task.case.data(self._blobs)
         except (VolunteerError, OSError) as error:

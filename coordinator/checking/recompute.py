@@ -21,7 +21,7 @@ import structlog
 
 from coordinator.accounts.suspension import suspend
 from coordinator.checking.case import Case, Draws
-from coordinator.checking.redo import Files, Submitted, redo
+from coordinator.checking.redo import Files, Submitted, missing_library, redo
 from coordinator.compute import Compute
 from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
@@ -33,13 +33,11 @@ from coordinator.database.recomputes import RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.rules import checks as rules
 from coordinator.rules.checks import Machine, Redone, Result
-from coordinator.runs.definition import definition
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import Unavailable, VolunteerError
 from shared.protocol.contributions import Commitment, SubmitRequest
-from shared.workloads.base import libraries_here
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -180,13 +178,11 @@ class Recomputes:
             await self._end(row, "unclear", "no auditor did it, and it is too large for the server")
             await self._db.write(lambda conn: accounts.count_uncompared(conn, row.volunteer_id))
             return
-        about = definition(case.run)
-        here = libraries_here(about.workload)
-        for library in about.workload.libraries(case.job.config):
-            if library not in here:
-                why = f"this server cannot do it again: the library {library} is not installed"
-                await self._end(row, "unclear", why)
-                return
+        lacking = missing_library(case)
+        if lacking is not None:
+            why = f"this server cannot do it again: the library {lacking} is not installed"
+            await self._end(row, "unclear", why)
+            return
         files = await Files.of(case, prepared.given, self._blobs)
         data = await case.data(self._blobs)
         try:

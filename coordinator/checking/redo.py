@@ -20,6 +20,7 @@ from shared.protocol.contributions import Commitment
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, codec, residual_schema
 from shared.tensors.update import delta
+from shared.workloads.base import libraries_here
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +124,16 @@ def redo(
     cosine, ratio = _beside(case, files, result)
     state = None if files.left is None else state_cosine(work.state(), _tensors(files.left))
     return Redone(cosine=cosine, norm_ratio=ratio, state_cosine=state)
+
+
+def missing_library(case: Case) -> str | None:
+    """Return an optional library that a task needs and this machine lacks.
+
+    Raises NotFound where the workload itself is not installed.
+    """
+    workload = definition(case.run).workload
+    here = libraries_here(workload)
+    return next((name for name in workload.libraries(case.job.config) if name not in here), None)
 
 
 def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import simulate
 from tests.experiments.cells import Row, arguments, results, work_off
 
-VOLUNTEERS = 2
+VOLUNTEERS = 4
 BOUND = 0.15
 LOOPBACK = {"up_mbit": 1e4, "down_mbit": 1e4, "latency_ms": 5.0}
 

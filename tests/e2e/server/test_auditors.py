@@ -201,6 +201,21 @@ async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_
         assert [result for result, _ in await results(home, 1)] == ["passed"]
 
 
+async def test_a_library_that_an_auditor_lacks_is_no_fault_of_the_volunteer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with revealed(tmp_path, "", tasks=1) as home:
+        told: list[Step | Found] = []
+        one = auditor(home, CPU, told)
+        with monkeypatch.context() as without:
+            without.setattr("coordinator.admin.auditor.missing_library", lambda case: "few_bits")
+            assert await one.next(asyncio.Event())
+        assert one.summary.results["given back"] == 1
+        assert "few_bits is not installed here" in told[-1].message  # type: ignore[union-attr]
+        assert await one.next(asyncio.Event())
+        assert [result for result, _ in await results(home, 1)] == ["passed"]
+
+
 class Nothing:
     """A place without files."""
 
