@@ -31,7 +31,7 @@ from tests.experiments.trust_gpt import Gpt
 MODEL = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 48, "dropout": 0.0}
 STEPS = 10
 SEEDS, CLEAN_SEEDS = 2, 4
-GOMOKU_ROUNDS = 12
+GOMOKU_ROUNDS = 8
 DCGAN_LR = 2e-3  # ten times the default: so few steps
 OPEN: dict[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
 WORLDS: dict[str, dict[str, Any]] = {
@@ -168,7 +168,7 @@ def main() -> None:
     if options.full:
         made: dict[str, Subject] = {
             "dcgan": Dcgan(options.out / "digits", STEPS, DCGAN_LR),
-            "gomoku": Gomoku(options.out / "games", STEPS),
+            "gomoku": Gomoku(options.out / "games", 3 * STEPS),
         }
         done = work_off(options, others(), lambda one: play(one[1], made[one[0]]))
         for which in made:
