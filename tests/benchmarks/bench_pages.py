@@ -5,8 +5,9 @@
 
 A run of so many rounds of two contributions (copies of one real round, as rows of the database) is
 asked for once a second, as by many at once; then so many viewers, in a process of their own, hold
-the stream of a run over real sockets while something changes every second. CPU is that of the whole
-serving process.
+the stream of a run over real sockets while something changes every second, and a worker sends
+heartbeats before and meanwhile. CPU is that of the whole serving process. Where there is a
+Chromium, it visits the page of a run as a newcomer does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import shutil
 import socket
+import statistics
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -36,11 +39,16 @@ from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import grow
 from tests.support.rounds import MergeRounds
 
+VISITS = 6  # the first is of a browser that has just begun
+PAINTED = """() => new Promise(done => new PerformanceObserver(list => {
+    const found = list.getEntriesByName('first-contentful-paint');
+    if (found.length) done(found[0].startTime);
+}).observe({ type: 'paint', buffered: true }))"""
 QUIET: dict[str, Any] = {"space_floor_bytes": 0, "rate_ip": ""}
 
 
-async def prepare(folder: Path, rounds: int) -> str:
-    """A run with so many versions; its name."""
+async def prepare(folder: Path, rounds: int) -> tuple[str, str]:
+    """A run with so many versions; its name, and the token of a worker."""
     async with local_coordinator(folder) as home:
         run = await home.start_run()
         await home.coordinator.evaluation.evaluate_next()
@@ -49,12 +57,12 @@ async def prepare(folder: Path, rounds: int) -> str:
         row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
         if rounds > 1:
             await home.coordinator.db.write(lambda conn: grow(conn, row.id, rounds - 1))
-        return run
+        return run, f"{workers[0].worker_id}.{workers[0].secret}"
 
 
 async def long_run(folder: Path, rounds: int, seconds: int) -> dict[str, float]:
     """CPU of the first page, and of each of one page a second."""
-    run = await prepare(folder, rounds)
+    run, _ = await prepare(folder, rounds)
     async with opened(Settings(data_dir=str(folder), **QUIET)) as coordinator:
         transport = httpx.ASGITransport(app=create_app(coordinator))
         async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
@@ -106,7 +114,7 @@ def watch(port: int, run: str, viewers: int, ready: Any, stop: Any) -> None:
 
 async def stream(folder: Path, viewers: int, seconds: int) -> dict[str, float]:
     """CPU and memory of so many viewers, a change every second and none."""
-    run = await prepare(folder, 1)
+    run, token = await prepare(folder, 1)
     settings = Settings(data_dir=str(folder), connections_max=5 * viewers, **QUIET)
     own = psutil.Process()
     async with AsyncExitStack() as stack:
@@ -120,8 +128,11 @@ async def stream(folder: Path, viewers: int, seconds: int) -> dict[str, float]:
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server._serve([listener]))
         port = listener.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient() as client:
-            await client.get(f"http://127.0.0.1:{port}/runs/{run}")
+            await client.get(f"{url}/runs/{run}")
+        visited = await first_visit(f"{url}/runs/{run}")
+        quick = await heartbeats(url, token, seconds)
         resident = own.memory_info().rss
         spawn = multiprocessing.get_context("spawn")
         ready, stop = spawn.Event(), spawn.Event()
@@ -133,6 +144,7 @@ async def stream(folder: Path, viewers: int, seconds: int) -> dict[str, float]:
         still = await _cpu(seconds)
         changing = asyncio.create_task(_change(coordinator, run))
         moving = await _cpu(seconds)
+        beside = await heartbeats(url, token, seconds)
         changing.cancel()
         stop.set()
         coordinator.stopping.set()
@@ -144,7 +156,58 @@ async def stream(folder: Path, viewers: int, seconds: int) -> dict[str, float]:
         "bytes_a_viewer": each,
         "core_share_nothing_changes": still,
         "core_share_a_change_a_second": moving,
+        "heartbeat_p95_ms_without": quick,
+        "heartbeat_p95_ms_with": beside,
+        **visited,
     }
+
+
+async def heartbeats(url: str, token: str, seconds: int) -> float:
+    """Return the 95th percentile of heartbeats, twenty a second of them, in milliseconds."""
+    headers = {"Authorization": f"Bearer {token}"}
+    body, took = b'{"tasks":[],"news_since":0}', []
+    async with httpx.AsyncClient(base_url=url, headers=headers) as client:
+        for _ in range(20 * seconds):
+            began = time.perf_counter()
+            answer = await client.post("/api/v1/workers/heartbeat", content=body)
+            took.append(1e3 * (time.perf_counter() - began))
+            assert answer.status_code == 200, answer.text
+            await asyncio.sleep(0.05)
+    return statistics.quantiles(took, n=20)[-1]
+
+
+async def first_visit(address: str) -> dict[str, float]:
+    """Return bytes, requests and first paint of a first visit, where there is a Chromium."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if chromium is None:
+        return {}
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as api:
+        browser = await api.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        visits = [await visit(browser, address) for _ in range(VISITS)]
+        await browser.close()
+    return {
+        "first_paint_ms": statistics.median(painted for painted, _, _ in visits[1:]),
+        "first_visit_bytes": visits[-1][1],
+        "first_visit_requests": visits[-1][2],
+    }
+
+
+async def visit(browser: Any, address: str) -> tuple[float, float, float]:
+    """Visit a page for the first time; milliseconds to the first paint, bytes, requests."""
+    sizes: list[float] = []
+    asked: list[str] = []
+    context = await browser.new_context(viewport={"width": 390, "height": 844})
+    page = await context.new_page()
+    session = await context.new_cdp_session(page)
+    await session.send("Network.enable")
+    session.on("Network.loadingFinished", lambda done: sizes.append(done["encodedDataLength"]))
+    page.on("request", lambda request: asked.append(request.url))
+    await page.goto(address, wait_until="load")
+    painted = float(await page.evaluate(PAINTED))
+    await context.close()
+    return painted, sum(sizes), float(len(asked))
 
 
 async def _cpu(seconds: int) -> float:

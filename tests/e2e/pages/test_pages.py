@@ -159,6 +159,14 @@ async def test_errors_are_pages(tmp_path: Path) -> None:
             assert (await client.get("/api/v1/nothing")).json()["code"] == "not_found"
 
 
+async def test_rates_by_address_hold_for_the_page(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path, rate_ip="3/minute") as home:
+        async with home.client() as client:
+            codes = [(await client.get("/join")).status_code for _ in range(5)]
+        assert codes[0] == 200
+        assert codes[-1] == 429
+
+
 async def test_who_hides_is_gone_at_once(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         run = await merged(home)

@@ -254,6 +254,21 @@ async def test_a_restart_says_nothing_twice_and_forgets_nothing(tmp_path: Path) 
         assert len(heard) == 1
 
 
+async def test_what_ended_while_the_server_was_down_is_said_to_be_over(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await home.start_run()
+        await home.coordinator.alerts.look()
+        await home.clock.advance(1801.0)
+        assert told(await home.coordinator.alerts.look()) == [("nobody", run, "on")]
+        now = home.clock.now()
+    async with webhook() as (address, heard):
+        async with local_coordinator(tmp_path, alert_webhook=address) as home:
+            await home.clock.advance(now + 7200.0 - home.clock.now())
+            await (await home.join("Mia")).claim()
+            assert told(await home.coordinator.alerts.look()) == [("nobody", run, "over")]
+        assert told(heard) == [("nobody", run, "over")]
+
+
 async def test_a_delivery_that_fails_is_tried_so_often_and_no_more(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path, alert_webhook="http://127.0.0.1:9/") as home:
         await home.start_run()

@@ -1,0 +1,51 @@
+"""Gauges of a scrape, landmarks of the page and marks of volunteers, on every database."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, select
+
+from coordinator.database import statistics, versions
+from coordinator.database.engine.open import Database
+from coordinator.database.monitoring.gauges import gauges
+from coordinator.database.statistics import Marks
+from coordinator.database.tables.runs import runs
+from tests.benchmarks.bench_metrics import fill
+from tests.support.run_rows import add_run, add_version
+
+
+async def test_gauges_count_open_tasks_and_the_machines_at_them(database: Database) -> None:
+    await database.write(lambda conn: fill(conn, 2, 9))  # run-0: todo, run-1: doing
+    read = await database.read(lambda conn: gauges(conn, 0.0))
+    found = {(g.name, g.run, g.label): g.value for g in read}
+    assert found["tasks", "run-0", "todo"] == 5
+    assert found["tasks", "run-1", "doing"] == 4
+    assert found["run_workers", "run-1", ""] == 4
+    assert ("run_workers", "run-0", "") not in found
+    assert sum(value for (name, _, _), value in found.items() if name == "workers") == 9
+    assert found["run_version", "run-0", ""] == 0
+
+
+async def test_landmarks_of_a_run(database: Database) -> None:
+    def make(conn: Connection) -> int:
+        run = add_run(conn)
+        for number in range(1, 31):
+            add_version(conn, run, number, phase=int(number >= 7))
+        return run
+
+    run = await database.write(make)
+
+    def read(conn: Connection) -> tuple[object, ...]:
+        assert conn.execute(select(runs.c.head).where(runs.c.id == run)).scalar() == 30
+        return (
+            versions.phase_starts(conn, run),
+            [version for version, _ in versions.made_at(conn, run, [1, 5, 10, 50])],
+            versions.pace(conn, run, 30),
+            versions.pace(conn, run, 0),
+            statistics.marks(conn, "nobody", [run]),
+        )
+
+    starts, made, pace, alone, marks = await database.read(read)
+    assert starts == [(0, 0), (1, 7)]
+    assert made == [1, 5, 10]
+    assert pace == alone == (0.0, 0.0)  # these rows have no times
+    assert marks == Marks()
