@@ -21,6 +21,7 @@ CHAOS_KILLS ?= 1000
 MINUTES ?= 10
 FUZZ_ARGS ?=
 EXPERIMENT ?= *
+LANGUAGE ?=
 EXPERIMENT_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -39,7 +40,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup format format-check lint types imports check test test-quick test-slow demo bench gpu-check chaos fuzz experiments \
-	constraints clean
+	constraints words clean
 
 help: ## say what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -120,6 +121,9 @@ constraints: $(READY) ## freeze the versions in VENV into packaging/constraints.
 	$(BIN)/python packaging/freeze.py > $(CONSTRAINTS).new
 	mv $(CONSTRAINTS).new $(CONSTRAINTS)
 	@touch $(VENV)/.ready
+
+words: $(READY) ## bring the translations up to date with the code; LANGUAGE=fr begins one
+	@$(BIN)/python -m tests.support.words $(LANGUAGE)
 
 clean: ## remove the environment, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -32,7 +32,9 @@ from volunteer.control.commands import Command, SettingRow
 from volunteer.control.control import Control
 from volunteer.control.event_bus import Hub
 from volunteer.control.local_socket import ControlServer
+from volunteer.control.sentences import START
 from volunteer.control.status import VERDICTS_MAX, Status
+from volunteer.i18n.catalogue import _, choose, use
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
 from volunteer.net.client import post_json
@@ -171,7 +173,7 @@ class Engine:
             self._agent.remote.api.client, self.profile.home(identity).path / "prompts.json"
         )
         if self._start_paused:
-            self._agent.pause(commands.Pause(message="press space to start", until="you start"))
+            self._agent.pause(commands.Pause(message=START, until="you start"))
         named = loaded.sources["runs"] == config.FLAG
         try:
             return await self._agent.run(loaded.settings.runs if named else ())
@@ -208,7 +210,12 @@ class Engine:
     def _computes(self, bits: int, done: float) -> None:
         """Announce the proof of work of a registration."""
         if done == 0.0:
-            self._hub.notice(f"this coordinator is open: about {work_words(bits)} of computing")
+            self._hub.notice(
+                _(
+                    "this coordinator is open: about {time} of computing",
+                    time=work_words(bits),
+                )
+            )
         self._hub.emit(events.Registering(done=done))
 
     async def _practising(self, identity: Identity) -> Identity:
@@ -288,7 +295,7 @@ class Engine:
         if not self._begun.is_set() and self.profile.joined:
             return self._before_the_answers(command)
         if self._agent is None or self._prompts is None:
-            raise Conflict("this needs a coordinator: join one first")
+            raise Conflict(_("this needs a coordinator: join one first"))
         if isinstance(command, PROMPTING):
             return await _prompting(self._prompts, self._agent.remote.api, command)
         return await self._act(self._agent, command)
@@ -296,7 +303,7 @@ class Engine:
     def _before_the_answers(self, command: Command) -> None:
         """Carry out a command to a first start that waits for its owner. Raises Conflict."""
         if not isinstance(command, commands.Resume):
-            raise Conflict("the first start waits for your answers: finish them on its screen")
+            raise Conflict(_("the first start waits for your answers: finish them on its screen"))
         self._start_paused = False
         self._begun.set()
 
@@ -345,7 +352,9 @@ class Engine:
             case commands.MakeLink():
                 return await agent.remote.api.link()
             case _:
-                raise Conflict(f"{type(command).__name__} is no command of this version")
+                raise Conflict(
+                    _("{name} is no command of this version", name=type(command).__name__)
+                )
         return None
 
     async def _query(self, agent: Agent, command: commands.Query) -> tuple[Any, str]:
@@ -364,7 +373,7 @@ class Engine:
 
     async def _join(self, command: commands.Join) -> commands.Joined:
         if self._agent is not None:
-            raise Conflict("this volunteer already works for a coordinator: stop it first")
+            raise Conflict(_("this volunteer already works for a coordinator: stop it first"))
         enrolment = self._enrolment(self.loaded.settings)
         joined = await join(parse_link(command.link), command.name, enrolment)
         self._joined.set()
@@ -374,13 +383,15 @@ class Engine:
         config.save(self._directories.config / "config.toml", changes)
         loaded = self.loaded
         self._display = loaded.settings.display
+        if "language" in changes:
+            use(choose(loaded.settings.display.language))
         if self._agent is not None:
             self._agent.change_rules(loaded.settings.rules)
             if "public" in changes:
                 self._agent.show_name(loaded.settings.public)
         # A test alert shows that they arrive before they matter.
         if changes.keys() & {"alerts", "webhook"}:
-            test = Alert(kind="test", message="alerts of this machine come here")
+            test = Alert(kind="test", message=_("alerts of this machine come here"))
             self._alerts.tell(test, self.world.clock.now())
         return setting_rows_of(loaded)
 

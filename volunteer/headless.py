@@ -14,12 +14,14 @@ from typing import TextIO
 
 import msgspec
 
-from shared.text import ascii_json, counted, duration, printable, size
+from shared.text import ascii_json, duration, printable
 from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import YOU, announcement_words, credits_words, held_words, words
 from volunteer.control.status import PauseStatus, Status, TaskStatus
+from volunteer.i18n.catalogue import _, ngettext
+from volunteer.i18n.formats import size
 from volunteer.text import loss
 from volunteer.training.background_thread import Aside
 
@@ -107,28 +109,40 @@ class Headless:
 
 def status_lines(status: Status) -> list[str]:
     """Return the lines of `volunteer status`."""
-    link = "online" if status.online else f"offline: {status.connection or 'not connected yet'}"
-    lines = [
-        f'"{status.nickname}" at {status.server} ({status.coordinator}), {link}',
-        f"profile {status.profile}, process {status.pid}, {counted(status.done, 'task')} "
-        f"submitted, {size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
-    ]
+    why = status.connection or _("not connected yet")
+    link = _("online") if status.online else _("offline: {why}", why=why)
+    tasks = ngettext("{n} task submitted", "{n} tasks submitted", status.done)
+    moved = _(
+        "{sent} sent, {received} received",
+        sent=size(status.sent_bytes),
+        received=size(status.received_bytes),
+    )
+    here = _("profile {profile}, process {process}", profile=status.profile, process=status.pid)
+    where = _('"{nickname}" at {server}', nickname=status.nickname, server=status.server)
+    lines = [f"{where} ({status.coordinator}), {link}", f"{here}, {tasks}, {moved}"]
     if status.queued:
-        waits = "waits" if status.queued == 1 else "wait"
-        lines.append(f"{counted(status.queued, 'result')} {waits} to be submitted")
+        lines.append(
+            ngettext(
+                "{n} result waits to be submitted",
+                "{n} results wait to be submitted",
+                status.queued,
+            )
+        )
     lines += [announcement_words(found) for found in status.announcements]
     lines += [pause_line(pause) for pause in status.pauses]
     if status.finishing:
-        lines.append("finishing: no new work is taken")
+        lines.append(_("finishing: no new work is taken"))
     lines += [task_line(task) for task in status.tasks]
     if not status.tasks and status.idle:
-        lines.append(f"idle ({status.idle}): {status.idle_message}")
+        lines.append(
+            _("idle ({reason}): {message}", reason=_(status.idle), message=status.idle_message)
+        )
     if status.me is not None:
         lines.append(credits_words(events.Credits(me=status.me)))
         lines += held_words(status.me)
-    lines += [
-        f"{beat.run}: version {beat.version}, loss {loss(beat.loss)}" for beat in status.beats
-    ]
+    for beat in status.beats:
+        version = _("{run} version {version}", run=beat.run, version=beat.version)
+        lines.append(f"{version}: {_('loss {loss}', loss=loss(beat.loss))}")
     return [printable(line) for line in lines]
 
 
@@ -137,21 +151,26 @@ def pause_line(pause: PauseStatus) -> str:
     said = words(
         events.Paused(device=pause.device, by=pause.by, message=pause.message, until=pause.until)
     )
-    return f"{said}; continue with `volunteer resume`" if pause.by == YOU else str(said)
+    return (
+        _("{pause}; continue with `volunteer resume`", pause=said) if pause.by == YOU else str(said)
+    )
 
 
 def task_line(task: TaskStatus) -> str:
     """Return where a task stands."""
-    left = f", {duration(task.eta_s)} left" if task.eta_s is not None else ""
-    bytes_ = f" {size(task.done_bytes)} of {size(task.total_bytes)}" if task.total_bytes else ""
+    left = f", {_('{time} left', time=duration(task.eta_s))}" if task.eta_s is not None else ""
+    moved = _("{done} of {all}", done=size(task.done_bytes), all=size(task.total_bytes))
+    bytes_ = f" {moved}" if task.total_bytes else ""
+    step = _("step {step} of {steps}", step=task.step, steps=task.steps)
     stand = {
-        "claimed": "claimed",
-        "fetch": f"download{bytes_}",
-        "train": f"step {task.step}/{task.steps}, loss {loss(task.loss)}{left}",
-        "upload": f"upload{bytes_}",
-        "checking": "the coordinator checks it",
+        "claimed": _("claimed"),
+        "fetch": f"{_('download')}{bytes_}",
+        "train": f"{step}, {_('loss {loss}', loss=loss(task.loss))}{left}",
+        "upload": f"{_('upload')}{bytes_}",
+        "checking": _("the coordinator checks it"),
     }[task.phase]
-    return f"task {task.task} of {task.run} on {task.device}: {stand}"
+    about = _("task {task} of {run} on {device}", task=task.task, run=task.run, device=task.device)
+    return f"{about}: {stand}"
 
 
 def _time(at: float) -> str:

@@ -15,26 +15,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TextIO
 
 from shared.errors import VolunteerError
-from shared.text import counted, printable, size
+from shared.text import printable
 from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.headless import status_lines
+from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.formats import size
 
 NEWS_MAX = 50  # sentences that are kept until they are asked for
 LINE_MAX = 1000  # characters of a line that is typed
 HELP = (
-    ("enter", "what is new since you last asked"),
-    ("status", "what this machine does now, and its credits"),
-    ("devices", "the devices of this machine, their load, heat and energy"),
-    ("runs", "the runs that can be helped"),
-    ("pause", "free the devices and keep the task; pause cpu pauses one device"),
-    ("resume", "go on with the same task"),
-    ("finish", "complete the task in hand and take no more"),
-    ("read", "hide the announcements: they are read"),
-    ("help", "these commands"),
-    ("quit", "end; a task in hand is kept for the next start"),
+    ("enter", N_("what is new since you last asked")),
+    ("status", N_("what this machine does now, and its credits")),
+    ("devices", N_("the devices of this machine, their load, heat and energy")),
+    ("runs", N_("the runs that can be helped")),
+    ("pause", N_("free the devices and keep the task; pause cpu pauses one device")),
+    ("resume", N_("go on with the same task")),
+    ("finish", N_("complete the task in hand and take no more")),
+    ("read", N_("hide the announcements: they are read")),
+    ("help", N_("these commands")),
+    ("quit", N_("end; a task in hand is kept for the next start")),
 )
 
 
@@ -64,7 +66,7 @@ class Plain:
 
     async def run(self) -> None:
         """Until `quit`, the end of the input, or the end of the volunteer."""
-        self._say("volunteer, in plain sentences. Type help and enter for the commands.")
+        self._say(_("volunteer, in plain sentences. Type help and enter for the commands."))
         hearing = asyncio.ensure_future(self._hear())
         asking = asyncio.ensure_future(self._ask())
         try:
@@ -110,13 +112,17 @@ class Plain:
             if verb in ("quit", "exit", "q"):
                 if not self._control.remote:
                     await self._control.stop("save")
-                    self._say("ending; the task in hand is kept for the next start")
+                    self._say(_("ending; the task in hand is kept for the next start"))
                 return
             does = self._does.get(verb)
             if does is None:
                 near = difflib.get_close_matches(verb, self._does, n=1)
-                hint = f"did you mean {near[0]}?" if near else "type help for the commands"
-                self._say(f"there is no command {verb[:40]}: {hint}")
+                hint = (
+                    _("did you mean {name}?", name=near[0])
+                    if near
+                    else _("type help for the commands")
+                )
+                self._say(_("there is no command {verb}: {hint}", verb=verb[:40], hint=hint))
                 continue
             try:
                 await does(more)
@@ -127,7 +133,7 @@ class Plain:
 
     async def _enter(self, more: Sequence[str]) -> None:
         if not self._news:
-            self._say("nothing new")
+            self._say(_("nothing new"))
         while self._news:
             self._say(self._news.popleft())
 
@@ -140,55 +146,62 @@ class Plain:
         for device in self._control.status.devices:
             said = [device.name or device.id, size(device.memory_bytes)]
             if not device.usable:
-                said.append(f"cannot be used: {device.problem}")
+                said.append(_("cannot be used: {problem}", problem=device.problem))
             told = self._sensed.get(device.id)
             said += _sensed_words(told, self._price) if told is not None else []
             self._say(f"{device.id}: {', '.join(said)}")
         if not self._control.status.devices:
-            self._say("the devices are not known yet")
+            self._say(_("the devices are not known yet"))
 
     async def _runs(self, more: Sequence[str]) -> None:
         for info in self._control.status.runs:
-            version = f"version {info.version}, {counted(info.workers, 'helper')}"
-            self._say(f"{info.name}, {info.workload}, {info.state}, {version}. {info.description}")
+            helpers = ngettext("{n} helper", "{n} helpers", info.workers)
+            version = f"{_('version {version}', version=info.version)}, {helpers}"
+            self._say(
+                f"{info.name}, {info.workload}, {_(info.state)}, {version}. {info.description}"
+            )
         if not self._control.status.runs:
-            self._say("the coordinator has no run yet")
+            self._say(_("the coordinator has no run yet"))
 
     async def _pause(self, more: Sequence[str]) -> None:
         await self._control.pause(more[0] if more else "")
-        self._say("paused; resume goes on")
+        self._say(_("paused; resume goes on"))
 
     async def _resume(self, more: Sequence[str]) -> None:
         await self._control.resume(more[0] if more else "")
-        self._say("going on")
+        self._say(_("going on"))
 
     async def _finish(self, more: Sequence[str]) -> None:
         await self._control.finish()
-        self._say("the task in hand is completed, then no more is taken; resume goes on")
+        self._say(_("the task in hand is completed, then no more is taken; resume goes on"))
 
     async def _read(self, more: Sequence[str]) -> None:
         await self._control.read_announcements()
-        self._say("the announcements are hidden")
+        self._say(_("the announcements are hidden"))
 
     async def _help(self, more: Sequence[str]) -> None:
         for verb, what in HELP:
-            self._say(f"{verb}: {what}")
+            self._say(f"{verb}: {_(what)}")
 
 
 def _sensed_words(sensed: events.Sensed, price: float) -> list[str]:
     """Return the readings of a device in words."""
     said = []
     if sensed.utilisation is not None:
-        said.append(f"load {sensed.utilisation:.0%}".replace("%", " percent"))
+        said.append(_("load {percent} percent", percent=number(100 * sensed.utilisation, ".0f")))
     if sensed.celsius is not None:
-        said.append(f"{sensed.celsius:.0f} degrees")
-    guess = ", an estimate" if sensed.estimated else ""
+        said.append(_("{n} degrees", n=number(sensed.celsius, ".0f")))
+    guess = _(", an estimate") if sensed.estimated else ""
     if sensed.watts is not None:
-        said.append(f"{sensed.watts:.0f} watts{guess}")
+        said.append(_("{n} watts", n=number(sensed.watts, ".0f")) + guess)
     if sensed.joules is not None:
         kwh = sensed.joules / 3_600_000
-        cost = f" for {kwh * price:.2f}" if price > 0 else ""
-        said.append(f"{kwh:.3f} kilowatt-hours today{cost}{guess}")
+        used, cost = number(kwh, ".3f"), number(kwh * price, ".2f")
+        said.append(
+            _("{kwh} kilowatt-hours today for {price}", kwh=used, price=cost) + guess
+            if price > 0
+            else _("{kwh} kilowatt-hours today", kwh=used) + guess
+        )
     return said
 
 

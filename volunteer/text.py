@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from shared.protocol.accounts import RunInfo
-from shared.text import duration, printable, size
+from shared.text import duration, printable
+from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.formats import size
 
+# Words of the workloads that come with the program; those of others are shown as they are.
+WORKLOADS = (
+    N_("loss"),
+    N_("tokens"),
+    N_("games"),
+    N_("images"),
+    N_("samples"),
+    N_("Fréchet distance"),
+    N_("positions"),
+    N_("tactical loss"),
+)
 CLOCK_S = 300.0  # clocks that differ by less are good enough
 
 
@@ -16,30 +29,37 @@ def clock_words(offset_s: float) -> str:
         return ""
     seconds = abs(offset_s)
     days = round(seconds / 86_400)
-    far = f"{days} day{'' if days == 1 else 's'}" if seconds >= 43_200 else duration(seconds)
-    side = "behind" if offset_s > 0 else "ahead of"
-    return (
-        f"the clock of this machine is {far} {side} the coordinator's: set it right, for hours "
-        "of work, "
-        "times and certificates go by it"
+    far = ngettext("{n} day", "{n} days", days) if seconds >= 43_200 else duration(seconds)
+    behind = _(
+        "the clock of this machine is {time} behind the coordinator's: set it right, for hours of "
+        "work, times and certificates go by it",
+        time=far,
     )
+    ahead = _(
+        "the clock of this machine is {time} ahead of the coordinator's: set it right, for hours "
+        "of work, times and certificates go by it",
+        time=far,
+    )
+    return behind if offset_s > 0 else ahead
 
 
 def origin_of(info: RunInfo) -> str:
     """Describe the model that a run goes on from: its name, its licence, what is fetched of it."""
-    fetched = f", {size(info.origin_bytes)} to fetch" if info.origin_bytes else ""
-    licence = printable(info.origin_licence, 100) or "no stated licence"
-    return f"{printable(info.origin, 200)} under {licence}{fetched}"
+    licence = printable(info.origin_licence, 100) or _("no stated licence")
+    said = _("{model} under {licence}", model=printable(info.origin, 200), licence=licence)
+    if not info.origin_bytes:
+        return said
+    return f"{said}, {_('{size} to fetch', size=size(info.origin_bytes))}"
 
 
 def nobody_at(url: str) -> str:
     """Return what to do when nothing answers at an address that means the very machine it is used
     on.
     """
-    return (
-        f"Nothing answers at {url.partition('://')[2]}. This address means the very machine it "
-        "is used on: ask your "
-        "organiser for a link with an address that reaches their machine."
+    return _(
+        "Nothing answers at {address}. This address means the very machine it is used on: ask "
+        "your organiser for a link with an address that reaches their machine.",
+        address=url.partition("://")[2],
     )
 
 
@@ -48,8 +68,8 @@ def loss(value: float | None) -> str:
     if value is None:
         return "-"
     if abs(value) < 100:
-        return f"{value:.3f}"
-    return f"{value:.1f}" if abs(value) < 1e6 else f"{value:.2g}"
+        return number(value, ".3f")
+    return number(value, ".1f" if abs(value) < 1e6 else ".2g")
 
 
 def measured(measure: str) -> str:
@@ -64,4 +84,4 @@ def measure_word(measure: str) -> str:
 
 
 def _measure(measure: str) -> str:
-    return printable(measure.removeprefix("held-out ") or "loss", 24)
+    return printable(_(measure.removeprefix("held-out ") or "loss"), 24)

@@ -19,7 +19,13 @@ from volunteer.tui.setting_labels import choices, grouped, holds, label, parsed,
 from volunteer.tui.widgets.table import Listing
 
 PAGE = Look(page="settings")
-WORDS = ("priority", "animations", "alerts", "webhook")  # names that people would use as well
+WORDS = (
+    "priority",
+    "language",
+    "animations",
+    "alerts",
+    "webhook",
+)  # names that people would use as well
 
 
 def named(name: str) -> SettingRow:

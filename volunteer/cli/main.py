@@ -6,6 +6,7 @@ Parsing only: what a command needs is imported when it runs (torch never is here
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
@@ -70,6 +71,9 @@ def start(
     ascii: Annotated[
         bool | None, Parameter(help="Draw with ASCII characters only.", negative="")
     ] = None,
+    language: Annotated[
+        str | None, Parameter(help='Language of the program: "auto", "en", "de" or "es".')
+    ] = None,
     set_: Annotated[
         tuple[str, ...],
         Parameter(
@@ -83,7 +87,7 @@ def start(
     """Train. Joins first where VOLUNTEER_JOIN holds a link."""
     flags: dict[str, Any] = dict(_pair(text) for text in set_)
     given = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
-    given |= {"ascii": ascii}
+    given |= {"ascii": ascii, "language": language}
     flags |= {name: value for name, value in given.items() if value is not None}
     from dataclasses import replace
 
@@ -311,11 +315,24 @@ def _parsed(argv: list[str]) -> object:
         return say(_no_command(*(error.unused_tokens or argv)[:1]), EXIT_USAGE)
     except CycloptsError as error:
         return say(f"{error} see `volunteer --help`", EXIT_USAGE)
+    _speak(bound.arguments.get("profile", ""))
     try:
         return command(*bound.args, **bound.kwargs)
     except VolunteerError as error:
         error.message = hinted(error.message, bound.arguments.get("profile", ""))
         raise
+
+
+def _speak(profile: str) -> None:
+    """Speak the language of the settings. What is wrong with them is told by the command that
+    needs them.
+    """
+    from volunteer.i18n.catalogue import choose, use
+    from volunteer.settings.settings import load
+
+    with suppress(VolunteerError, OSError):
+        settings = load(path=_directories(profile).config / "config.toml").settings
+        use(choose(settings.display.language))
 
 
 def _no_command(word: str) -> str:

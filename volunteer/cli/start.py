@@ -28,6 +28,7 @@ from shared.errors import BadRequest, Configuration, Unavailable, Unreachable
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import at_terminal, hinted
 from volunteer.files import exports, set_aside
+from volunteer.i18n.catalogue import Choice, choose, use
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 
@@ -94,6 +95,11 @@ def work(options: Options) -> int:
         )
     directories = config.directories(profile=options.profile)
     settings = _settings(options, directories)
+    spoken = choose(settings.display.language)
+    # what machines read is the same everywhere
+    use(Choice() if options.json else spoken)
+    if spoken.problem:
+        print(f"volunteer: {spoken.problem}", file=sys.stderr)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
     profile = Profile(directories.profile)
     until, told = time.monotonic() + MOMENT_S, False
@@ -235,6 +241,8 @@ def _look(settings: Settings, *, first: bool) -> Look:
     return Look(
         pictures=protocol(settings.display.pictures),
         theme=settings.display.theme,
+        language=settings.display.language,
+        notice=choose(settings.display.language).problem,
         ascii=settings.display.ascii,
         animations=settings.display.animations,
         marks=settings.display.marks,

@@ -21,6 +21,7 @@ from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.event_bus import Hub, Subscription
 from volunteer.control.events import AnyEvent
+from volunteer.i18n.catalogue import _
 from volunteer.settings.display import Display
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class AlertRules:
     def _of(self, event: AnyEvent) -> Alert | None:
         match event:
             case events.Stopped(code=code, message=message) if code != 0:
-                return Alert(kind="ended", message=f"the volunteer has ended: {message}")
+                return Alert(
+                    kind="ended", message=_("the volunteer has ended: {message}", message=message)
+                )
             case events.Notice(level="error", message=message):
                 return Alert(kind="failing", message=message)
             case events.Judged(verdict=verdict):
@@ -97,7 +100,7 @@ class AlertRules:
         self._rejected += 1
         if self._rejected < REJECTED_TOLD:
             return None
-        said = f"{self._rejected} results in a row were rejected"
+        said = _("{n} results in a row were rejected", n=self._rejected)
         return Alert(kind="rejected", message=f"{said}: {why}" if why else said)
 
     def _connection(self, event: events.Connection) -> Alert | None:
@@ -109,7 +112,11 @@ class AlertRules:
         away_s = event.at - self._away_since
         if away_s < AWAY_TOLD_S:
             return None
-        said = f"the coordinator has not answered for {duration(away_s)}: {event.message}"
+        said = _(
+            "the coordinator has not answered for {time}: {message}",
+            time=duration(away_s),
+            message=event.message,
+        )
         return Alert(kind="away", message=said)
 
 
@@ -182,7 +189,7 @@ class Alerts:
     async def _desktop(self, message: str) -> str:
         command, environment = notification(self._ways.system, message)
         trouble = await asyncio.to_thread(self._ways.run, command, environment)
-        return f"the desktop notification failed: {trouble}" if trouble else ""
+        return _("the desktop notification failed: {trouble}", trouble=trouble) if trouble else ""
 
     async def _webhook(self, url: str, kind: str, message: str, at: float) -> str:
         status = self._hub.status
@@ -199,7 +206,7 @@ class Alerts:
         try:
             await self._ways.post(url, told)
         except VolunteerError as error:
-            return f"the webhook failed: {error.message}"
+            return _("the webhook failed: {message}", message=error.message)
         return ""
 
 
@@ -244,10 +251,10 @@ def run_quietly(command: Sequence[str], environment: Mapping[str, str]) -> str:
             check=False,
         )
     except FileNotFoundError:
-        return f"the program {command[0]} is not installed"
+        return _("the program {command} is not installed", command=command[0])
     except (OSError, subprocess.SubprocessError) as error:
-        return f"{command[0]} cannot be run: {error}"
+        return _("{command} cannot be run: {error}", command=command[0], error=error)
     if done.returncode == 0:
         return ""
     said = printable(done.stderr.decode(errors="replace").strip(), CHARS_MAX)
-    return f"{command[0]} failed: {said or f'status {done.returncode}'}"
+    return _("{command} failed: {why}", command=command[0], why=said or f"status {done.returncode}")

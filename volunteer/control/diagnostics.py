@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from shared.protocol.accounts import Hardware
-from shared.text import printable, size
+from shared.text import printable
 from volunteer.control.commands import SettingRow
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.control.status import Status
+from volunteer.i18n.formats import size
 
 EVENTS_MAX = 60
 PRIVATE = ("webhook",)  # settings that may hold a key

@@ -7,13 +7,35 @@ from collections.abc import Callable
 from shared.protocol.accounts import Me
 from shared.protocol.heartbeat import Announcement
 from shared.protocol.limits import VEST_AFTER, VEST_DAYS
-from shared.text import credit, duration, size
+from shared.text import duration
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
+from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.formats import credit, size
 from volunteer.text import loss
 
 YOU = "you"  # who pauses by hand
 OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that need no words
+START = N_("press space to start")  # the reason of the pause before the first start
+# Words that the coordinator or a workload sends, and that a sentence shows.
+SENT = (
+    N_("received"),
+    N_("checking"),
+    N_("accepted"),
+    N_("merged"),
+    N_("superseded"),
+    N_("rejected"),
+    N_("released"),
+    N_("cancelled"),
+    N_("gone"),
+    N_("failed"),
+    N_("saved"),
+    N_("warning"),
+    N_("error"),
+    N_("paused"),
+    N_("resumed"),
+    N_("the next login"),
+)
 
 
 def words(event: AnyEvent) -> str | None:
@@ -23,13 +45,20 @@ def words(event: AnyEvent) -> str | None:
 
 
 def _started(e: events.Started) -> str:
-    return f'"{e.nickname}" helps {e.server} at {e.coordinator} (key {e.fingerprint})'
+    return _(
+        '"{nickname}" helps {server} at {coordinator} (key {fingerprint})',
+        nickname=e.nickname,
+        server=e.server,
+        coordinator=e.coordinator,
+        fingerprint=e.fingerprint,
+    )
 
 
 def announcement_words(found: Announcement) -> str:
     """Return an announcement with what it is about."""
-    about = f" about {found.run}" if found.run else ""
-    return f"announcement{about}: {found.text}"
+    if found.run:
+        return _("announcement about {run}: {text}", run=found.run, text=found.text)
+    return _("announcement: {text}", text=found.text)
 
 
 def _announced(e: events.Announced) -> str | None:
@@ -41,130 +70,198 @@ def _connection(e: events.Connection) -> str | None:
     if e.repeated:
         return None
     if e.online:
-        again = f" again, after {duration(e.at - e.since)}" if e.since is not None else ""
-        return f"the coordinator answers{again}"
-    queued = f"; {e.queued} result{'s' if e.queued != 1 else ''} queued" if e.queued else ""
-    again = f"; next try in {duration(e.retry_at - e.at)}" if e.retry_at is not None else ""
-    return f"coordinator unreachable: {e.message}{queued}{again}"
+        if e.since is None:
+            return _("the coordinator answers")
+        return _("the coordinator answers again, after {time}", time=duration(e.at - e.since))
+    said = [_("coordinator unreachable: {message}", message=e.message)]
+    if e.queued:
+        said.append(ngettext("{n} result queued", "{n} results queued", e.queued))
+    if e.retry_at is not None:
+        said.append(_("next try in {time}", time=duration(e.retry_at - e.at)))
+    return "; ".join(said)
 
 
 def _devices(e: events.DevicesFound) -> str:
     parts = []
     for device in e.devices:
         what = f"{device.id} {device.name} ({size(device.memory_bytes)})"
-        parts.append(what if device.usable else f"{what} cannot be used: {device.problem}")
-    return "devices: " + "; ".join(parts)
+        unusable = _("{device} cannot be used: {problem}", device=what, problem=device.problem)
+        parts.append(what if device.usable else unusable)
+    return _("devices: {devices}", devices="; ".join(parts))
 
 
 def _benchmarked(e: events.Benchmarked) -> str:
-    b = e.benchmark
-    return (
-        f"{b.device}: {b.step_flops / 1e9:,.0f} GFLOP/s in training, "
-        f"{b.fp32_flops / 1e9:,.0f} in matrix products"
+    return _(
+        "{device}: {training} GFLOP/s in training, {products} in matrix products",
+        device=e.benchmark.device,
+        training=number(e.benchmark.step_flops / 1e9, ",.0f"),
+        products=number(e.benchmark.fp32_flops / 1e9, ",.0f"),
     )
 
 
 def _idle(e: events.Idle) -> str | None:
     if e.repeated:
         return None
-    again = f"; next poll in {duration(e.until - e.at)}" if e.until is not None else ""
-    return f"idle ({e.reason}): {e.message}{again}"
+    said = _("idle ({reason}): {message}", reason=_(e.reason), message=e.message)
+    if e.until is None:
+        return said
+    return f"{said}; {_('next poll in {time}', time=duration(e.until - e.at))}"
 
 
 def _claimed(e: events.Claimed) -> str:
-    return (
-        f"task {e.task} of {e.run} on {e.device}: {e.steps} steps, "
-        f"pays {credit(e.price_micro)} credits"
+    return ngettext(
+        "task {task} of {run} on {device}: {n} step, pays {credits} credits",
+        "task {task} of {run} on {device}: {n} steps, pays {credits} credits",
+        e.steps,
+        task=e.task,
+        run=e.run,
+        device=e.device,
+        credits=credit(e.price_micro),
     )
 
 
 def _training(e: events.Training) -> str:
-    left = f", {duration(e.eta_s)} left" if e.eta_s is not None else ""
+    left = f", {_('{time} left', time=duration(e.eta_s))}" if e.eta_s is not None else ""
     if e.counted:
-        return f"task {e.task}  {e.step} of {e.steps} {e.counted}{left}"
-    rate = f"{e.tokens_per_s:,.0f} {e.items}/s"
-    return f"task {e.task} step {e.step}/{e.steps}  loss {loss(e.loss)}  {rate}{left}"
+        done = _("{done} of {all} {things}", done=e.step, all=e.steps, things=_(e.counted))
+        return f"{_('task {number}', number=e.task)}  {done}{left}"
+    said = _("task {number} step {step}/{steps}", number=e.task, step=e.step, steps=e.steps)
+    rate = f"{number(e.tokens_per_s, ',.0f')} {_(e.items)}/s"
+    return f"{said}  {_('loss {loss}', loss=loss(e.loss))}  {rate}{left}"
 
 
 def _halved(e: events.Halved) -> str:
-    return (
-        f"task {e.task}: {e.device} ran out of memory; "
-        f"going on with {e.micro_batch} samples at a time "
-        "(same batch, same pay)"
+    return ngettext(
+        "task {task}: {device} ran out of memory; going on with {n} sample at a time "
+        "(same batch, same pay)",
+        "task {task}: {device} ran out of memory; going on with {n} samples at a time "
+        "(same batch, same pay)",
+        e.micro_batch,
+        task=e.task,
+        device=e.device,
     )
 
 
 def _trained(e: events.Trained) -> str:
-    said = f"task {e.task} trained in {duration(e.train_s)}"
+    said = _("task {number} trained in {time}", number=e.task, time=duration(e.train_s))
     if e.loss_last is None:
         return said
-    return f"{said}: loss {loss(e.loss_first)} -> {loss(e.loss_last)}"
+    return f"{said}: {_('loss {loss}', loss=loss(e.loss_first))} -> {loss(e.loss_last)}"
 
 
 def _judged(e: events.Judged) -> str:
     v = e.verdict
-    paid = f", {credit(v.credits_micro)} credits" if v.credits_micro else ""
-    into = f" into version {v.version}" if v.version is not None else ""
-    said = f"{v.state}{into}"
-    why = f": {v.message}" if v.message and v.message not in said else ""
-    return f"task {v.task} of {v.run} {said}{paid}{why}"
+    state, message = _(v.state), _(v.message)
+    about = {"task": v.task, "run": v.run, "state": state}
+    if v.version is None:
+        said = _("task {task} of {run} {state}", **about)
+    else:
+        said = _("task {task} of {run} {state} into version {version}", **about, version=v.version)
+    if v.credits_micro:
+        said += f", {_('{credits} credits', credits=credit(v.credits_micro))}"
+    return f"{said}: {message}" if v.message and v.message not in (v.state, state) else said
 
 
 def _measured(e: events.LossMeasured) -> str:
-    mine = f", {e.mine} of yours in it" if e.mine else ""
     held_out = e.measure.removeprefix("held-out ") in ("", "loss")
-    said = f"loss {loss(e.loss)} on held-out data" if held_out else f"{e.measure} {loss(e.loss)}"
-    return f"{e.run} version {e.version}: {said}{mine}"
+    said = f"{_('{run} version {version}', run=e.run, version=e.version)}: "
+    said += (
+        _("loss {loss} on held-out data", loss=loss(e.loss))
+        if held_out
+        else f"{e.measure} {loss(e.loss)}"
+    )
+    return f"{said}, {_('{n} of yours in it', n=e.mine)}" if e.mine else said
 
 
-ESCROW = (
-    f"escrow is earned once {VEST_AFTER} more of your contributions are accepted, or after "
-    f"{VEST_DAYS:g} days with a check passed since"
-)
-DEBT = "what is owed was taken back after it was spent: later pay settles it first"
+def escrow_words() -> str:
+    """Say when escrow is earned."""
+    return _(
+        "escrow is earned once {more} more of your contributions are accepted, or after {days} "
+        "days with a check passed since",
+        more=VEST_AFTER,
+        days=number(VEST_DAYS, "g"),
+    )
+
+
+def debt_words() -> str:
+    """Say where a debt comes from."""
+    return _("what is owed was taken back after it was spent: later pay settles it first")
 
 
 def held_words(me: Me) -> list[str]:
     """Say of credits that are not to be spent when they become earned; nothing without any."""
     lines: list[str] = []
     if me.escrow_micro:
-        lines.append(f"in escrow: {credit(me.escrow_micro)}; {ESCROW}")
+        held = _("in escrow: {credits}", credits=credit(me.escrow_micro))
+        lines.append(f"{held}; {escrow_words()}")
     if me.debt_micro:
-        lines.append(f"owed: {credit(me.debt_micro)}; {DEBT}")
+        owed = _("owed: {credits}", credits=credit(me.debt_micro))
+        lines.append(f"{owed}; {debt_words()}")
     return lines
 
 
 def credits_words(e: events.Credits) -> str:
     """Describe the credits in a sentence."""
     me = e.me
-    rank = f", rank {me.rank}" if me.rank else ""
-    held = f", {credit(me.escrow_micro)} in escrow" if me.escrow_micro else ""
-    owed = f", {credit(me.debt_micro)} owed" if me.debt_micro else ""
-    said = f"credits: {credit(me.earned_micro)} earned, {credit(me.pending_micro)} pending"
-    said += held + owed
+    said = _(
+        "credits: {earned} earned, {pending} pending",
+        earned=credit(me.earned_micro),
+        pending=credit(me.pending_micro),
+    )
+    if me.escrow_micro:
+        said += f", {_('{credits} in escrow', credits=credit(me.escrow_micro))}"
+    if me.debt_micro:
+        said += f", {_('{credits} owed', credits=credit(me.debt_micro))}"
     if me.standing == "suspended":
-        return f"this account is suspended: {me.standing_reason}; {said}"
-    return f"{said}{rank}"
+        return _(
+            "this account is suspended: {why}; {credits}", why=me.standing_reason, credits=said
+        )
+    return f"{said}, {_('rank {rank}', rank=me.rank)}" if me.rank else said
 
 
 def _paused(e: events.Paused) -> str:
     if e.by == YOU:
-        what = f"{e.device} paused" if e.device else "paused"
-        end = "" if e.until in OPEN_ENDED else f" until {e.until}"
-        said = f"{what} by you" if e.message in ("", "paused") else f"{what}: {e.message}"
-        return f"{said}{end}"
-    until = f"; until {e.until}" if e.until else ""
-    return f"{e.device or 'everything'} paused by {e.by}: {e.message}{until}"
+        what = _("{device} paused", device=e.device) if e.device else _("paused")
+        by_you = _("{device} paused by you", device=e.device) if e.device else _("paused by you")
+        said = by_you if e.message in ("", "paused") else f"{what}: {_(e.message)}"
+        if e.until in OPEN_ENDED:
+            return said
+        return _("{paused} until {time}", paused=said, time=_(e.until))
+    said = _(
+        "{device} paused by {rule}: {message}",
+        device=e.device or _("everything"),
+        rule=_(e.by),
+        message=e.message,
+    )
+    return f"{said}; {_('until {time}', time=e.until)}" if e.until else said
+
+
+def _resumed(e: events.Resumed) -> str:
+    return e.message or _("{device} resumed", device=e.device or _("everything"))
 
 
 def _ended(e: events.Stopped) -> str:
     if e.code and not e.tasks:
-        return f"ended: {e.message}"
+        return _("ended: {message}", message=e.message)
+    said = _("ended after {time}", time=duration(e.seconds))
     why = "" if e.message == "ended" else f"{e.message}; "
-    return (
-        f"ended after {duration(e.seconds)}: {why}{e.tasks} task{'s' * (e.tasks != 1)} submitted, "
-        f"{size(e.sent_bytes)} sent, {size(e.received_bytes)} received"
+    tasks = ngettext("{n} task submitted", "{n} tasks submitted", e.tasks)
+    sent = _(
+        "{sent} sent, {received} received", sent=size(e.sent_bytes), received=size(e.received_bytes)
     )
+    return f"{said}: {why}{tasks}, {sent}"
+
+
+def _submitted(e: events.Submitted) -> str:
+    return _("task {number} submitted ({size})", number=e.task, size=size(e.bytes))
+
+
+def _task_ended(e: events.TaskEnded) -> str:
+    return _("task {number} {how}: {message}", number=e.task, how=_(e.how), message=e.message)
+
+
+def _noticed(e: events.Notice) -> str:
+    return e.message if e.level == "info" else f"{_(e.level)}: {e.message}"
 
 
 _WRITERS: dict[type, Callable[..., str | None]] = {
@@ -178,16 +275,16 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Training: _training,
     events.Halved: _halved,
     events.Trained: _trained,
-    events.Submitted: lambda e: f"task {e.task} submitted ({size(e.bytes)})",
+    events.Submitted: _submitted,
     events.Judged: _judged,
-    events.TaskEnded: lambda e: f"task {e.task} {e.how}: {e.message}",
+    events.TaskEnded: _task_ended,
     events.LossMeasured: _measured,
     events.Credits: credits_words,
     events.Paused: _paused,
-    events.Resumed: lambda e: e.message or f"{e.device or 'everything'} resumed",
+    events.Resumed: _resumed,
     events.Finishing: lambda e: e.message,
-    events.Notice: lambda e: e.message if e.level == "info" else f"{e.level}: {e.message}",
-    events.Celebrated: lambda e: f"a mark: {e.message}",
-    events.Alerted: lambda e: f"alert: {e.message}",
+    events.Notice: _noticed,
+    events.Celebrated: lambda e: _("a mark: {message}", message=e.message),
+    events.Alerted: lambda e: _("alert: {message}", message=e.message),
     events.Stopped: _ended,
 }

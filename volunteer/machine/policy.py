@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
+from volunteer.i18n.catalogue import N_, _, number
 from volunteer.settings.schedule import in_words, parse_schedule
 from volunteer.settings.work_rules import Rules
 
@@ -29,13 +30,13 @@ class Rule(StrEnum):
     status`.
     """
 
-    SCHEDULE = "schedule"
-    IN_USE = "in use"
-    BATTERY = "battery"
-    PROGRAM = "program"
-    TEMPERATURE = "temperature"
-    METERED = "metered"
-    DISK = "disk"
+    SCHEDULE = N_("schedule")
+    IN_USE = N_("in use")
+    BATTERY = N_("battery")
+    PROGRAM = N_("program")
+    TEMPERATURE = N_("temperature")
+    METERED = N_("metered")
+    DISK = N_("disk")
 
 
 # What saying "go on" can lift until the reason has passed; heat and a full disk are no matter of
@@ -143,8 +144,8 @@ def _schedule(rules: Rules, now: datetime) -> Hold | None:
     begins = hours.changes(now)
     return Hold(
         rule=Rule.SCHEDULE,
-        message=f"outside of your hours ({', '.join(rules.schedule)})",
-        until="never" if begins is None else in_words(begins, now),
+        message=_("outside of your hours ({hours})", hours=", ".join(rules.schedule)),
+        until=_("never") if begins is None else in_words(begins, now),
         until_at=None if begins is None else begins.timestamp(),
     )
 
@@ -158,8 +159,11 @@ def _in_use(rules: Rules, facts: Facts) -> Hold | None:
         return None
     return Hold(
         rule=Rule.IN_USE,
-        message="this computer is in use",
-        until=f"keyboard and mouse rest for {rules.idle_minutes:g} min",
+        message=_("this computer is in use"),
+        until=_(
+            "keyboard and mouse rest for {n} min",
+            n=number(rules.idle_minutes, "g"),
+        ),
     )
 
 
@@ -167,7 +171,11 @@ def _battery(rules: Rules, facts: Facts) -> Hold | None:
     if rules.on_battery or not facts.on_battery:
         return None
     charge = "" if facts.battery_percent is None else f" ({facts.battery_percent:.0f} %)"
-    return Hold(rule=Rule.BATTERY, message=f"on battery{charge}", until="it is plugged in")
+    return Hold(
+        rule=Rule.BATTERY,
+        message=_("on battery") + charge,
+        until=_("it is plugged in"),
+    )
 
 
 def _program(rules: Rules, facts: Facts) -> Hold | None:
@@ -176,7 +184,11 @@ def _program(rules: Rules, facts: Facts) -> Hold | None:
     if running is None:
         return None
     name = wanted[_bare(running)]
-    return Hold(rule=Rule.PROGRAM, message=f"{name} is running", until=f"{name} ends")
+    return Hold(
+        rule=Rule.PROGRAM,
+        message=_("{name} is running", name=name),
+        until=_("{name} ends", name=name),
+    )
 
 
 def _metered(rules: Rules, facts: Facts) -> Hold | None:
@@ -184,8 +196,8 @@ def _metered(rules: Rules, facts: Facts) -> Hold | None:
         return None
     return Hold(
         rule=Rule.METERED,
-        message="the network connection is metered",
-        until="the connection is not metered",
+        message=_("the network connection is metered"),
+        until=_("the connection is not metered"),
     )
 
 
@@ -195,8 +207,11 @@ def _disk(rules: Rules, facts: Facts) -> Hold | None:
         return None
     return Hold(
         rule=Rule.DISK,
-        message=f"only {facts.disk_free_bytes / GIB:.1f} GiB of disk are free",
-        until=f"{rules.disk_free_gb:g} GiB are free",
+        message=_(
+            "only {n} GiB of disk are free",
+            n=number(facts.disk_free_bytes / GIB, ".1f"),
+        ),
+        until=_("{n} GiB are free", n=number(rules.disk_free_gb, "g")),
     )
 
 
@@ -213,8 +228,13 @@ def _temperature(
             Hold(
                 rule=Rule.TEMPERATURE,
                 device=device,
-                message=f"{device} is at {degrees:.0f} °C, your limit is {ceiling:g} °C",
-                until=f"it is below {ceiling - COOL_BY:g} °C",
+                message=_(
+                    "{device} is at {degrees} °C, your limit is {ceiling} °C",
+                    device=device,
+                    degrees=number(degrees, ".0f"),
+                    ceiling=number(ceiling, "g"),
+                ),
+                until=_("it is below {ceiling} °C", ceiling=number(ceiling - COOL_BY, "g")),
             )
         )
     return holds
@@ -231,16 +251,22 @@ def _unknown(rules: Rules, facts: Facts, devices: Sequence[str]) -> tuple[str, .
     said = []
     if rules.in_use != "work" and facts.unused_s is None:
         said.append(
-            "use of keyboard and mouse cannot be measured on this system: "
-            f'in_use = "{rules.in_use}" has no effect'
+            _(
+                "use of keyboard and mouse cannot be measured on this system: in_use = "
+                '"{in_use}" has no effect',
+                in_use=rules.in_use,
+            )
         )
     if rules.programs and facts.programs is None:
-        said.append("running programs cannot be listed on this system: programs has no effect")
+        said.append(_("running programs cannot be listed on this system: programs has no effect"))
     blind = [device for device in devices if device not in facts.temperatures]
     if rules.temperature_max and blind:
         said.append(
-            f"the temperature of {', '.join(blind)} cannot be read here: temperature_max has no "
-            "effect on it"
+            _(
+                "the temperature of {devices} cannot be read here: temperature_max has no "
+                "effect on it",
+                devices=", ".join(blind),
+            )
         )
     return tuple(said)
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.links import is_loopback
+from volunteer.i18n.catalogue import AUTO, N_
 
 
 class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,65 +18,92 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     theme: Annotated[
         str,
         Meta(
-            description='Colours: "volunteer-dark", "volunteer-light", "volunteer-colour-blind", '
-            '"volunteer-high-contrast" or one of Textual\'s.',
+            description=N_(
+                'Colours: "volunteer-dark", "volunteer-light", "volunteer-colour-blind", '
+                '"volunteer-high-contrast" or one of Textual\'s.'
+            ),
             min_length=1,
             max_length=64,
         ),
     ] = "volunteer-dark"
-    ascii: Annotated[bool, Meta(description="Draw with the 95 plain characters only.")] = False
-    animations: Annotated[bool, Meta(description="Let things move where they could jump.")] = False
+    language: Annotated[
+        str,
+        Meta(
+            description=N_(
+                "Language of the program: auto follows the environment (LC_ALL, LC_MESSAGES, "
+                "LANG); en, de, es."
+            ),
+            min_length=1,
+            max_length=64,
+        ),
+    ] = AUTO
+    ascii: Annotated[bool, Meta(description=N_("Draw with the 95 plain characters only."))] = False
+    animations: Annotated[bool, Meta(description=N_("Let things move where they could jump."))] = (
+        False
+    )
     pictures: Annotated[
         Literal["auto", "kitty", "sixel", "blocks"],
         Meta(
-            description="How pictures are drawn: by the terminal's protocol (Kitty's, or Sixel, "
-            "which iTerm2 and others know) or in half blocks; auto asks the terminal, unless it is "
-            "reached over SSH.",
+            description=N_(
+                "How pictures are drawn: by the terminal's protocol (Kitty's, or Sixel, "
+                "which iTerm2 and others know) or in half blocks; auto asks the terminal, unless "
+                "it is reached over SSH."
+            ),
         ),
     ] = "auto"
     marks: Annotated[
         Literal["line", "bell", "off"],
         Meta(
-            description="How a milestone is told, once: by a line at the corner of the screen, "
-            "with the bell of the terminal, or not at all.",
+            description=N_(
+                "How a milestone is told, once: by a line at the corner of the screen, "
+                "with the bell of the terminal, or not at all."
+            ),
         ),
     ] = "line"
     keys: Annotated[
         dict[str, str],
         Meta(
-            description='Other keys for actions, by the name of the action: pause = "p"; see the '
-            "help page (?).",
+            description=N_(
+                'Other keys for actions, by the name of the action: pause = "p"; see the '
+                "help page (?)."
+            ),
             max_length=64,
         ),
     ] = msgspec.field(default_factory=dict)
     power_price: Annotated[
         float,
         Meta(
-            description="What a kilowatt-hour costs you, to show the cost of the energy that was "
-            "measured; 0 = not shown.",
+            description=N_(
+                "What a kilowatt-hour costs you, to show the cost of the energy that was "
+                "measured; 0 = not shown."
+            ),
             ge=0,
         ),
     ] = 0.0
     public_runs: Annotated[
         str,
         Meta(
-            description="Address (https) of a list of runs that anybody may help, offered on the "
-            "first screen.",
+            description=N_(
+                "Address (https) of a list of runs that anybody may help, offered on the "
+                "first screen."
+            ),
             max_length=512,
         ),
     ] = ""
     alerts: Annotated[
         tuple[Literal["bell", "desktop", "webhook"], ...],
         Meta(
-            description='How to tell you of failures that need you: "bell" of the terminal, '
-            '"desktop" for a notification, "webhook".',
+            description=N_(
+                'How to tell you of failures that need you: "bell" of the terminal, '
+                '"desktop" for a notification, "webhook".'
+            ),
             max_length=3,
         ),
     ] = ()
     webhook: Annotated[
         str,
         Meta(
-            description="Address (https) that gets a small JSON document for each alert.",
+            description=N_("Address (https) that gets a small JSON document for each alert."),
             max_length=512,
         ),
     ] = ""

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from volunteer.i18n.catalogue import N_
+
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that are set together."""
@@ -19,13 +21,13 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 # All of them set the same settings, so that one leaves nothing of another.
 PRESETS = (
     Preset(
-        name="gentle",
-        help="One device, half of the time, and not while you use the computer.",
+        name=N_("gentle"),
+        help=N_("One device, half of the time, and not while you use the computer."),
         changes={"device": "auto", "schedule": (), "in_use": "pause", "duty_percent": 50},
     ),
     Preset(
-        name="evenings",
-        help="One device, from six in the evening to eight in the morning and at weekends.",
+        name=N_("evenings"),
+        help=N_("One device, from six in the evening to eight in the morning and at weekends."),
         changes={
             "device": "auto",
             "schedule": ("mon-fri 18:00-08:00", "sat-sun"),
@@ -34,8 +36,8 @@ PRESETS = (
         },
     ),
     Preset(
-        name="everything",
-        help="All GPUs, all the time; on battery it still pauses.",
+        name=N_("everything"),
+        help=N_("All GPUs, all the time; on battery it still pauses."),
         changes={"device": "all", "schedule": (), "in_use": "work", "duty_percent": 100},
     ),
 )

@@ -23,6 +23,7 @@ from msgspec.structs import FieldInfo
 from shared.decoding import convert, in_words
 from shared.errors import BadRequest, Configuration, VolunteerError
 from volunteer.files import private_directory, write_whole
+from volunteer.i18n.catalogue import N_
 from volunteer.settings.display import Display
 from volunteer.settings.work_rules import Rules
 
@@ -45,20 +46,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Annotated[
         str,
         Meta(
-            description='Devices to lend: "auto" (the best one), "all", or names such as "cpu" '
-            'or "cuda:0,cuda:1".',
+            description=N_(
+                'Devices to lend: "auto" (the best one), "all", or names such as "cpu" '
+                'or "cuda:0,cuda:1".'
+            ),
             min_length=1,
             max_length=256,
         ),
     ] = "auto"
     threads: Annotated[
         int,
-        Meta(description="Torch threads; 0 = physical cores minus one.", ge=0, le=1024),
+        Meta(description=N_("Torch threads; 0 = physical cores minus one."), ge=0, le=1024),
     ] = 0
     memory_gb: Annotated[
         float,
         Meta(
-            description="Most memory a task may need; 0 = half of the computer's, nine tenths of a GPU's.",
+            description=N_(
+                "Most memory a task may need; 0 = half of the computer's, nine tenths of a GPU's."
+            ),
             ge=0,
             extra={"unit": "GiB"},
         ),
@@ -66,62 +71,71 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cache_gb: Annotated[
         float,
         Meta(
-            description="Most disk for weights and data that are kept to save downloads.",
+            description=N_("Most disk for weights and data that are kept to save downloads."),
             ge=0.1,
             extra={"unit": "GiB"},
         ),
     ] = 10.0
     runs: Annotated[
         tuple[str, ...],
-        Meta(description="Help only these runs; empty = any run.", max_length=64),
+        Meta(description=N_("Help only these runs; empty = any run."), max_length=64),
     ] = ()
     workloads: Annotated[
         tuple[str, ...],
-        Meta(description="Installed workloads that may run on this machine.", max_length=64),
+        Meta(description=N_("Installed workloads that may run on this machine."), max_length=64),
     ] = ("gpt", "dcgan", "gomoku", "causal-lm")
     consent: Annotated[
         Literal["all", "asked"],
         Meta(
-            description='"all": joining a coordinator is a yes to the licence of its runs, which '
-            'is shown; "asked": help only runs you said yes to.'
+            description=N_(
+                '"all": joining a coordinator is a yes to the licence of its runs, which '
+                'is shown; "asked": help only runs you said yes to.'
+            )
         ),
     ] = "all"
-    public: Annotated[bool, Meta(description="Show your nickname on the public leaderboard.")] = (
-        True
-    )
+    public: Annotated[
+        bool, Meta(description=N_("Show your nickname on the public leaderboard."))
+    ] = True
     max_tasks: Annotated[
-        int, Meta(description="End after this many submitted tasks; 0 = no end.", ge=0)
+        int, Meta(description=N_("End after this many submitted tasks; 0 = no end."), ge=0)
     ] = 0
     prefetch: Annotated[
-        bool, Meta(description="Fetch the next task while the current one trains.")
+        bool, Meta(description=N_("Fetch the next task while the current one trains."))
     ] = True
     hub: Annotated[
         bool,
         Meta(
-            description="Fetch the public model that a run goes on from at its hub, or the mirror "
-            "in HF_ENDPOINT, and from the coordinator only what is missing there."
+            description=N_(
+                "Fetch the public model that a run goes on from at its hub, or the mirror "
+                "in HF_ENDPOINT, and from the coordinator only what is missing there."
+            )
         ),
     ] = True
     serve: Annotated[
         bool,
         Meta(
-            description="Answer prompts between the steps of training, and earn what the askers "
-            "pay; what they wrote is on this machine while it answers."
+            description=N_(
+                "Answer prompts between the steps of training, and earn what the askers "
+                "pay; what they wrote is on this machine while it answers."
+            )
         ),
     ] = False
     sandbox: Annotated[
         bool,
         Meta(
-            description="Confine the program to its own folders and its memory, where the system "
-            "can (Linux): it reads and writes nothing else of yours, and takes 2 GiB more than a "
-            "task may need.",
+            description=N_(
+                "Confine the program to its own folders and its memory, where the system "
+                "can (Linux): it reads and writes nothing else of yours, and takes 2 GiB more "
+                "than a task may need."
+            ),
         ),
     ] = True
     snapshot_seconds: Annotated[
         float,
         Meta(
-            description="Save a half-done task this often, so that a restart goes on with it; 0 "
-            "= never.",
+            description=N_(
+                "Save a half-done task this often, so that a restart goes on with it; 0 = never."
+            ),
             ge=0,
             extra=_Seconds,
         ),
@@ -129,7 +143,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quit_seconds: Annotated[
         float,
         Meta(
-            description="When asked to end, still finish a task that needs no longer than this.",
+            description=N_(
+                "When asked to end, still finish a task that needs no longer than this."
+            ),
             ge=0,
             le=600,
             extra=_Seconds,
@@ -137,11 +153,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 20.0
     priority: Annotated[
         Literal["low", "normal"],
-        Meta(description="Priority of the whole process against your other programs."),
+        Meta(description=N_("Priority of the whole process against your other programs.")),
     ] = "low"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="Least important log line shown on standard error."),
+        Meta(description=N_("Least important log line shown on standard error.")),
     ] = "warning"
 
 

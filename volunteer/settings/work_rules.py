@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import parse_schedule
 
 _Rate = {"unit": "Mbit/s"}
@@ -30,39 +31,49 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     schedule: Annotated[
         tuple[str, ...],
         Meta(
-            description='Hours of the week in which to work, such as "mon-fri 18:00-08:00" or '
-            '"sat-sun"; empty = always.',
+            description=N_(
+                'Hours of the week in which to work, such as "mon-fri 18:00-08:00" or '
+                '"sat-sun"; empty = always.'
+            ),
             max_length=64,
         ),
     ] = ()
     in_use: Annotated[
         Literal["work", "gentle", "pause"],
         Meta(
-            description='While you use keyboard or mouse: "work" on, "gentle" (half of the time) '
-            'or "pause".'
+            description=N_(
+                'While you use keyboard or mouse: "work" on, "gentle" (half of the time) '
+                'or "pause".'
+            )
         ),
     ] = "work"
     idle_minutes: Annotated[
         float,
         Meta(
-            description="The machine counts as unused after so long without keyboard and mouse.",
+            description=N_(
+                "The machine counts as unused after so long without keyboard and mouse."
+            ),
             ge=0.5,
             le=1440,
             extra={"unit": "min"},
         ),
     ] = 5.0
-    on_battery: Annotated[bool, Meta(description="Work on battery power as well.")] = False
+    on_battery: Annotated[bool, Meta(description=N_("Work on battery power as well."))] = False
     programs: Annotated[
         tuple[str, ...],
         Meta(
-            description="Pause while one of these programs runs, such as a game or a video editor.",
+            description=N_(
+                "Pause while one of these programs runs, such as a game or a video editor."
+            ),
             max_length=64,
         ),
     ] = ()
     temperature_max: Annotated[
         float,
         Meta(
-            description="Pause a device that gets hotter than this; 0 = leave it to the hardware.",
+            description=N_(
+                "Pause a device that gets hotter than this; 0 = leave it to the hardware."
+            ),
             ge=0,
             le=120,
             extra={"unit": "°C"},
@@ -71,7 +82,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     duty_percent: Annotated[
         int,
         Meta(
-            description="Share of the time in which a device may work: less is cooler and quieter.",
+            description=N_(
+                "Share of the time in which a device may work: less is cooler and quieter."
+            ),
             ge=5,
             le=100,
             extra={"unit": "%"},
@@ -80,24 +93,30 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device_duty: Annotated[
         dict[str, Annotated[int, Meta(ge=5, le=100)]],
         Meta(
-            description='Share of the time of single devices: cpu = 50, "cuda:0" = 80; the others '
-            "have duty_percent.",
+            description=N_(
+                'Share of the time of single devices: cpu = 50, "cuda:0" = 80; the others '
+                "have duty_percent."
+            ),
             max_length=DEVICES_MAX,
         ),
     ] = msgspec.field(default_factory=dict)
     device_watts: Annotated[
         dict[str, Annotated[float, Meta(ge=0, le=5000)]],
         Meta(
-            description="Power of devices at full load, in watts, where no sensor tells it: "
-            "cpu = 65; their energy is then estimated by their load.",
+            description=N_(
+                "Power of devices at full load, in watts, where no sensor tells it: "
+                "cpu = 65; their energy is then estimated by their load."
+            ),
             max_length=DEVICES_MAX,
         ),
     ] = msgspec.field(default_factory=dict)
     roles: Annotated[
         tuple[Role, ...],
         Meta(
-            description='Work that this machine takes: of a run of games "play" (games and '
-            'matches) and "learn" from them; "train" in all other runs.',
+            description=N_(
+                'Work that this machine takes: of a run of games "play" (games and '
+                'matches) and "learn" from them; "train" in all other runs.'
+            ),
             min_length=1,
             max_length=3,
         ),
@@ -105,33 +124,35 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device_roles: Annotated[
         dict[str, str],
         Meta(
-            description='Work of single devices: cpu = "play", "cuda:0" = "learn train"; the '
-            "others have roles.",
+            description=N_(
+                'Work of single devices: cpu = "play", "cuda:0" = "learn train"; the '
+                "others have roles."
+            ),
             max_length=DEVICES_MAX,
         ),
     ] = msgspec.field(default_factory=dict)
     metered: Annotated[
         Literal["pause", "work"],
-        Meta(description="What to do while the network connection is metered."),
+        Meta(description=N_("What to do while the network connection is metered.")),
     ] = "pause"
     upload_mbit: Annotated[
         float,
-        Meta(description="Most to send; 0 = no limit.", ge=0, extra=_Rate),
+        Meta(description=N_("Most to send; 0 = no limit."), ge=0, extra=_Rate),
     ] = 0.0
     download_mbit: Annotated[
         float,
-        Meta(description="Most to receive; 0 = no limit.", ge=0, extra=_Rate),
+        Meta(description=N_("Most to receive; 0 = no limit."), ge=0, extra=_Rate),
     ] = 0.0
     disk_free_gb: Annotated[
         float,
         Meta(
-            description="Pause while less disk than this is free.",
+            description=N_("Pause while less disk than this is free."),
             ge=0,
             extra={"unit": "GiB"},
         ),
     ] = 1.0
     keep_awake: Annotated[
-        bool, Meta(description="Keep this machine from going to sleep while it trains.")
+        bool, Meta(description=N_("Keep this machine from going to sleep while it trains."))
     ] = False
 
     def __post_init__(self) -> None:

@@ -12,7 +12,8 @@ from datetime import date, timedelta
 import msgspec
 
 from shared.protocol.accounts import Me
-from volunteer.stats.milestones import local_day, milestones
+from volunteer.i18n.catalogue import _, ngettext
+from volunteer.stats.milestones import CREDITS, HOURS, local_day, milestones
 
 DAYS_MAX = 400  # kept: more than a year
 
@@ -43,8 +44,12 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Return it as a sentence for a person."""
         if self.value == 1:
-            return f"the first of your {self.name}"
-        return f"{self.value:,} {self.name}"
+            return _("the first of your {milestone}", milestone=_(self.name))
+        if self.name == CREDITS:
+            return ngettext("{n} credit earned", "{n} credits earned", self.value)
+        if self.name == HOURS:
+            return ngettext("{n} hour of work given", "{n} hours of work given", self.value)
+        return ngettext("{n} contribution merged", "{n} contributions merged", self.value)
 
 
 def noted(diary: Diary, me: Me, now: float) -> tuple[Diary, tuple[Mark, ...]]:

@@ -14,9 +14,11 @@ import msgspec
 
 from shared.protocol.accounts import Me
 from shared.protocol.listings import LedgerRow
+from volunteer.i18n.catalogue import N_
 
 DAYS = 7
-CREDITS = "credits earned"
+CREDITS = N_("credits earned")
+HOURS = N_("hours of work given")
 _STEPS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 1_000_000)
 
 
@@ -81,8 +83,8 @@ def week(rows: Sequence[LedgerRow], now: float) -> Week:
 def milestones(me: Me) -> tuple[Milestone, ...]:
     """Return where a volunteer stands on each ladder."""
     return (
-        _milestone("contributions merged", me.merged),
-        _milestone("hours of work given", me.device_s / 3600),
+        _milestone(N_("contributions merged"), me.merged),
+        _milestone(HOURS, me.device_s / 3600),
         _milestone(CREDITS, me.earned_micro / 1e6),
     )
 

@@ -103,6 +103,8 @@ class VolunteerApp(App[int]):
         if self._tick_s is not None:
             self.set_interval(self._tick_s, self._tick)
         self.departure.catch_signals()
+        if self.appearance.look.notice:
+            self.tell(self.appearance.look.notice, "warning")
         sys.setswitchinterval(SWITCH_S)
         self.call_after_refresh(self.call_after_refresh, self.painted.set)
 
@@ -275,9 +277,15 @@ class VolunteerApp(App[int]):
 
     def action_theme(self) -> None:
         """Choose a theme; the screen shows the one under the cursor."""
-        from volunteer.tui.screens.theme_picker import ThemePicker
+        from volunteer.tui.screens.picker import of_themes
 
-        self.push_screen(ThemePicker(self.theme))
+        self.push_screen(of_themes(self))
+
+    def action_language(self) -> None:
+        """Choose a language; the screen speaks the one under the cursor."""
+        from volunteer.tui.screens.picker import of_languages
+
+        self.push_screen(of_languages(self))
 
     def action_help(self) -> None:
         """Show all keys and words."""

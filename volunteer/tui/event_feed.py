@@ -13,6 +13,7 @@ from shared.protocol import endpoints
 from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.status import fold
+from volunteer.i18n.catalogue import _
 from volunteer.tui.view import begin, measured, recalled, reduce
 
 # What a person waits for.
@@ -115,11 +116,12 @@ class Feed:
     def _lost(self) -> events.Stopped:
         """Return an end for a volunteer whose events end without one."""
         status, now = self.control.status, self._clock.now()
-        where = "in the background " if self.control.remote else ""
+        here = _("the volunteer has ended without a word")
+        behind = _("the volunteer in the background has ended without a word")
         return events.Stopped(
             at=now,
             code=1,
-            message=f"the volunteer {where}has ended without a word",
+            message=behind if self.control.remote else here,
             tasks=status.done,
             credits_micro=status.me.earned_micro if status.me else 0,
             sent_bytes=status.sent_bytes,

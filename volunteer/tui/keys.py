@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from textual.binding import Binding
 
+from volunteer.i18n.catalogue import N_, _
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -36,59 +38,59 @@ PAGES = (
     PageInfo(
         name="dashboard",
         key="1",
-        title="Home",
+        title=N_("Home"),
         source="volunteer.tui.screens.dashboard:Dashboard",
-        help="The work of this machine now, and its results.",
+        help=N_("The work of this machine now, and its results."),
     ),
     PageInfo(
         name="runs",
         key="2",
-        title="Runs",
+        title=N_("Runs"),
         source="volunteer.tui.screens.runs:Runs",
-        help="All runs: help one, stop helping, share.",
+        help=N_("All runs: help one, stop helping, share."),
     ),
     PageInfo(
         name="device",
         key="3",
-        title="Device",
+        title=N_("Device"),
         source="volunteer.tui.screens.device:DevicePage",
-        help="Your devices as they work: load, heat, energy, their share of the time.",
+        help=N_("Your devices as they work: load, heat, energy, their share of the time."),
     ),
     PageInfo(
         name="history",
         key="4",
-        title="Credits",
+        title=N_("Credits"),
         source="volunteer.tui.screens.history:History",
-        help="Every contribution and what it earned.",
+        help=N_("Every contribution and what it earned."),
     ),
     PageInfo(
         name="leaderboard",
         key="5",
-        title="Ranks",
+        title=N_("Ranks"),
         source="volunteer.tui.screens.leaderboard:Leaderboard",
-        help="Your week, your milestones, and the leaderboard.",
+        help=N_("Your week, your milestones, and the leaderboard."),
     ),
     PageInfo(
         name="settings",
         key="6",
-        title="Settings",
+        title=N_("Settings"),
         source="volunteer.tui.screens.settings:SettingsPage",
-        help="When and how hard this machine may work.",
+        help=N_("When and how hard this machine may work."),
     ),
     PageInfo(
         name="log",
         key="7",
-        title="Log",
+        title=N_("Log"),
         source="volunteer.tui.screens.log:LogPage",
-        help="Everything that happened, and diagnostics to share.",
+        help=N_("Everything that happened, and diagnostics to share."),
     ),
 )
 ONBOARDING = PageInfo(
     name="onboarding",
     key="",
-    title="Welcome",
+    title=N_("Welcome"),
     source="volunteer.tui.onboarding.screen:Onboarding",
-    help="The first steps: join, name, limits, benchmark.",
+    help=N_("The first steps: join, name, limits, benchmark."),
 )
 
 
@@ -108,8 +110,8 @@ READ = Command(
     id="read",
     key="x",
     action="read",
-    short="read",
-    help="Hide the organiser's announcements: they are read.",
+    short=N_("read"),
+    help=N_("Hide the organiser's announcements: they are read."),
 )
 COMMANDS = (
     READ,
@@ -117,8 +119,8 @@ COMMANDS = (
         id="pause",
         key="space",
         action="pause",
-        short="pause",
-        help="Free the device within two seconds and keep the task; again: resume.",
+        short=N_("pause"),
+        help=N_("Free the device within two seconds and keep the task; again: resume."),
         place="footer",
         rank=0,
     ),
@@ -126,8 +128,8 @@ COMMANDS = (
         id="finish",
         key="f",
         action="finish",
-        short="finish",
-        help="Complete the task in hand, then take no more.",
+        short=N_("finish"),
+        help=N_("Complete the task in hand, then take no more."),
         place="footer",
         rank=30,
     ),
@@ -135,8 +137,8 @@ COMMANDS = (
         id="retry",
         key="r",
         action="retry",
-        short="retry",
-        help="Try to reach the coordinator now.",
+        short=N_("retry"),
+        help=N_("Try to reach the coordinator now."),
         place="footer",
         rank=5,
     ),
@@ -144,8 +146,8 @@ COMMANDS = (
         id="help",
         key="question_mark,f1",
         action="help",
-        short="help",
-        help="All keys, and the meaning of signs and words.",
+        short=N_("help"),
+        help=N_("All keys, and the meaning of signs and words."),
         place="footer",
         rank=20,
     ),
@@ -153,8 +155,8 @@ COMMANDS = (
         id="palette",
         key="ctrl+p",
         action="command_palette",
-        short="all actions",
-        help="Find any action by its name.",
+        short=N_("all actions"),
+        help=N_("Find any action by its name."),
         place="footer",
         rank=60,
     ),
@@ -162,9 +164,11 @@ COMMANDS = (
         id="quit",
         key="q",
         action="leave",
-        short="quit",
-        help="Quit; asks what to do with a task in hand. A volunteer in the background keeps "
-        "running.",
+        short=N_("quit"),
+        help=N_(
+            "Quit; asks what to do with a task in hand. A volunteer in the background "
+            "keeps running."
+        ),
         place="footer",
         rank=10,
     ),
@@ -172,8 +176,8 @@ COMMANDS = (
         id="stop",
         key="",
         action="stop",
-        short="stop",
-        help="End the volunteer, also one in the background.",
+        short=N_("stop"),
+        help=N_("End the volunteer, also one in the background."),
     ),
 )
 
@@ -202,8 +206,8 @@ _NAMES = {
     "comma": ",",
     "left_square_bracket": "[",
     "right_square_bracket": "]",
-    "escape": "esc",
-    "delete": "del",
+    "escape": N_("esc"),
+    "delete": N_("del"),
     "minus": "-",
     "plus": "+",
     "left": "←",
@@ -214,7 +218,7 @@ _NAMES = {
 def shown(key: str) -> str:
     """Return a key as the footer writes it: the first of several, `?` instead of its long name."""
     held, plus, name = key.split(",")[0].strip().rpartition("+")
-    return (held + plus).replace("ctrl+", "^") + _NAMES.get(name, name)
+    return (held + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
 
 
 def key_of(command: Command, keymap: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from volunteer.i18n.catalogue import AUTO, choose, use
 from volunteer.tui import themes
 from volunteer.tui.terminal.ascii import AsciiFilter
 from volunteer.tui.terminal.graphics import Protocol
@@ -19,6 +20,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Display settings."""
 
     theme: str = themes.DEFAULT
+    language: str = AUTO
+    notice: str = ""  # what is to be said at the start
     ascii: bool = False
     animations: bool = False
     keys: dict[str, str] = {}  # action id -> key
@@ -72,6 +75,18 @@ class Appearance:
         if app.control is not None and theme != before:
             app.command(app.control.set_settings({"theme": theme}))
 
+    def speak(self, language: str) -> None:
+        """Speak a language without saving it."""
+        use(choose(language))
+        self._app.redraw()
+
+    def keep_language(self, language: str) -> None:
+        """Speak a language from now on, and save it for the next start."""
+        app, before = self._app, self.look.language
+        self.change("language", language)
+        if app.control is not None and language != before:
+            app.command(app.control.set_settings({"language": language}))
+
     def change(self, name: str, value: Any) -> None:
         """Apply one setting that is saved already."""
         app = self._app
@@ -81,6 +96,8 @@ class Appearance:
         match name:
             case "theme":
                 app.theme = value
+            case "language":
+                use(choose(value))
             case "keys":
                 app.set_keymap(value)
             case "animations":

@@ -11,6 +11,7 @@ from textual.app import App, SystemCommand
 from textual.screen import Screen
 
 from volunteer.files import export, exports
+from volunteer.i18n.catalogue import _
 from volunteer.tui import keys
 
 if TYPE_CHECKING:
@@ -23,16 +24,18 @@ def entries(
     """Yield the entries of the palette for this screen."""
     for page in pages:
         go = functools.partial(app.action_page, page.name)
-        yield SystemCommand(page.title, page.help, go)
+        yield SystemCommand(_(page.title), _(page.help), go)
     for command in keys.page_commands(screen):
         yield _entry(app, command, screen)
     for command in keys.COMMANDS:
         if command.id != "palette":
             yield _entry(app, command, app)
-    colours = "Colours: dark, light, colour-blind, high contrast."
-    yield SystemCommand("Theme", colours, app.action_theme)
+    colours = _("Colours: dark, light, colour-blind, high contrast.")
+    yield SystemCommand(_("Theme"), colours, app.action_theme)
+    speak = _("The language of all screens.")
+    yield SystemCommand(_("Language"), speak, app.action_language)
     take = functools.partial(app.call_after_refresh, screenshot, app)
-    yield SystemCommand("Screenshot", "Save this screen as an SVG in ~/volunteer.", take)
+    yield SystemCommand(_("Screenshot"), _("Save this screen as an SVG in ~/volunteer."), take)
 
 
 def screenshot(app: VolunteerApp) -> None:
@@ -44,9 +47,11 @@ def screenshot(app: VolunteerApp) -> None:
     try:
         export(path, app.export_screenshot().encode())
     except OSError as error:
-        app.tell(f"{path} cannot be written: {error.strerror}", "error")
+        app.tell(
+            _("{path} cannot be written: {strerror}", path=path, strerror=error.strerror), "error"
+        )
     else:
-        app.tell(f"written to {path}")
+        app.tell(_("written to {path}", path=path))
 
 
 def _entry(
@@ -55,7 +60,7 @@ def _entry(
     def run() -> None:
         app.run_worker(target.run_action(command.action), group="palette")
 
-    return SystemCommand(_titled(command.short), command.help, run)
+    return SystemCommand(_titled(_(command.short)), _(command.help), run)
 
 
 def _titled(short: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from shared.errors import VolunteerError
 from shared.protocol.accounts import Me
 from volunteer.control.control import Control
+from volunteer.i18n.catalogue import N_, _
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, as_of, wrap
@@ -43,26 +44,26 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         """Return the note for the border: the age of the reply, or that it is awaited."""
         if self.value is not None and self.old(scene):
             return as_of(scene.now - self.at)
-        return "asking" if self.asking and self.value is None else ""
+        return _("asking") if self.asking and self.value is None else ""
 
     def instead(self, scene: Scene, width: int, height: int, empty: str) -> list[Line]:
         """Return the lines in place of a reply: the error, or why there is none yet."""
         glyphs = scene.glyphs
         if self.error:
-            lines: list[Line] = [((f"{glyphs.cross} cannot be shown", "bad"),)]
-            said = f"{self.error.rstrip('.')}. Press r to try again."
+            lines: list[Line] = [((f"{glyphs.cross} {_('cannot be shown')}", "bad"),)]
+            said = _("{error}. Press r to try again.", error=self.error.rstrip("."))
             return [*lines, *(((t, "text"),) for t in wrap(said, width, height - 1))][:height]
         if self.value is None and self.asking:
-            return [((f"{glyphs.wait} asking the coordinator", "dim"),)]
+            return [((f"{glyphs.wait} {_('asking the coordinator')}", "dim"),)]
         if self.value is None and not scene.view.status.online:
-            return [((text, "dim"),) for text in wrap(OFFLINE, width, height)]
+            return [((text, "dim"),) for text in wrap(_(OFFLINE), width, height)]
         return [((text, "dim"),) for text in wrap(empty, width, height)]
 
 
 RELOAD = keys.Command(
-    id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
+    id="reload", key="r", action="reload", short=N_("reload"), help=N_("Ask the coordinator again.")
 )
-OFFLINE = "shown as soon as the coordinator answers"
+OFFLINE = N_("shown as soon as the coordinator answers")
 
 
 class QueryPage(Page):
@@ -146,8 +147,8 @@ class AccountPage(QueryPage):
             id="back",
             key="escape",
             action="back",
-            short="back",
-            help="Back to the contributions.",
+            short=N_("back"),
+            help=N_("Back to the contributions."),
             place="footer",
             rank=1,
         ),

@@ -8,17 +8,21 @@ import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, RunInfo
 from shared.protocol.limits import memory_on
-from shared.text import MICRO, duration, size
+from shared.text import MICRO, duration
 from shared.workloads.base import is_here
 from volunteer.control.status import Status, WorkDone
+from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.formats import size
 
 STATES = {
-    "draft": "being prepared",
-    "running": "running",
-    "paused": "paused by its organiser",
-    "completed": "completed",
-    "failed": "failed",
+    "draft": N_("being prepared"),
+    "running": N_("running"),
+    "paused": N_("paused by its organiser"),
+    "completed": N_("completed"),
+    "failed": N_("failed"),
 }
+# The same in a table, where the organiser needs not be named.
+STATES_SHORT = {**STATES, "paused": N_("paused")}
 SLOW_STEP_S = 60.0  # a longer step hardly helps
 
 
@@ -38,7 +42,11 @@ class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def basis(self) -> str:
         """Return the source of the figures in words."""
-        return f"your last {self.tasks} tasks" if self.tasks else "estimate"
+        return (
+            ngettext("your last {n} task", "your last {n} tasks", self.tasks)
+            if self.tasks
+            else _("estimate")
+        )
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +83,7 @@ def time_to(micro: int, status: Status) -> str:
     found = pace(status.work)
     if found is None or found.credits_per_hour <= 0 or micro <= 0:
         return ""
-    return f"about {duration(micro / MICRO / found.credits_per_hour * 3600)}"
+    return _("about {time}", time=duration(micro / MICRO / found.credits_per_hour * 3600))
 
 
 def estimate(
@@ -84,20 +92,25 @@ def estimate(
     """Return the estimate of a run for the best device here, or for one device."""
     devices = [found for found in status.devices if device in ("", found.id)]
     if info.state != "running":
-        return RunEstimate(fits=False, sentence=f"the run is {STATES[info.state]}")
+        return RunEstimate(
+            fits=False, sentence=_("the run is {state}", state=_(STATES[info.state]))
+        )
     if info.workload not in workloads:
         return RunEstimate(
             fits=False,
-            sentence=f'the workload "{info.workload}" is not installed or not allowed here',
+            sentence=_(
+                'the workload "{workload}" is not installed or not allowed here',
+                workload=info.workload,
+            ),
         )
     if lacking := [library for library in info.libraries if not is_here(library)]:
-        sentence = f"needs the library {lacking[0]}, which is not installed here"
+        sentence = _("needs the library {library}, which is not installed here", library=lacking[0])
         return RunEstimate(fits=False, sentence=sentence)
     usable = [device for device in devices if device.usable]
     if not usable:
         if devices:
-            return RunEstimate(fits=False, sentence="torch cannot use any device here")
-        return RunEstimate(fits=True, sentence="your devices are not known yet")
+            return RunEstimate(fits=False, sentence=_("torch cannot use any device here"))
+        return RunEstimate(fits=True, sentence=_("your devices are not known yet"))
     needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
     lent = {found.id: status.lent_bytes.get(found.id) or found.memory_bytes for found in usable}
     able = [found for found in usable if not lent[found.id] or lent[found.id] >= needs[found.id]]
@@ -105,14 +118,27 @@ def estimate(
         most = max(usable, key=lambda found: lent[found.id])
         need, have = size(needs[most.id]), size(lent[most.id])
         whole = lent[most.id] >= most.memory_bytes
-        said = f"your devices have {have}" if whole else f"a task may use {have} here"
-        return RunEstimate(fits=False, sentence=f"needs {need} of memory, {said}")
+        said = (
+            _("your devices have {have}", have=have)
+            if whole
+            else _("a task may use {have} here", have=have)
+        )
+        return RunEstimate(
+            fits=False, sentence=_("needs {need} of memory, {said}", need=need, said=said)
+        )
     ids = {found.id for found in able}
     if seen := pace([done for done in status.work if done.device in ids], info.name):
-        words = f"{duration_words(seen.step_s)} per step on {seen.device}"
+        words = _(
+            "{time} per step on {device}", time=duration_words(seen.step_s), device=seen.device
+        )
         return RunEstimate(
             fits=True,
-            sentence=f"{words}, in your last {seen.tasks} tasks",
+            sentence=ngettext(
+                "{pace}, in your last {n} task",
+                "{pace}, in your last {n} tasks",
+                seen.tasks,
+                pace=words,
+            ),
             step_s=seen.step_s,
             credits_per_hour=seen.credits_per_hour,
             tasks=seen.tasks,
@@ -127,23 +153,29 @@ def _measured(
     best = max(devices, key=lambda device: speeds.get(device.id, 0.0))
     speed = speeds.get(best.id)
     if speed is None or info.step_flops <= 0:
-        return RunEstimate(fits=True, sentence=f"fits {best.id}; its speed is not measured yet")
+        return RunEstimate(
+            fits=True, sentence=_("fits {id}; its speed is not measured yet", id=best.id)
+        )
     step_s = info.step_flops / speed
     earns = info.credits_per_step * 3600 / step_s
     if step_s > SLOW_STEP_S:
-        sentence = f"{duration_words(step_s)} per step on {best.id}: tasks will be short"
+        sentence = _(
+            "{time} per step on {id}: tasks will be short",
+            time=duration_words(step_s),
+            id=best.id,
+        )
     else:
-        sentence = f"fits {best.id}, {duration_words(step_s)} per step"
+        sentence = _("fits {id}, {time} per step", id=best.id, time=duration_words(step_s))
     return RunEstimate(fits=True, sentence=sentence, step_s=step_s, credits_per_hour=earns)
 
 
 def duration_words(seconds: float) -> str:
     """Return a short time: 2.1 ms, 0.35 s, 12 s, 3.4 min."""
     if seconds < 0.0995:
-        return f"{seconds * 1000:.2g} ms"
+        return f"{number(seconds * 1000, '.2g')} ms"
     if seconds < 9.95:
-        return f"{seconds:.2g} s"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.2g} min"
+        return f"{number(seconds, '.2g')} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{number(seconds / 60, '.2g')} min"
 
 
 def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
@@ -153,16 +185,26 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
     beat = next((beat for beat in status.beats if beat.run == run), None)
     if beat is None or beat.games_per_hour is None:
         return ""
-    does = [word for role, word in _PARTS.items() if role in roles or not roles]
+    does = [_(word) for role, word in _PARTS.items() if role in roles or not roles]
     if not does:
-        return "This device takes no part in it: its roles are for other runs."
-    said = f"This device {' and '.join(does)}."
+        return _("This device takes no part in it: its roles are for other runs.")
+    said = _(
+        "This device {does}.",
+        does=_("{one} and {other}", one=does[0], other=does[1]) if len(does) > 1 else does[0],
+    )
     done = [work for work in status.work if work.run == run and work.device == device]
     played = [work for work in done if work.kind == "selfplay"][-TASKS_MAX:]
     seconds = sum(work.seconds for work in played)
     here = sum(work.steps for work in played) * 3600 / seconds if seconds > 0 else None
-    whole = f"{beat.games_per_hour:,.0f} games an hour by all machines"
-    return f"{said} {whole}." if here is None else f"{said} {here:,.0f} of {whole}."
+    whole = _(
+        "{games} games an hour by all machines",
+        games=number(beat.games_per_hour, ",.0f"),
+    )
+    return (
+        f"{said} {whole}."
+        if here is None
+        else _("{said} {here} of {whole}.", said=said, here=number(here, ",.0f"), whole=whole)
+    )
 
 
-_PARTS = {"play": "plays games and matches", "learn": "learns from them"}
+_PARTS = {"play": N_("plays games and matches"), "learn": N_("learns from them")}

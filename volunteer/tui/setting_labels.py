@@ -9,14 +9,18 @@ import msgspec
 
 from shared.errors import Configuration
 from volunteer.control.commands import SettingRow
+from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, localized
 from volunteer.settings import settings
 from volunteer.settings.display import Display
 from volunteer.settings.work_rules import Rules
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("When to work", ("schedule", "in_use", "idle_minutes", "on_battery", "programs", "metered")),
     (
-        "How hard",
+        N_("When to work"),
+        ("schedule", "in_use", "idle_minutes", "on_battery", "programs", "metered"),
+    ),
+    (
+        N_("How hard"),
         (
             "device",
             "threads",
@@ -29,11 +33,11 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "Network and disk",
+        N_("Network and disk"),
         ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb", "prefetch", "hub"),
     ),
     (
-        "What to help",
+        N_("What to help"),
         (
             "runs",
             "roles",
@@ -47,9 +51,10 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "Screen and alerts",
+        N_("Screen and alerts"),
         (
             "theme",
+            "language",
             "ascii",
             "pictures",
             "animations",
@@ -61,70 +66,74 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "webhook",
         ),
     ),
-    ("Ending", ("snapshot_seconds", "quit_seconds", "log_level", "sandbox")),
+    (N_("Ending"), ("snapshot_seconds", "quit_seconds", "log_level", "sandbox")),
 )
 # Labels of the settings; the name in the file and on the command line is shown beside them.
 LABELS = {
-    "schedule": "hours",
-    "in_use": "while you use the computer",
-    "idle_minutes": "unused after",
-    "on_battery": "on battery",
-    "programs": "pause beside",
-    "metered": "metered network",
-    "device": "devices",
-    "threads": "processor threads",
-    "memory_gb": "memory of a task",
-    "duty_percent": "share of the time",
-    "device_duty": "share of single devices",
-    "roles": "work to take",
-    "device_roles": "work of single devices",
-    "temperature_max": "pause when hotter",
-    "priority": "priority",
-    "keep_awake": "keep awake",
-    "upload_mbit": "upload",
-    "download_mbit": "download",
-    "cache_gb": "disk for downloads",
-    "disk_free_gb": "disk left free",
-    "prefetch": "fetch ahead",
-    "runs": "runs to help",
-    "workloads": "workloads allowed",
-    "serve": "answer prompts",
-    "consent": "licences",
-    "public": "nickname shown",
-    "public_runs": "list of public runs",
-    "max_tasks": "tasks to do",
-    "theme": "colours",
-    "ascii": "plain characters",
-    "pictures": "drawing of pictures",
-    "animations": "animations",
-    "marks": "milestones",
-    "keys": "other keys",
-    "power_price": "price of a kWh",
-    "device_watts": "watts of devices",
-    "alerts": "alerts",
-    "webhook": "webhook",
-    "snapshot_seconds": "save half-done tasks",
-    "sandbox": "only its own folders",
-    "hub": "models from their hub",
-    "quit_seconds": "finish before leaving",
-    "log_level": "least in the log",
+    "schedule": N_("hours"),
+    "in_use": N_("while you use the computer"),
+    "idle_minutes": N_("unused after"),
+    "on_battery": N_("on battery"),
+    "programs": N_("pause beside"),
+    "metered": N_("metered network"),
+    "device": N_("devices"),
+    "threads": N_("processor threads"),
+    "memory_gb": N_("memory of a task"),
+    "duty_percent": N_("share of the time"),
+    "device_duty": N_("share of single devices"),
+    "roles": N_("work to take"),
+    "device_roles": N_("work of single devices"),
+    "temperature_max": N_("pause when hotter"),
+    "priority": N_("priority"),
+    "keep_awake": N_("keep awake"),
+    "upload_mbit": N_("upload"),
+    "download_mbit": N_("download"),
+    "cache_gb": N_("disk for downloads"),
+    "disk_free_gb": N_("disk left free"),
+    "prefetch": N_("fetch ahead"),
+    "runs": N_("runs to help"),
+    "workloads": N_("workloads allowed"),
+    "serve": N_("answer prompts"),
+    "consent": N_("licences"),
+    "public": N_("nickname shown"),
+    "public_runs": N_("list of public runs"),
+    "max_tasks": N_("tasks to do"),
+    "theme": N_("colours"),
+    "language": N_("language"),
+    "ascii": N_("plain characters"),
+    "pictures": N_("drawing of pictures"),
+    "animations": N_("animations"),
+    "marks": N_("milestones"),
+    "keys": N_("other keys"),
+    "power_price": N_("price of a kWh"),
+    "device_watts": N_("watts of devices"),
+    "alerts": N_("alerts"),
+    "webhook": N_("webhook"),
+    "snapshot_seconds": N_("save half-done tasks"),
+    "sandbox": N_("only its own folders"),
+    "hub": N_("models from their hub"),
+    "quit_seconds": N_("finish before leaving"),
+    "log_level": N_("least in the log"),
 }
 # Values that a person reads in other words than the file has.
 WORDS = {
-    ("in_use", "work"): "keep working",
-    ("in_use", "gentle"): "work gently",
-    ("in_use", "pause"): "pause",
-    ("on_battery", "yes"): "keep working",
-    ("on_battery", "no"): "pause",
+    ("in_use", "work"): N_("keep working"),
+    ("in_use", "gentle"): N_("work gently"),
+    ("in_use", "pause"): N_("pause"),
+    ("metered", "work"): N_("keep working"),
+    ("metered", "pause"): N_("pause"),
+    ("on_battery", "yes"): N_("keep working"),
+    ("on_battery", "no"): N_("pause"),
 }
 _AT_ONCE = frozenset(
     field.name for kind in (Rules, Display) for field in msgspec.structs.fields(kind)
 ) - {"pictures"}  # the terminal is asked before the screen starts
+SHORT_SOURCES = (N_("flag"), N_("environment"))  # as a table names them
 SOURCES = {
-    "flag": "the command line",
-    "environment": "the environment",
+    "flag": N_("the command line"),
+    "environment": N_("the environment"),
     "config.toml": "config.toml",
-    "default": "default",
+    "default": N_("default"),
 }
 
 
@@ -133,14 +142,14 @@ def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
     by_name = {row.name: row for row in rows}
     found = []
     for title, names in GROUPS:
-        found.append((title, [by_name.pop(name) for name in names if name in by_name]))
-    found.append(("More", list(by_name.values())))
+        found.append((_(title), [by_name.pop(name) for name in names if name in by_name]))
+    found.append((_("More"), list(by_name.values())))
     return [(title, members) for title, members in found if members]
 
 
 def label(row: SettingRow) -> str:
     """Return the label of a setting."""
-    return LABELS.get(row.name, row.name)
+    return _(LABELS[row.name]) if row.name in LABELS else row.name
 
 
 def as_text(value: object) -> str:
@@ -160,35 +169,49 @@ def shown(row: SettingRow) -> str:
     """Return a value in words; empty and zero get their meaning."""
     text = as_text(row.value)
     if not text:
-        return {"schedule": "always", "runs": "any run", "alerts": "none"}.get(row.name, "none")
+        return {"schedule": _("always"), "runs": _("any run"), "alerts": _("none")}.get(
+            row.name, _("none")
+        )
     if (row.name, text) in WORDS:
-        return WORDS[row.name, text]
+        return _(WORDS[row.name, text])
+    if row.name == "language":
+        spoken = NAMES.get(current().language, current().language)
+        return f"{text} ({spoken})" if text == AUTO else NAMES.get(text, text)
     if row.name == "webhook":
-        return "set"  # it may hold a key
+        return _("set")  # it may hold a key
     zero = {
-        "threads": "all cores but one",
-        "memory_gb": "half, of a GPU 90 %",
-        "upload_mbit": "no limit",
-        "download_mbit": "no limit",
-        "temperature_max": "no ceiling",
-        "max_tasks": "no end",
-        "power_price": "not shown",
-        "snapshot_seconds": "never",
+        "threads": _("all cores but one"),
+        "memory_gb": _("half, of a GPU 90 %"),
+        "upload_mbit": _("no limit"),
+        "download_mbit": _("no limit"),
+        "temperature_max": _("no ceiling"),
+        "max_tasks": _("no end"),
+        "power_price": _("not shown"),
+        "snapshot_seconds": _("never"),
     }
     if text == "0" and row.name in zero:
         return zero[row.name]
+    if isinstance(row.value, bool):
+        return _("yes") if row.value else _("no")
+    if isinstance(row.value, float):
+        text = localized(text)
     return f"{text} {row.unit}".rstrip()
+
+
+def help_of(row: SettingRow) -> str:
+    """Return the explanation of a setting."""
+    return _(row.help)
 
 
 def holds(row: SettingRow) -> str:
     """Return the time from which a change applies."""
     if row.name in ("runs", "roles", "device_roles"):
-        return "from the next task"
+        return _("from the next task")
     if row.name in _AT_ONCE:
-        return "at once"
+        return _("at once")
     if row.name == "public":
-        return "as soon as the coordinator answers"
-    return "from the next start"
+        return _("as soon as the coordinator answers")
+    return _("from the next start")
 
 
 def choices(row: SettingRow) -> tuple[str, ...]:
@@ -204,12 +227,18 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
     if row.type == "bool":
         words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
         if text.lower() not in words:
-            raise Configuration("yes or no")
+            raise Configuration(_("yes or no"))
         return words[text.lower()]
     if row.name == "theme" and themes and text not in themes:
         near = difflib.get_close_matches(text, themes, n=1)
-        hint = f": did you mean {near[0]}?" if near else f", known: {', '.join(themes)}"
-        raise Configuration(f'there is no theme "{text}"{hint}')
+        hint = (
+            _(": did you mean {name}?", name=near[0])
+            if near
+            else _(", known: {names}", names=", ".join(themes))
+        )
+        raise Configuration(_('there is no theme "{name}"{hint}', name=text, hint=hint))
+    if row.name == "language" and (problem := choose(text).problem):
+        raise Configuration(problem)
     value = settings.check({row.name: settings.listed(row.name, text)}, "this", strict=False)
     return value[row.name]
 

@@ -16,6 +16,7 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 
 from shared.text import printable
+from volunteer.i18n.catalogue import _, localized
 
 Span: TypeAlias = tuple[str, str]  # text, role
 Line: TypeAlias = tuple[Span, ...]
@@ -116,7 +117,9 @@ ASCII = Glyphs(
 )
 
 # Foreign text (names, prompts, samples) may hold any letter; `--ascii` shows 7 bits.
-_PLAIN = {ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓±", "---~-''\"\"x<>><^v~", strict=True)}
+_PLAIN = {
+    ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓±„«»ß¿¡", '---~-\'\'""x<>><^v~"""s?!', strict=True)
+}
 
 
 def ascii_only(text: str) -> str:
@@ -227,7 +230,7 @@ def count(value: float | None, digits: int = 3) -> str:
     if value is None or value != value:
         return "-"
     if abs(value) >= MANY:
-        return "many" if value > 0 else "-many"
+        return _("many") if value > 0 else _("-many")
     if abs(value) < TINY:
         return "0"
     for unit in ("", "k", "M", "G", "T"):
@@ -235,7 +238,7 @@ def count(value: float | None, digits: int = 3) -> str:
             break
         value /= 1000
     text = f"{value:.0f}" if value == int(value) and not unit else f"{value:.{digits}g}"
-    return f"{text} {unit}".rstrip()
+    return f"{localized(text)} {unit}".rstrip()
 
 
 def flops(value: float) -> str:
@@ -260,19 +263,15 @@ def rate(value: float) -> str:
     """Return a number a second with three digits at least, so that it does not change its width:
     2.00, 0.187, 383.
     """
-    return f"{value:#.3g}".rstrip(".") if TINY <= value < 999.5 else count(value)
-
-
-def ordinal(place: int) -> str:
-    """Return an ordinal number: 1st, 2nd, 3rd, 4th, 11th."""
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
-    return f"{place:,}{'th' if place % 100 in (11, 12, 13) else ending}"
+    if TINY <= value < 999.5:
+        return localized(f"{value:#.3g}".rstrip("."))
+    return count(value)
 
 
 def ago(seconds: float) -> str:
     """Return the time since something: now, 12 s, 3 min, 2 h, 4 d."""
     if seconds < 2:
-        return "now"
+        return _("now")
     for size, name in ((60.0, "s"), (3600.0, "min"), (86_400.0, "h")):
         if seconds < size:
             per = {"s": 1.0, "min": 60.0, "h": 3600.0}[name]
@@ -282,7 +281,7 @@ def ago(seconds: float) -> str:
 
 def as_of(seconds: float) -> str:
     """Return the age of a reply as words: as of 3 min ago."""
-    return "as of now" if seconds < 2 else f"as of {ago(seconds)} ago"
+    return _("as of now") if seconds < 2 else _("as of {time} ago", time=ago(seconds))
 
 
 def clock_time(at: float) -> str:
@@ -292,7 +291,7 @@ def clock_time(at: float) -> str:
 
 def when(at: float, now: float) -> str:
     """Return the time of day, or the days since then."""
-    return clock_time(at) if 0 <= now - at < 20 * 3600 else f"{ago(now - at)} ago"
+    return clock_time(at) if 0 <= now - at < 20 * 3600 else _("{time} ago", time=ago(now - at))
 
 
 def percent(share: float) -> str:

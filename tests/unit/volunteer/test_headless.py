@@ -238,7 +238,7 @@ def test_the_status_says_where_each_task_stands_and_how_a_pause_of_yours_ends() 
     pause = PauseStatus(device="", by="you", message="paused", until="you resume")
     text = status_lines(Status(tasks=(working, next_one), pauses=(pause,)))
     assert "paused by you; continue with `volunteer resume`" in text
-    assert "task 2 of r on cpu: step 40/50, loss 5.620" in text
+    assert "task 2 of r on cpu: step 40 of 50, loss 5.620" in text
     assert "task 3 of r on cpu: download" in text
 
 

@@ -59,7 +59,7 @@ async def test_status_is_told_in_sentences_without_any_drawing() -> None:
     )
     async with talk([*scenes.filled(), feels]) as said:
         lines = await said.ask("status")
-        assert any("task 4711 of stdlib-gpt on cpu: step 34/50" in line for line in lines)
+        assert any("task 4711 of stdlib-gpt on cpu: step 34 of 50" in line for line in lines)
         assert any('"ada" at Little Lab' in line for line in lines)
         (device,) = await said.ask("devices")
         assert "load 50 percent, 61 degrees, 42 watts, an estimate" in device

@@ -5,7 +5,9 @@ from __future__ import annotations
 from textual.app import ComposeResult
 
 from shared.errors import Forbidden, InvalidName, VolunteerError
-from shared.text import printable, size
+from shared.text import printable
+from volunteer.i18n.catalogue import N_, _, number
+from volunteer.i18n.formats import size
 from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.text import Line, flops, left
 from volunteer.tui.widgets.benchmark_progress import progress_lines
@@ -16,8 +18,9 @@ class BenchmarkStep(Step):
     """Step that registers the account and waits for the benchmark."""
 
     NAME = "Benchmark"
-    HEADING = "What can this machine do?"
-    KEYS = (*NEXT, ("s", "skip", "skip"), *BACK)
+    TITLE = N_("Benchmark")
+    HEADING = N_("What can this machine do?")
+    KEYS = (*NEXT, ("s", N_("skip"), "skip"), *BACK)
 
     def __init__(self, choice: Choice) -> None:
         super().__init__(choice)
@@ -25,7 +28,7 @@ class BenchmarkStep(Step):
         self._joining = False
 
     def compose(self) -> ComposeResult:
-        yield FunctionPanel(self._draw, title="This machine", id="machine", classes="card")
+        yield FunctionPanel(self._draw, title=N_("This machine"), id="machine", classes="card")
 
     def begin(self, why: str = "") -> None:
         self.query_one("#machine").focus()
@@ -47,7 +50,9 @@ class BenchmarkStep(Step):
         except Forbidden as error:
             self.post_message(self.Back("Join", error.message))
         except VolunteerError as error:
-            self._trouble = f"{error.message.rstrip('.')}. Enter tries again, esc goes back."
+            self._trouble = _(
+                "{error}. Enter tries again, esc goes back.", error=error.message.rstrip(".")
+            )
         finally:
             self._joining = False
             self.query_one("#machine", FunctionPanel).draw()
@@ -76,33 +81,35 @@ class BenchmarkStep(Step):
         if self._trouble:
             return said(self._trouble, width, height, "bad", glyphs.cross)
         if not self.choice.joined:
-            text, done = "making your account", scene.view.registering
+            text, done = _("making your account"), scene.view.registering
             if done is not None:
-                text += f": proof of work {done:.0%}"
+                text += _(": proof of work {done}", done=number(done, ".0%"))
             return said(text, width, height, "info", glyphs.wait)
         lines: list[Line] = [
             (
                 (f"{glyphs.check} ", "good"),
-                ("welcome, ", "text"),
+                (_("welcome,") + " ", "text"),
                 (self.choice.name or status.nickname, "value"),
             ),
             (),
         ]
         if status.stopped or scene.view.ended is not None:
-            why = scene.view.ended.message if scene.view.ended else "the volunteer has ended"
+            why = scene.view.ended.message if scene.view.ended else _("the volunteer has ended")
             return [*lines, *said(why, width, height - 2, "bad", glyphs.cross)]
         if scene.view.benchmark is not None:
             lines += progress_lines(scene, width, height - len(lines) - 1)
-            return [*lines, (("s: skip", "dim"),)][:height]
+            return [*lines, ((_("s: skip"), "dim"),)][:height]
         if not status.devices:
-            waiting = (
-                status.connection or "looking for your devices; the first time takes some seconds"
+            waiting = status.connection or _(
+                "looking for your devices; the first time takes some seconds"
             )
             return [*lines, *said(waiting, width, height - 2, "info", glyphs.wait)]
         speeds = {b.device: b for b in status.benchmarks}
         for device in status.devices:
             speed = speeds.get(device.id)
-            figure = flops(speed.step_flops) if speed else ("not measured" if device.usable else "")
+            figure = (
+                flops(speed.step_flops) if speed else (_("not measured") if device.usable else "")
+            )
             name = printable(device.name, 40)
             lines.append(
                 (
@@ -113,4 +120,4 @@ class BenchmarkStep(Step):
             )
             if not device.usable:
                 lines += said(device.problem, width, 3, "bad", glyphs.cross)
-        return [*lines, (), (("enter: next", "dim"),)][:height]
+        return [*lines, (), ((_("enter: next"), "dim"),)][:height]

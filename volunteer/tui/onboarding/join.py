@@ -17,6 +17,7 @@ from shared.protocol.accounts import ServerInfo
 from shared.text import printable
 from volunteer.control.commands import PublicRun
 from volunteer.control.status import PRACTICE
+from volunteer.i18n.catalogue import N_, _
 from volunteer.text import clock_words
 from volunteer.tui.onboarding.step import Choice, Step, said
 from volunteer.tui.text import Line, fit, left, wrap
@@ -27,10 +28,10 @@ from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 SETTLE_S = 0.4  # after the last key, before the coordinator is probed
 PRACTISE = "practise"
 HOW = (
-    "Your machine gets the newest model and a small piece of work: a task.",
-    "It trains at low priority; space pauses it within two seconds.",
-    "Its result is checked, merged with the results of others, and paid.",
-    "No training starts before you say so, on the last of these pages.",
+    N_("Your machine gets the newest model and a small piece of work: a task."),
+    N_("It trains at low priority; space pauses it within two seconds."),
+    N_("Its result is checked, merged with the results of others, and paid."),
+    N_("No training starts before you say so, on the last of these pages."),
 )
 COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
 
@@ -50,7 +51,8 @@ class JoinStep(Step):
     """Step that joins a coordinator."""
 
     NAME = "Join"
-    HEADING = "Which coordinator do you want to help?"
+    TITLE = N_("Join")
+    HEADING = N_("Which coordinator do you want to help?")
 
     def __init__(self, choice: Choice) -> None:
         super().__init__(choice)
@@ -60,11 +62,11 @@ class JoinStep(Step):
 
     def compose(self) -> ComposeResult:
         yield LinkField(
-            placeholder="paste your join link, or the address of a coordinator", id="link"
+            placeholder=_("paste your join link, or the address of a coordinator"), id="link"
         )
         yield FunctionPanel(self._verdict, id="answer")
         yield Listing(COLUMNS, self._others, id="others", classes="card")
-        yield FunctionPanel(self._how, title="How it works", id="how", classes="card")
+        yield FunctionPanel(self._how, title=N_("How it works"), id="how", classes="card")
 
     def begin(self, why: str = "") -> None:
         self._trouble = why
@@ -111,7 +113,7 @@ class JoinStep(Step):
         except BadRequest as error:
             self._tell(error.message)
             return
-        self._busy = f"asking {link.url}"
+        self._busy = _("asking {url}", url=link.url)
         self._draw()
         if self.engine is None:
             return
@@ -139,8 +141,8 @@ class JoinStep(Step):
             Row(
                 key=PRACTISE,
                 cells=(
-                    (("practise on this machine", "value"),),
-                    (("private; its credits are worth nothing", "dim"),),
+                    ((_("practise on this machine"), "value"),),
+                    ((_("private; its credits are worth nothing"), "dim"),),
                 ),
             )
         ]
@@ -148,7 +150,7 @@ class JoinStep(Step):
             Row(key=run.link, cells=(((run.name, "value"),), ((run.description, "dim"),)))
             for run in self._public
         ]
-        return Filling(rows=tuple(rows), title="I have no link", subtitle="tab, then enter")
+        return Filling(rows=tuple(rows), title=_("I have no link"), subtitle=_("tab, then enter"))
 
     async def _ask_public(self) -> None:
         if self.engine is None:
@@ -171,7 +173,7 @@ class JoinStep(Step):
         if self.engine is None:
             return
         self._trouble = ""
-        self._busy = "setting up a coordinator of your own; the first time takes about a minute"
+        self._busy = _("setting up a coordinator of your own; the first time takes about a minute")
         self._draw()
         try:
             link = await self.engine.start_practice()
@@ -189,7 +191,7 @@ class JoinStep(Step):
     def _how(self, scene: Scene, width: int, height: int) -> list[Line]:
         lines: list[Line] = []
         for number, text in enumerate(HOW, start=1):
-            lines += said(text, width, 2, "info", str(number))
+            lines += said(_(text), width, 2, "info", str(number))
         return lines[:height]
 
     def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -200,9 +202,9 @@ class JoinStep(Step):
             return said(self._busy, width, height, "info", glyphs.wait)
         if self.choice.server is not None:
             return server_lines(self.choice.server, self.choice.link, scene, width)[:height]
-        text = (
-            "Your organiser gives you a join link. It also proves that the right coordinator "
-            "answers."
+        text = _(
+            "Your organiser gives you a join link. It also proves that the right "
+            "coordinator answers."
         )
         return said(text, width, height, "dim")
 
@@ -212,37 +214,47 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
     parsed = parse_link(link)
     known = parsed.fingerprint
     key = printable(server.fingerprint, 64)
-    proof = "as your link says" if known else "compare it with your organiser"
+    proof = _("as your link says") if known else _("compare it with your organiser")
     if cell_len(key) + len(proof) + 13 > cells:
-        proof = "as linked" if known else "compare it"
+        proof = _("as linked") if known else _("compare it")
     runs = [run.name for run in server.runs if run.state == "running"]
     wrong = clock_words(server.now - scene.now)
     lines: list[Line] = [
         ((f"{scene.glyphs.check} ", "good"), (printable(server.name, 60), "value")),
-        _fact("key", f"{key}, {proof}", cells),
-        _fact("version", f"{printable(server.software, 20)}, protocol {server.protocol}", cells),
-        _fact("runs", printable(", ".join(runs), 100) or "none at the moment", cells),
+        _fact(_("key"), f"{key}, {proof}", cells),
+        _fact(
+            _("version"),
+            _(
+                "{software}, protocol {protocol}",
+                software=printable(server.software, 20),
+                protocol=server.protocol,
+            ),
+            cells,
+        ),
+        _fact(_("runs"), printable(", ".join(runs), 100) or _("none at the moment"), cells),
     ]
     if door := entrance(server, parsed.code):
-        lines.insert(1, (((f"  {left('joining', 9)}"), "dim"), (fit(door, cells - 11), "text")))
+        lines.insert(1, (((f"  {left(_('joining'), 9)}"), "dim"), (fit(door, cells - 11), "text")))
     if server.contact:
-        lines.append(_fact("contact", printable(server.contact, 100), cells))
+        lines.append(_fact(_("contact"), printable(server.contact, 100), cells))
     if wrong:  # most important where there is little room
         told: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
         return [lines[0], *told, *lines[1:]]
-    return [*lines, (("  enter: next", "dim"),)]
+    return [*lines, (("  " + _("enter: next"), "dim"),)]
 
 
 def entrance(server: ServerInfo, code: str) -> str:
     """Say on which terms this coordinator takes in a newcomer; "" where there are none."""
     if code:
-        return "by invitation: your link carries the code" if server.invite_only else ""
+        return _("by invitation: your link carries the code") if server.invite_only else ""
     if server.invite_only:
-        return "by invitation only; ask for a link with a code"
+        return _("by invitation only; ask for a link with a code")
     if not server.open:
         return ""
     bits = server.proof_of_work_bits
-    return "open to everybody" + (f"; about {work_words(bits)} of computing first" if bits else "")
+    return _("open to everybody") + (
+        _("; about {time} of computing first", time=work_words(bits)) if bits else ""
+    )
 
 
 def _fact(name: str, text: str, cells: int) -> Line:
@@ -253,9 +265,9 @@ def advice(error: VolunteerError, text: str) -> str:
     """Return the error as a sentence with the next thing to try."""
     if not isinstance(error, Unreachable) or is_loopback(_host(text)):
         return error.message
-    return (
-        f"{error.message.rstrip('.')}. Is the machine online, and is the coordinator running? "
-        "Enter tries again."
+    return _(
+        "{error}. Is the machine online, and is the coordinator running? Enter tries again.",
+        error=error.message.rstrip("."),
     )
 
 

@@ -8,8 +8,10 @@ from textual import on
 from textual.app import ComposeResult
 
 from shared.errors import VolunteerError
+from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import presets
 from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
+from volunteer.tui.setting_labels import help_of
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
@@ -35,8 +37,9 @@ class LimitsStep(Step):
     """Step that sets the limits: space changes a setting, enter leads on."""
 
     NAME = "Limits"
-    HEADING = "What may volunteer use?"
-    KEYS = (*NEXT, ("space", "change", "start"), ("p", "preset", "preset"), *BACK)
+    TITLE = N_("Limits")
+    HEADING = N_("What may volunteer use?")
+    KEYS = (*NEXT, (N_("space"), N_("change"), "start"), ("p", N_("preset"), "preset"), *BACK)
 
     def compose(self) -> ComposeResult:
         yield ChoiceRow(presets.NAMES, self._preset, action="take", key="p", id="presets")
@@ -73,7 +76,7 @@ class LimitsStep(Step):
     def take(self, name: str = "") -> None:
         """Set all that a preset says, or the next one."""
         chosen = presets.preset(name) if name else presets.following(self._values())
-        self.volunteer.tell(f"{chosen.name}: {chosen.help}")
+        self.volunteer.tell(f"{_(chosen.name)}: {_(chosen.help)}")
         self.run_worker(self._save(chosen.changes), group="limits")
 
     def press_space(self) -> None:
@@ -105,10 +108,10 @@ class LimitsStep(Step):
     def _help(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen
         text = (
-            row.help
+            help_of(row)
             if row is not None
-            else "The defaults are careful: low priority, and one core stays free."
+            else _("The defaults are careful: low priority, and one core stays free.")
         )
         lines = said(text, width, height)
-        more = "You can change all of this later, and more, on the Settings page."
+        more = _("You can change all of this later, and more, on the Settings page.")
         return [*lines, *said(more, width, 1, "dim")][:height]

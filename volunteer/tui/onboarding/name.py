@@ -8,26 +8,28 @@ from textual.widgets import Input
 
 from shared.errors import VolunteerError
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
+from volunteer.i18n.catalogue import N_, _
 from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field
 
 SENT = (
-    "your nickname, and the name of this machine",
-    "processor, memory, GPUs, system, Python and torch",
-    "how fast your devices are",
-    "the result of training; never a file of yours",
+    N_("your nickname, and the name of this machine"),
+    N_("processor, memory, GPUs, system, Python and torch"),
+    N_("how fast your devices are"),
+    N_("the result of training; never a file of yours"),
 )
-PRACTICE = "This is practice: nothing leaves this machine."
+PRACTICE = N_("This is practice: nothing leaves this machine.")
 
 
 class NameStep(Step):
     """Step that asks for a nickname."""
 
     NAME = "Name"
-    HEADING = "What shall we call you?"
-    KEYS = (*NEXT, *BACK, ("^o", "hide/show", "hide"))
+    TITLE = N_("Name")
+    HEADING = N_("What shall we call you?")
+    KEYS = (*NEXT, *BACK, ("^o", N_("hide/show"), "hide"))
 
     def __init__(self, choice: Choice) -> None:
         super().__init__(choice)
@@ -35,12 +37,12 @@ class NameStep(Step):
 
     def compose(self) -> ComposeResult:
         yield Field(
-            placeholder="a nickname; without one you get a made-up name",
+            placeholder=_("a nickname; without one you get a made-up name"),
             max_length=NICKNAME_MAX,
             id="nickname",
         )
         yield FunctionPanel(self._verdict, id="verdict-name")
-        yield FunctionPanel(self._sent, title="What is sent", id="sent", classes="card")
+        yield FunctionPanel(self._sent, title=N_("What is sent"), id="sent", classes="card")
 
     def begin(self, why: str = "") -> None:
         self._trouble = why
@@ -70,7 +72,11 @@ class NameStep(Step):
         if self._trouble:
             return said(self._trouble, width, height, "bad", scene.glyphs.cross)
         return said(
-            f"{NICKNAME_MIN} to {NICKNAME_MAX} letters or digits.",
+            _(
+                "{least} to {most} letters or digits.",
+                least=NICKNAME_MIN,
+                most=NICKNAME_MAX,
+            ),
             width,
             height,
             "dim",
@@ -78,18 +84,18 @@ class NameStep(Step):
 
     def _sent(self, scene: Scene, width: int, height: int) -> list[Line]:
         if self.choice.practice:
-            return said(PRACTICE, width, height)
+            return said(_(PRACTICE), width, height)
         lines: list[Line] = []
         for text in SENT:
-            lines += said(text, width, 2, "dim", scene.glyphs.dot)
+            lines += said(_(text), width, 2, "dim", scene.glyphs.dot)
         hidden = any(r.name == "public" and r.value is False for r in self.choice.settings)
         word = (
-            "hidden from others (ctrl+o shows it)"
+            _("hidden from others (ctrl+o shows it)")
             if hidden
-            else "shown to others (ctrl+o hides it)"
+            else _("shown to others (ctrl+o hides it)")
         )
         between: list[Line] = [()] if height > len(lines) + 1 else []
-        return [*lines, *between, (("your nickname is ", "dim"), (word, "text"))][:height]
+        return [*lines, *between, ((_("your nickname is") + " ", "dim"), (word, "text"))][:height]
 
     def hide(self) -> None:
         """Toggle if other volunteers see the nickname."""
@@ -113,5 +119,7 @@ def trouble(name: str) -> str:
     if not name:
         return ""
     if len(name) < NICKNAME_MIN:
-        return f"At least {NICKNAME_MIN} letters, please."
-    return "" if name.isprintable() else "A nickname cannot hold characters that are not printable."
+        return _("At least {least} letters, please.", least=NICKNAME_MIN)
+    return (
+        "" if name.isprintable() else _("A nickname cannot hold characters that are not printable.")
+    )

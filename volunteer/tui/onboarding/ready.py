@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 
+from volunteer.i18n.catalogue import N_, _
 from volunteer.tui.onboarding.step import BACK, Step
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 
-BAR = "press  ENTER  to start"
+BAR = N_("press  ENTER  to start")
 
 
 class ReadyStep(Step):
     """Step that starts the work."""
 
     NAME = "Start"
-    HEADING = "Everything is ready."
-    KEYS = (("enter", "start", "next"), *BACK)
+    TITLE = N_("Start")
+    HEADING = N_("Everything is ready.")
+    KEYS = ((N_("enter"), N_("start"), "next"), *BACK)
 
     def compose(self) -> ComposeResult:
         yield FunctionPanel(self._draw, id="ready")
@@ -33,25 +36,26 @@ class ReadyStep(Step):
         self.proceed()
 
     def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
-        inner = len(BAR) + 8
+        words = _(BAR)
+        inner = cell_len(words) + 8
         indent = " " * max(0, (width - inner) // 2)
         edge = (f"{indent}{' ' * inner}", "text")
         lines: list[Line] = [
             (),
             ((indent, "text"), (" " * inner, "here")),
-            ((indent, "text"), (f"    {BAR}    ", "here")),
+            ((indent, "text"), (f"    {words}    ", "here")),
             ((indent, "text"), (" " * inner, "here")),
             (edge,),
         ]
         notes: tuple[str, ...] = (
-            "space pauses; your machine is free within two seconds",
-            "f finishes the task in hand and takes no more",
-            "q quits; finished work is kept",
+            _("space pauses; your machine is free within two seconds"),
+            _("f finishes the task in hand and takes no more"),
+            _("q quits; finished work is kept"),
         )
         if self.choice.practice:
-            notes = ("this is practice: its credits are worth nothing", *notes)
+            notes = (_("this is practice: its credits are worth nothing"), *notes)
         dot = scene.glyphs.dot
-        column = max(0, (width - max(len(n) for n in notes) - 2) // 2)
+        column = max(0, (width - max(cell_len(n) for n in notes) - 2) // 2)
         for note in notes:
             for row, text in enumerate(wrap(note, width - column - 2, 2)):
                 sign = "  " if row else f"{dot} "

@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 
 from shared.text import printable
 from shared.workloads.base import installed
+from volunteer.i18n.catalogue import N_, _
 from volunteer.text import origin_of
 from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
 from volunteer.tui.run_estimate import RunEstimate, estimate
@@ -16,9 +17,9 @@ from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 ANY = "*"
 COLUMNS = (
-    Column(title="run", cells=24),
-    Column(title="credits (estimate)", cells=18, align="right", least=60),
-    Column(title="for this machine"),
+    Column(title=N_("run"), cells=24),
+    Column(title=N_("credits (estimate)"), cells=18, align="right", least=60),
+    Column(title=N_("for this machine")),
 )
 
 
@@ -26,7 +27,8 @@ class RunStep(Step):
     """Step that chooses a run."""
 
     NAME = "Run"
-    HEADING = "Which run do you want to help?"
+    TITLE = N_("Run")
+    HEADING = N_("Which run do you want to help?")
     KEYS = (*NEXT, *BACK)
 
     def compose(self) -> ComposeResult:
@@ -48,13 +50,13 @@ class RunStep(Step):
         rows = [
             Row(
                 key=ANY,
-                cells=((("any run", "value"),), (), (("where most needed", "dim"),)),
+                cells=(((_("any run"), "value"),), (), ((_("where most needed"), "dim"),)),
             )
         ]
         for info in scene.view.status.runs:
             able = self._estimate(scene, info.name)
             earns = (
-                f"{count(able.credits_per_hour)} an hour"
+                _("{credits} an hour", credits=count(able.credits_per_hour))
                 if able.credits_per_hour is not None
                 else ""
             )
@@ -69,7 +71,7 @@ class RunStep(Step):
                     dim=not able.fits,
                 )
             )
-        return Filling(rows=tuple(rows), title="", subtitle="up and down choose")
+        return Filling(rows=tuple(rows), title="", subtitle=_("up and down choose"))
 
     def _estimate(self, scene: Scene, name: str) -> RunEstimate:
         status = scene.view.status
@@ -82,24 +84,27 @@ class RunStep(Step):
         if info is None:
             if not scene.view.status.runs:
                 return said(
-                    "This coordinator has no run yet. Your machine begins when it starts one.",
+                    _("This coordinator has no run yet. Your machine begins when it starts one."),
                     width,
                     height,
                     "dim",
                 )
             return said(
-                "The coordinator gives you the run that suits this machine best. You can "
-                "choose another one at any time.",
+                _(
+                    "The coordinator gives you the run that suits this machine best. You can "
+                    "choose another one at any time."
+                ),
                 width,
                 height,
                 "dim",
             )
-        licence = (
-            f"The model is published under {info.licence}; the data is under "
-            f"{info.dataset_licence or 'no stated licence'}."
+        licence = _(
+            "The model is published under {licence}; the data is under {data}.",
+            licence=info.licence,
+            data=info.dataset_licence or _("no stated licence"),
         )
         if info.origin:
-            licence += f" It goes on from {origin_of(info)}."
+            licence += " " + _("It goes on from {origin}.", origin=origin_of(info))
         return [*said(info.description, width, 2), *said(licence, width, 2, "dim")][:height]
 
     @on(Listing.Chosen)

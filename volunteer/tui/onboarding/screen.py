@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Container, Vertical
 from textual.widgets import ContentSwitcher, Input
 
+from volunteer.i18n.catalogue import N_, _
 from volunteer.tui import keys
 from volunteer.tui.onboarding.benchmark import BenchmarkStep
 from volunteer.tui.onboarding.join import JoinStep
@@ -49,10 +51,10 @@ class StepKeys(Bar):
         at = 0
         for key, word, action in (
             *self._step().KEYS,
-            ("f1" if typing else "?", "help", "app.help"),
-            ("^q" if typing else "q", "quit", "app.leave"),
+            ("f1" if typing else "?", N_("help"), "app.help"),
+            ("^q" if typing else "q", N_("quit"), "app.leave"),
         ):
-            text = (f" {key} ", f"{word} ")
+            text = (f" {_(key)} ", f"{_(word)} ")
             spans += [(text[0], "key"), (text[1], "dim")]
             end = at + len(text[0]) + len(text[1])
             if action:
@@ -72,8 +74,8 @@ class Onboarding(Page):
             id="next",
             key="enter",
             action="next",
-            short="next",
-            help="On to the next step.",
+            short=N_("next"),
+            help=N_("On to the next step."),
             place="footer",
             rank=1,
         ),
@@ -81,15 +83,15 @@ class Onboarding(Page):
             id="go_on",
             key="n",
             action="go_on",
-            short="go on",
-            help="On to the next step, as enter.",
+            short=N_("go on"),
+            help=N_("On to the next step, as enter."),
         ),
         keys.Command(
             id="back",
             key="escape",
             action="back",
-            short="back",
-            help="Back to the step before.",
+            short=N_("back"),
+            help=N_("Back to the step before."),
             place="footer",
             rank=2,
         ),
@@ -97,29 +99,31 @@ class Onboarding(Page):
             id="skip",
             key="s",
             action="skip",
-            short="skip the benchmark",
-            help="Do without measuring for now.",
+            short=N_("skip the benchmark"),
+            help=N_("Do without measuring for now."),
         ),
         keys.Command(
             id="hide",
             key="ctrl+o",
             action="hide",
-            short="hide my name",
-            help="Keep the nickname from the leaderboard, or show it.",
+            short=N_("hide my name"),
+            help=N_("Keep the nickname from the leaderboard, or show it."),
         ),
         keys.Command(
             id="preset",
             key="p",
             action="preset",
-            short="preset",
-            help="Set the limits together: gentle, evenings, everything.",
+            short=N_("preset"),
+            help=N_("Set the limits together: gentle, evenings, everything."),
         ),
         keys.Command(
             id="start",
             key="space",
             action="start",
-            short="start",
-            help="Start to work on the last page; change the setting under the cursor on Limits.",
+            short=N_("start"),
+            help=N_(
+                "Start to work on the last page; change the setting under the cursor on Limits."
+            ),
             place="footer",
             rank=3,
         ),
@@ -263,22 +267,22 @@ class Onboarding(Page):
     # Drawing.
 
     def _title(self, scene: Scene, width: int, height: int) -> list[Line]:
-        words = "  Lend your machine. Train a model together."
+        words = "  " + _("Lend your machine. Train a model together.")
         return [((" volunteer", "title"), (words if width > 60 else "", "dim"))]
 
     def _steps(self, scene: Scene, width: int, height: int) -> list[Line]:
         return [step_line(self.at, scene, width)]
 
     def _heading(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return [((STEPS[self.at].HEADING, "value"),)]
+        return [((_(STEPS[self.at].HEADING), "value"),)]
 
 
 def step_line(at: int, scene: Scene, cells: int) -> Line:
     """Return the row of steps: those done, the present one, those to come."""
     glyphs = scene.glyphs
     spans: list[Span] = []
-    names = [step.NAME for step in STEPS]
-    roomy = sum(len(name) for name in names) + 7 * len(names) <= cells
+    names = [_(step.TITLE) for step in STEPS]
+    roomy = sum(cell_len(name) for name in names) + 7 * len(names) <= cells
     for number, name in enumerate(names):
         if number:
             spans.append((f" {glyphs.axis} ", "faint"))

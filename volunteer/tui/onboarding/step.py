@@ -10,6 +10,7 @@ from textual.message import Message
 
 from shared.protocol.accounts import ServerInfo
 from volunteer.control.commands import SettingRow
+from volunteer.i18n.catalogue import N_
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import Scene
 
@@ -31,14 +32,15 @@ class Choice(msgspec.Struct, kw_only=True):
 
 
 Key = tuple[str, str, str]
-NEXT: tuple[Key, ...] = (("enter", "next", "next"),)
-BACK: tuple[Key, ...] = (("esc", "back", "back"),)
+NEXT: tuple[Key, ...] = ((N_("enter"), N_("next"), "next"),)
+BACK: tuple[Key, ...] = ((N_("esc"), N_("back"), "back"),)
 
 
 class Step(Vertical):
     """One step. The screen calls `begin` when the step appears and `shown` with each new scene."""
 
-    NAME: ClassVar[str]  # in the row of steps
+    NAME: ClassVar[str]
+    TITLE: ClassVar[str]  # in the row of steps
     HEADING: ClassVar[str]
     KEYS: ClassVar[tuple[tuple[str, str, str], ...]] = NEXT  # key, word, action of the page
 

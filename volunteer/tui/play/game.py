@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.workloads.games import LEVELS, Look, Reply, cell_name
+from shared.workloads.games import Look, Reply, cell_name
+from volunteer.i18n.catalogue import N_, _, number, pgettext
 from volunteer.tui.keys import Command
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.board import STONES
 
 BEST = 5  # moves of a hint that are listed
 MOVES_SHOWN = 6
+LEVEL_WORDS = (N_("easy"), N_("middle"), N_("hard"))  # of LEVELS
 EMPTY = Look(board=(), over=False)
 
 
@@ -43,14 +45,19 @@ class Game(msgspec.Struct, frozen=True, kw_only=True):
 
 ACTIONS = (
     Command(
-        id="lay", key="enter,space", action="lay", short="lay", help="Lay a stone.", place="footer"
+        id="lay",
+        key="enter,space",
+        action="lay",
+        short=N_("lay"),
+        help=N_("Lay a stone."),
+        place="footer",
     ),
     Command(
         id="hint",
         key="i",
         action="hint",
-        short="hint",
-        help="Show what the version would play here: tenths of its visits, on the board.",
+        short=N_("hint"),
+        help=N_("Show what the version would play here: tenths of its visits, on the board."),
         place="footer",
         rank=10,
     ),
@@ -58,20 +65,26 @@ ACTIONS = (
         id="back",
         key="u,backspace",
         action="take_back",
-        short="back",
-        help="Take my last stone back.",
+        short=N_("back"),
+        help=N_("Take my last stone back."),
         place="footer",
         rank=20,
     ),
     Command(
-        id="new", key="n", action="new", short="new", help="A new game.", place="footer", rank=30
+        id="new",
+        key="n",
+        action="new",
+        short=N_("new"),
+        help=N_("A new game."),
+        place="footer",
+        rank=30,
     ),
     Command(
         id="colour",
         key="c",
         action="colour",
-        short="swap",
-        help="A new game with the other stones.",
+        short=N_("swap"),
+        help=N_("A new game with the other stones."),
         place="footer",
         rank=40,
     ),
@@ -79,8 +92,8 @@ ACTIONS = (
         id="level",
         key="l",
         action="level",
-        short="level",
-        help="Easy, middle, hard: 1, 2, 3, or the next one.",
+        short=N_("level"),
+        help=N_("Easy, middle, hard: 1, 2, 3, or the next one."),
         place="footer",
         rank=45,
     ),
@@ -88,8 +101,8 @@ ACTIONS = (
         id="older",
         key="left_square_bracket,minus",
         action="version(-1)",
-        short="older",
-        help="Against the version before.",
+        short=N_("older"),
+        help=N_("Against the version before."),
         place="footer",
         rank=60,
     ),
@@ -97,12 +110,14 @@ ACTIONS = (
         id="newer",
         key="right_square_bracket,plus",
         action="version(1)",
-        short="newer",
-        help="Against the version after.",
+        short=N_("newer"),
+        help=N_("Against the version after."),
         place="footer",
         rank=61,
     ),
-    Command(id="leave", key="q", action="leave", short="quit", help="Leave.", place="footer"),
+    Command(
+        id="leave", key="q", action="leave", short=N_("quit"), help=N_("Leave."), place="footer"
+    ),
 )
 
 
@@ -111,21 +126,30 @@ def verdict(game: Game) -> tuple[str, str]:
     if game.trouble:
         return game.trouble, "bad"
     if not game.size:
-        return "downloading the version", "dim"
+        return _("downloading the version"), "dim"
     if game.position.over:
         if not game.position.winner:
-            return "a draw", "value"
+            return _("a draw"), "value"
         won = game.position.winner == game.mine
-        return ("you have won", "good") if won else (f"version {game.version} has won", "warn")
+        return (
+            (_("you have won"), "good")
+            if won
+            else (_("version {version} has won", version=game.version), "warn")
+        )
     if game.thinking:
-        return f"version {game.version} is thinking", "dim"
-    return "your turn", "title"
+        return _("version {version} is thinking", version=game.version), "dim"
+    return _("your turn"), "title"
 
 
 def state_line(game: Game, cells: int, ellipsis: str) -> Line:
     """Return the row above the board, which is drawn also in the smallest terminal."""
     said, role = verdict(game)
-    rest = f"   {STONES[game.mine][0]} against version {game.version}, {LEVELS[game.level]}"
+    rest = "   " + _(
+        "{stones} against version {version}, {level}",
+        stones=STONES[game.mine][0],
+        version=game.version,
+        level=_(LEVEL_WORDS[game.level]),
+    )
     text = fit(f" {said}", cells, ellipsis)
     return ((text, role), (fit(rest if game.size else "", cells - len(text), ellipsis), "dim"))
 
@@ -138,34 +162,52 @@ def facts(game: Game, width: int, height: int) -> list[Line]:
     if not game.size:
         return lines
     mine, theirs = STONES[game.mine][0], STONES[-game.mine][0]
-    newest = " (the newest)" if game.version == game.newest else f" of {game.newest}"
+    order = pgettext("player", "first") if game.mine == 1 else pgettext("player", "second")
+    newest = (
+        " " + _("(the newest)")
+        if game.version == game.newest
+        else " " + _("of {newest}", newest=game.newest)
+    )
     rows = [
-        ("you", f"{mine}, {'first' if game.mine == 1 else 'second'}"),
-        ("against", f"{theirs}, version {game.version}{newest}"),
-        ("level", f"{LEVELS[game.level]} (1 2 3)"),
-        ("to win", f"{game.win} in a row"),
-        ("moves", str(len(game.moves))),
+        (_("you"), f"{mine}, {order}"),
+        (
+            _("against"),
+            _(
+                "{theirs}, version {version}{newest}",
+                theirs=theirs,
+                version=game.version,
+                newest=newest,
+            ),
+        ),
+        (_("level"), f"{_(LEVEL_WORDS[game.level])} (1 2 3)"),
+        (_("to win"), _("{win} in a row", win=game.win)),
+        (_("moves"), str(len(game.moves))),
     ]
     if game.value is not None:
-        rows.append(("its guess", f"{50 + 50 * game.value:.0f} % for itself"))
+        rows.append(
+            (
+                _("its guess"),
+                _("{percent} % for itself", percent=number(50 + 50 * game.value, ".0f")),
+            )
+        )
     names = [cell_name(move, game.size) for move in game.moves[-MOVES_SHOWN:]]
     if names:
-        rows.append(("last moves", " ".join(names)))
+        rows.append((_("last moves"), " ".join(names)))
     lines += [((left(name, 12), "dim"), (value, "value")) for name, value in rows]
     return [*lines, *_hint(game)][:height]
 
 
 def _hint(game: Game) -> list[Line]:
     if game.asking:
-        return [(), (("the version is thinking", "dim"),)]
+        return [(), ((_("the version is thinking"), "dim"),)]
     if game.hint is None:
-        choose = "arrow keys or mouse choose a field"
+        choose = _("arrow keys or mouse choose a field")
         return [] if game.moves or game.thinking else [(), ((choose, "dim"),)]
     heat = game.hint.heat
     best = sorted(range(len(heat)), key=lambda field: -heat[field])[:BEST]
     told = [f"{cell_name(field, game.size)} {100 * heat[field]:.0f} %" for field in best]
     return [
         (),
-        (("it would play (digits: tenths)", "dim"),),
+        ((_("it would play (digits: tenths)"), "dim"),),
         *(((text, "mark"),) for text in told if not text.endswith(" 0 %")),
     ]

@@ -16,7 +16,9 @@ from textual.widgets import Input, Static
 
 from shared.protocol import endpoints
 from shared.protocol.inference import KEYS_MAX, KeyInfo, KeyRequest, NewKey
-from shared.text import MICRO, credit, printable
+from shared.text import MICRO, printable
+from volunteer.i18n.catalogue import N_, _, number
+from volunteer.i18n.formats import credit
 from volunteer.tui import keys
 from volunteer.tui.query_page import AccountPage, Answer, PageQuery
 from volunteer.tui.screens.copy_text import CopyText
@@ -30,18 +32,18 @@ CREDITS_MAX = 1e9
 DAYS_MAX = 36_500.0
 COLUMNS = (
     Column(title="key", cells=14),
-    Column(title="name", least=56),
-    Column(title="state", cells=9),
-    Column(title="spent", cells=12, align="right"),
-    Column(title="cap", cells=10, align="right", least=66),
-    Column(title="ends", cells=9, align="right", least=78),
-    Column(title="runs", cells=20, least=104),
+    Column(title=N_("name"), least=56),
+    Column(title=N_("state"), cells=9),
+    Column(title=N_("spent"), cells=12, align="right"),
+    Column(title=N_("cap"), cells=10, align="right", least=66),
+    Column(title=N_("ends"), cells=9, align="right", least=78),
+    Column(title=N_("runs"), cells=20, least=104),
 )
-EMPTY = (
-    "No key yet. With one, any program that speaks OpenAI's interface asks the models on your "
-    "credits: press n."
+EMPTY = N_(
+    "No key yet. With one, any program that speaks OpenAI's interface asks the "
+    "models on your credits: press n."
 )
-ONCE = "Keep it: the coordinator stores only its hash, so it is shown this once. Base URL: /v1"
+ONCE = N_("Keep it: the coordinator stores only its hash, so it is shown this once. Base URL: /v1")
 
 
 class ApiKeys(AccountPage):
@@ -54,8 +56,8 @@ class ApiKeys(AccountPage):
             id="new_key",
             key="n",
             action="new",
-            short="new key",
-            help="Make a key; it is shown once.",
+            short=N_("new key"),
+            help=N_("Make a key; it is shown once."),
             place="footer",
             rank=2,
         ),
@@ -63,8 +65,8 @@ class ApiKeys(AccountPage):
             id="revoke_key",
             key="delete,d",
             action="revoke",
-            short="revoke",
-            help="Make the key under the cursor worthless.",
+            short=N_("revoke"),
+            help=N_("Make the key under the cursor worthless."),
             place="footer",
             rank=3,
         ),
@@ -83,12 +85,14 @@ class ApiKeys(AccountPage):
         answer: Answer[tuple[KeyInfo, ...]] = self.answer("keys")
         found = sorted(self._keys(), key=lambda each: (each.state != "active", -each.id))
         working = sum(each.state == "active" for each in found)
-        count = f"{working} of at most {KEYS_MAX} work" if found else ""
+        count = (
+            _("{working} of at most {most} work", working=working, most=KEYS_MAX) if found else ""
+        )
         waiting = answer.asking and answer.value is None
         return Filling(
             rows=tuple(key_row(each, scene, old=answer.old(scene)) for each in found),
-            empty=answer.error or ("asking the coordinator" if waiting else EMPTY),
-            title="Keys for programs",
+            empty=answer.error or (_("asking the coordinator") if waiting else _(EMPTY)),
+            title=_("Keys for programs"),
             subtitle=" ".join(part for part in (count, answer.note(scene)) if part),
         )
 
@@ -102,7 +106,7 @@ class ApiKeys(AccountPage):
 
         async def make() -> None:
             made: NewKey = await control.create_key(request)
-            self.app.push_screen(CopyText("New key", ONCE, made.key, code=False))
+            self.app.push_screen(CopyText(_("New key"), _(ONCE), made.key, code=False))
 
         self._do(make())
 
@@ -118,11 +122,15 @@ class ApiKeys(AccountPage):
                 self._do(control.revoke_key(found.id), lambda: self._told(found))
 
         name = f' "{printable(found.name, 40)}"' if found.name else ""
-        said = f"Programs that use {found.prefix}...{name} are refused from their next request on."
-        self.app.push_screen(Sure("Revoke this key?", said), answered)
+        said = _(
+            "Programs that use {prefix}...{name} are refused from their next request on.",
+            prefix=found.prefix,
+            name=name,
+        )
+        self.app.push_screen(Sure(_("Revoke this key?"), said), answered)
 
     def _told(self, found: KeyInfo) -> None:
-        self.volunteer.tell(f"{found.prefix}... is revoked")
+        self.volunteer.tell(_("{prefix}... is revoked", prefix=found.prefix))
 
     def _do(self, work: Coroutine[Any, Any, Any], then: Callable[[], None] | None = None) -> None:
         def done() -> None:
@@ -138,7 +146,7 @@ def key_row(found: KeyInfo, scene: Scene, *, old: bool) -> Row:
     working = found.state == "active"
     sign = scene.glyphs.check if working else scene.glyphs.cross
     left_s = None if found.expires_at is None else found.expires_at - scene.now
-    ends = "never" if left_s is None else f"in {ago(left_s)}" if left_s > 0 else "-"
+    ends = _("never") if left_s is None else _("in {time}", time=ago(left_s)) if left_s > 0 else "-"
     return Row(
         key=str(found.id),
         cells=(
@@ -146,9 +154,9 @@ def key_row(found: KeyInfo, scene: Scene, *, old: bool) -> Row:
             ((printable(found.name, 64), "value" if working else "dim"),),
             ((f"{sign} {'works' if working else found.state}", "good" if working else "dim"),),
             ((credit(found.spent_micro, 4), "value" if working else "dim"),),
-            (("none" if found.cap_micro is None else credit(found.cap_micro), "dim"),),
+            ((_("none") if found.cap_micro is None else credit(found.cap_micro), "dim"),),
             ((ends if working else "-", "dim"),),
-            ((printable(", ".join(found.runs) or "every run", 200), "dim"),),
+            ((printable(", ".join(found.runs) or _("every run"), 200), "dim"),),
         ),
         dim=old,
     )
@@ -165,20 +173,20 @@ class NewKeyForm(ModalScreen[KeyRequest | None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "close", show=False)]
     FIELDS: ClassVar[tuple[tuple[str, str, str], ...]] = (
-        ("name", "name", "for you to tell keys apart"),
-        ("cap", "most credits it may ever spend", "no cap"),
-        ("days", "days until it ends", "never"),
-        ("runs", "runs it may ask", "every run; several with commas"),
+        ("name", N_("name"), N_("for you to tell keys apart")),
+        ("cap", N_("most credits it may ever spend"), N_("no cap")),
+        ("days", N_("days until it ends"), N_("never")),
+        ("runs", N_("runs it may ask"), N_("every run; several with commas")),
     )
 
     def compose(self) -> ComposeResult:
         with Vertical(id="form", classes="card dialog") as form:
-            form.border_title = "New key"
+            form.border_title = _("New key")
             for name, title, empty in self.FIELDS:
-                yield Static(title, markup=False)
-                yield Field("", placeholder=empty, id=name, compact=True)
+                yield Static(_(title), markup=False)
+                yield Field("", placeholder=_(empty), id=name, compact=True)
             yield Static("", id="wrong", markup=False)
-            yield Static("enter make it  tab next field  esc cancel", markup=False)
+            yield Static(_("enter make it  tab next field  esc cancel"), markup=False)
 
     @on(Input.Submitted)
     def _enter(self) -> None:
@@ -194,8 +202,8 @@ class NewKeyForm(ModalScreen[KeyRequest | None]):
         typed = {
             name: self.query_one(f"#{name}", Input).value.strip() for name, _, _ in self.FIELDS
         }
-        cap = _number("credits", typed["cap"], CREDITS_MAX)
-        days = _number("days", typed["days"], DAYS_MAX)
+        cap = _number(_("credits"), typed["cap"], CREDITS_MAX)
+        days = _number(_("days"), typed["days"], DAYS_MAX)
         runs = tuple(part for each in typed["runs"].split(",") if (part := each.strip()))
         now = self.app.clock.now()  # type: ignore[attr-defined] # it is the volunteer's
         return KeyRequest(
@@ -216,9 +224,11 @@ def _number(what: str, text: str, most: float) -> float | None:
     try:
         found = float(text)
     except ValueError:
-        raise ValueError(f"{what}: {text} is no number") from None
+        raise ValueError(_("{what}: {text} is no number", what=what, text=text)) from None
     if not 0 < found <= most:
-        raise ValueError(f"{what}: more than 0 and at most {most:,.0f}")
+        raise ValueError(
+            _("{what}: more than 0 and at most {most}", what=what, most=number(most, ",.0f"))
+        )
     return found
 
 
@@ -243,7 +253,7 @@ class Sure(ModalScreen[bool]):
         with Vertical(id="sure", classes="card dialog") as dialog:
             dialog.border_title = self._title
             yield Static(self._said, markup=False)
-            yield Static("y yes   esc no", id="hint", markup=False)
+            yield Static(_("y yes   esc no"), id="hint", markup=False)
 
     def action_answer(self, yes: bool) -> None:
         self.dismiss(yes)

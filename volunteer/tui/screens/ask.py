@@ -19,19 +19,21 @@ from textual.widgets import Input, Static
 from shared.errors import VolunteerError
 from shared.protocol.accounts import RunInfo
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard, Usage
-from shared.text import credit, printable
+from shared.text import printable
 from volunteer.control.commands import Answer, AskModel, PastPrompt
 from volunteer.control.control import Control
+from volunteer.i18n.catalogue import N_, _
+from volunteer.i18n.formats import credit
 from volunteer.tui.text import printable_lines
 from volunteer.tui.widgets.search_box import Field
 
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
 
-PRIVACY = (
+PRIVACY = N_(
     "The organiser's machines read your prompt, and do not keep it. It is remembered here only."
 )
-OPEN = "Volunteers' machines may answer, and their owners can read your prompt: ^o forbids it."
+OPEN = N_("Volunteers' machines may answer, and their owners can read your prompt: ^o forbids it.")
 SHOWN_CHARS = 50_000  # of one answer
 CHARS_A_TOKEN = 3  # a guess, for the price before
 FIRST = "@0"  # the version before any training
@@ -57,11 +59,11 @@ class Knob(NamedTuple):
 
 
 KNOBS = (
-    Knob("max_tokens", "tokens", int, 6),
-    Knob("temperature", "temp", float, 5),
-    Knob("top_p", "top p", float, 5),
-    Knob("seed", "seed", int, 8),
-    Knob("version", "version", str, 7),
+    Knob("max_tokens", N_("tokens"), int, 6),
+    Knob("temperature", N_("temp"), float, 5),
+    Knob("top_p", N_("top p"), float, 5),
+    Knob("seed", N_("seed"), int, 8),
+    Knob("version", N_("version"), str, 7),
 )
 
 
@@ -134,7 +136,7 @@ class Ask(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static("", id="about", markup=False)
-        yield Field(placeholder="a text to continue", id="prompt")
+        yield Field(placeholder=_("a text to continue"), id="prompt")
         with Horizontal(id="knobs"):
             for knob in KNOBS:
                 yield Static(knob.title, id=f"{knob.name}-title", markup=False)
@@ -146,15 +148,15 @@ class Ask(Screen[None]):
             yield Answering("after")
         yield Static("", id="said", markup=False)
         yield Static(
-            "enter ask  tab options  ↑ earlier  ^b before, after  ^r erase  esc close",
+            _("enter ask  tab options  ↑ earlier  ^b before, after  ^r erase  esc close"),
             id="hint",
             markup=False,
         )
 
     def on_mount(self) -> None:
         name = printable(self._info.name, 64)
-        self.query_one("#prompt").border_title = f"Ask {name}"
-        self.query_one("#after").border_title = "Answer"
+        self.query_one("#prompt").border_title = _("Ask {name}", name=name)
+        self.query_one("#after").border_title = _("Answer")
         self.query_one("#about", Static).update(PRIVACY)
         self.query_one("#prompt").focus()
         self.run_worker(self._learn(), group="learn")
@@ -187,7 +189,7 @@ class Ask(Screen[None]):
     def _price(self) -> str:
         """Return what the prompt may cost, and what there is."""
         me = self.volunteer.latest.status.me
-        have = f"; you have {credit(me.balance_micro, 3)}" if me else ""
+        have = _("; you have {balance}", balance=credit(me.balance_micro, 3)) if me else ""
         try:
             knobs = self._knobs()
         except ValueError as error:
@@ -197,7 +199,7 @@ class Ask(Screen[None]):
         prompt = self.query_one("#prompt", Input).value
         tokens = (knobs.max_tokens or DEFAULT_TOKENS) + len(prompt) // CHARS_A_TOKEN
         micro = -(-tokens * self._card.price_micro // 1000) * (2 if self.has_class("-both") else 1)
-        return f"at most about {credit(micro, 6)} credits{have}"
+        return _("at most about {credits} credits{have}", credits=credit(micro, 6), have=have)
 
     def _knobs(self) -> Knobs:
         """Return the options. Raises ValueError with a sentence."""
@@ -209,7 +211,9 @@ class Ask(Screen[None]):
             try:
                 found[knob.name] = knob.read(text)
             except ValueError:
-                raise ValueError(f"{knob.title}: {text} is no number") from None
+                raise ValueError(
+                    _("{title}: {text} is no number", title=_(knob.title), text=text)
+                ) from None
         return Knobs(**found)
 
     @on(Input.Changed)
@@ -237,7 +241,7 @@ class Ask(Screen[None]):
         if self.has_class("-both"):
             asked.append((self.query_one("#before", Answering), self._info.name + FIRST))
         self._used = []
-        self._say("asking")
+        self._say(_("asking"))
         for pane, model in asked:
             pane.begin(printable(model, 80), prompt)
             command = AskModel(
@@ -278,11 +282,14 @@ class Ask(Screen[None]):
 
     def _ended(self, pane: Answering, used: Usage) -> None:
         self._used.append(used)
-        pane.border_subtitle = f"{used.completion_tokens} tokens"
+        pane.border_subtitle = _("{n} tokens", n=used.completion_tokens)
         self._say(
-            f"{sum(each.prompt_tokens for each in self._used)} tokens in, "
-            f"{sum(each.completion_tokens for each in self._used)} out: "
-            f"{credit(sum(each.cost_micro for each in self._used), 6)} credits"
+            _(
+                "{tokens_in} tokens in, {tokens_out} out: {credits} credits",
+                tokens_in=sum(each.prompt_tokens for each in self._used),
+                tokens_out=sum(each.completion_tokens for each in self._used),
+                credits=credit(sum(each.cost_micro for each in self._used), 6),
+            )
         )
 
     # Keys.
@@ -299,7 +306,7 @@ class Ask(Screen[None]):
     def action_both(self) -> None:
         """Show version 0 beside, or not."""
         self.toggle_class("-both")
-        self.query_one("#before").border_title = "Version 0"
+        self.query_one("#before").border_title = _("Version 0")
         self._weigh()
 
     def action_private(self) -> None:
@@ -329,7 +336,7 @@ class Ask(Screen[None]):
 
         def done() -> None:
             self._past, self._at = (), 0
-            self._say("the prompts that this machine remembered are erased")
+            self._say(_("the prompts that this machine remembered are erased"))
 
         self.volunteer.command(control.forget_prompts(), done)
 
@@ -340,7 +347,7 @@ def _shown(knob: Knob) -> str:
 
 
 def _empty(knob: Knob) -> str:
-    return {"max_tokens": "auto", "seed": "any", "version": "newest"}.get(knob.name, "")
+    return {"max_tokens": _("auto"), "seed": _("any"), "version": _("newest")}.get(knob.name, "")
 
 
 def answers(info: RunInfo) -> bool:

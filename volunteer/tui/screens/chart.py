@@ -16,6 +16,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
 from shared.text import printable
+from volunteer.i18n.catalogue import N_, _
 from volunteer.text import loss, measured
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
@@ -38,52 +39,56 @@ class CurvePage(QueryPage):
     NAME = "chart"
     ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
         keys.Command(
-            id="cursor_left", key="left,h", action="move(-1)", short="cursor",
-            help="Read the version before.", place="footer", rank=31,
+            id="cursor_left", key="left,h", action="move(-1)", short=N_("cursor"),
+            help=N_("Read the version before."), place="footer", rank=31,
         ),
         keys.Command(
-            id="cursor_right", key="right,l", action="move(1)", short="cursor",
-            help="Read the next version.", place="footer", rank=31,
+            id="cursor_right", key="right,l", action="move(1)", short=N_("cursor"),
+            help=N_("Read the next version."), place="footer", rank=31,
         ),
         keys.Command(
-            id="zoom_in", key="plus,equals_sign,up", action="zoom(1)", short="zoom",
-            help="Show fewer versions, around the cursor.", place="footer", rank=32,
+            id="zoom_in", key="plus,equals_sign,up", action="zoom(1)", short=N_("zoom"),
+            help=N_("Show fewer versions, around the cursor."), place="footer", rank=32,
         ),
         keys.Command(
-            id="zoom_out", key="minus,down", action="zoom(-1)", short="out",
-            help="Show more versions.", place="footer", rank=32,
+            id="zoom_out", key="minus,down", action="zoom(-1)", short=N_("zoom out"),
+            help=N_("Show more versions."), place="footer", rank=32,
         ),
         keys.Command(
-            id="pan_left", key="shift+left,comma", action="pan(-1)", short="pan left",
-            help="Look at earlier versions.",
+            id="pan_left", key="shift+left,comma", action="pan(-1)", short=N_("pan left"),
+            help=N_("Look at earlier versions."),
         ),
         keys.Command(
-            id="pan_right", key="shift+right,full_stop", action="pan(1)", short="pan right",
-            help="Look at later versions.",
+            id="pan_right", key="shift+right,full_stop", action="pan(1)", short=N_("pan right"),
+            help=N_("Look at later versions."),
         ),
         keys.Command(
-            id="whole", key="0", action="whole", short="all", help="Show the whole curve.",
+            id="whole", key="0", action="whole", short=N_("all"), help=N_("Show the whole curve."),
             place="footer", rank=38,
         ),
         keys.Command(
-            id="log_scale", key="y", action="log_scale", short="log scale",
-            help="Draw the losses on a logarithmic scale, and back.", place="footer", rank=34,
+            id="log_scale", key="y", action="log_scale", short=N_("log scale"),
+            help=N_("Draw the losses on a logarithmic scale, and back."), place="footer", rank=34,
         ),
         keys.Command(
-            id="overlay", key="n", action="overlay", short="other run",
-            help="Draw the next run's curve beside this one, and at last none.",
+            id="overlay", key="n", action="overlay", short=N_("other run"),
+            help=N_("Draw the next run's curve beside this one, and at last none."),
             place="footer", rank=35,
         ),
         keys.Command(
-            id="first", key="home", action="end(-1)", short="first", help="Read the first version.",
+            id="first",
+            key="home",
+            action="end(-1)",
+            short=N_("first"),
+            help=N_("Read the first version."),
         ),
         keys.Command(
-            id="newest", key="end", action="end(1)", short="newest",
-            help="Read the newest version, and each that comes.",
+            id="newest", key="end", action="end(1)", short=N_("newest"),
+            help=N_("Read the newest version, and each that comes."),
         ),
         keys.Command(
-            id="close", key="escape,c", action="close", short="back",
-            help="Back to the page before.", place="footer", rank=12,
+            id="close", key="escape,c", action="close", short=N_("back"),
+            help=N_("Back to the page before."), place="footer", rank=12,
         ),
     )  # fmt: skip
     CSS = """
@@ -133,13 +138,15 @@ class CurvePage(QueryPage):
     def _title(self, scene: Scene) -> tuple[str, str]:
         info = self._info(scene, self.run)
         what = measured(info.measure if info else "")
-        beside = f" beside {printable(self.other, 30)}" if self.other else ""
+        beside = " " + _("beside {other}", other=printable(self.other, 30)) if self.other else ""
         notes = [
             self.answer(f"loss {self.run}").note(scene),
-            "log" if self.logarithmic else "",
-            f"{scene.glyphs.mark} mine" if self._mine(scene) else "",
+            _("log") if self.logarithmic else "",
+            f"{scene.glyphs.mark} {_('mine')}" if self._mine(scene) else "",
         ]
-        return f"{what} of {printable(self.run, 30)}{beside}", " ".join(filter(None, notes))
+        return _(
+            "{what} of {run}{beside}", what=what, run=printable(self.run, 30), beside=beside
+        ), " ".join(filter(None, notes))
 
     def _mine(self, scene: Scene) -> frozenset[int]:
         """Return the versions that hold work of this volunteer, as far as they are known."""
@@ -160,11 +167,13 @@ class CurvePage(QueryPage):
         return Chart(
             series=tuple(series),
             marks=tuple(float(version) for version in sorted(self._mine(scene))),
-            x_name="version",
+            x_name=_("version"),
             log=self.logarithmic,
             span=self.span,
             cursor=here[0] if here else None,
-            empty="asking the coordinator" if asking else "the loss of each version appears here",
+            empty=_("asking the coordinator")
+            if asking
+            else _("the loss of each version appears here"),
         )
 
     def _comparable(self, scene: Scene) -> bool:
@@ -180,8 +189,12 @@ class CurvePage(QueryPage):
         lines: list[Line] = [self._words(scene, points, here, cells)]
         if self.other:
             beside = nearest(self.points(scene, self.other), here[0])
-            scale = "" if self._comparable(scene) else " (on a scale of its own)"
-            said = f"version {int(beside[0])}, {loss(beside[1])}{scale}" if beside else "no curve"
+            scale = "" if self._comparable(scene) else " " + _("(on a scale of its own)")
+            said = (
+                f"{_('version {version}', version=int(beside[0]))}, {loss(beside[1])}{scale}"
+                if beside
+                else _("no curve")
+            )
             name = f"{printable(self.other, 30)} "
             lines.append(((name, "mean"), (fit(said, cells - len(name)), "text")))
         return lines[:height]
@@ -206,12 +219,12 @@ class CurvePage(QueryPage):
         change = here[1] - points[at - 1][1] if at else None
         spans: Line = (
             (f"{printable(self.run, 30)} ", "model"),
-            (f"version {version} ", "title"),
+            (_("version {version}", version=version) + " ", "title"),
             (loss(here[1]), "value"),
             (f" ({change:+.3f})" if change is not None else "", "dim"),
         )
         if version in self._mine(scene):
-            spans = (*spans, (f" {scene.glyphs.mark} mine", "mark"))
+            spans = (*spans, (" " + f"{scene.glyphs.mark} {_('mine')}", "mark"))
         if row is None:
             return spans
         said = version_words(row, info.measure if info else "").partition(", ")[2]
@@ -316,7 +329,7 @@ class CurvePage(QueryPage):
         at = chosen.index(self.other) if self.other in chosen else 0
         self.other = chosen[(at + 1) % len(chosen)]
         if len(chosen) == 1:
-            self.volunteer.tell("this coordinator has no other run")
+            self.volunteer.tell(_("this coordinator has no other run"))
         self._redraw()
 
     def action_close(self) -> None:

@@ -11,18 +11,20 @@ from textual.containers import Vertical
 from textual.events import Click
 from textual.screen import ModalScreen
 
-from shared.text import credit
 from volunteer.control.commands import How
 from volunteer.control.status import TaskStatus
+from volunteer.i18n.catalogue import N_, _, ngettext
+from volunteer.i18n.formats import credit
 from volunteer.tui.text import Glyphs, Line, countdown, fit, left, percent
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.task import share
 
+TITLE_CELLS = 10
 CHOICES: tuple[tuple[How, str, str], ...] = (
-    ("finish", "f", "Finish"),
-    ("save", "s", "Save"),
-    ("release", "g", "Give back"),
+    ("finish", "f", N_("Finish")),
+    ("save", "s", N_("Save")),
+    ("release", "g", N_("Give back")),
 )
 
 
@@ -39,12 +41,21 @@ def consequences(view: AgentView) -> dict[How, str]:
     tasks = in_hand(view)
     paid = sum(task.price_micro for task in tasks)
     longest = max((t.eta_s for t in tasks if t.eta_s is not None), default=None)
-    it = "it" if len(tasks) == 1 else "them"
-    time = f"in about {countdown(longest)}" if longest is not None else "when it is done"
+    time = (
+        _("in about {time}", time=countdown(longest))
+        if longest is not None
+        else _("when it is done")
+    )
     return {
-        "finish": f"complete {it}, quit {time}, earn {credit(paid)} credits",
-        "save": "quit now; resume at the next start if still reserved",
-        "release": "quit now; another worker redoes it, your part is lost",
+        "finish": ngettext(
+            "complete it, quit {time}, earn {paid} credits",
+            "complete them, quit {time}, earn {paid} credits",
+            len(tasks),
+            time=time,
+            paid=credit(paid),
+        ),
+        "save": _("quit now; resume at the next start if still reserved"),
+        "release": _("quit now; another worker redoes it, your part is lost"),
     }
 
 
@@ -67,19 +78,26 @@ def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[L
     """Return the question, then three rows a choice."""
     tasks = in_hand(view)
     if len(tasks) == 1:
-        said = f"Task {tasks[0].task} of {tasks[0].run} is {percent(share(tasks[0]))} done."
+        said = _(
+            "Task {task} of {run} is {share} done.",
+            task=tasks[0].task,
+            run=tasks[0].run,
+            share=percent(share(tasks[0])),
+        )
     else:
-        said = f"{len(tasks)} tasks are in hand."
+        said = ngettext("{n} task is in hand.", "{n} tasks are in hand.", len(tasks))
     lines: list[Line] = [((fit(said, cells, glyphs.ellipsis), "text"),), ()]
     told = consequences(view)
     for number, (how, key, title) in enumerate(CHOICES):
         chosen = number == at
         pointer = f"{glyphs.run} " if chosen else "  "
         role = "here" if chosen else "value"
-        lines.append(((pointer, "info"), (f" {key} ", "key"), (f" {left(title, 10)}", role)))
+        lines.append(
+            ((pointer, "info"), (f" {key} ", "key"), (f" {left(_(title), TITLE_CELLS)}", role))
+        )
         lines.append(((fit(f"      {told[how]}", cells, glyphs.ellipsis), "dim"),))
         lines.append(())
-    lines.append((("   esc ", "key"), ("stay", "dim")))
+    lines.append((("   " + _("esc") + " ", "key"), (_("stay"), "dim")))
     return lines
 
 
@@ -100,7 +118,7 @@ class Quit(ModalScreen[How | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="quit", classes="card dialog") as dialog:
-            dialog.border_title = "Leave?"
+            dialog.border_title = _("Leave?")
             yield LeaveChoices()
 
     def on_mount(self) -> None:

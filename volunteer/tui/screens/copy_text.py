@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from shared.qr import qr_rows
+from volunteer.i18n.catalogue import _
 
 TITLE_ROWS = 5  # title and margins
 
@@ -48,7 +49,7 @@ class CopyText(ModalScreen[None]):
         yield Static(self._title, id="title", markup=False)
         yield Static(self._what, id="what", markup=False)
         yield Static(self._text, id="text", markup=False)
-        yield Static("c copy   esc close", id="hint", markup=False)
+        yield Static(_("c copy   esc close"), id="hint", markup=False)
         yield Static("\n".join(self._code), id="code", markup=False)
 
     def on_resize(self, event: Resize) -> None:
@@ -67,4 +68,4 @@ class CopyText(ModalScreen[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._text)
-        self.notify("copied, if your terminal allows it", markup=False)
+        self.notify(_("copied, if your terminal allows it"), markup=False)

@@ -15,6 +15,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
+from volunteer.i18n.catalogue import N_
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.screens import run_keys
@@ -101,8 +102,8 @@ class Dashboard(Page):
             id="view",
             key="v",
             action="turn",
-            short="view",
-            help="Show the next cards where there is no room for all.",
+            short=N_("view"),
+            help=N_("Show the next cards where there is no room for all."),
             place="footer",
             rank=25,
         ),
@@ -110,15 +111,15 @@ class Dashboard(Page):
             id="device",
             key="d",
             action="device",
-            short="next device",
-            help="Show the task of the next device.",
+            short=N_("next device"),
+            help=N_("Show the task of the next device."),
         ),
         keys.Command(
             id="log_scale",
             key="y",
             action="log_scale",
-            short="log scale",
-            help="Draw the losses on a logarithmic scale, and back.",
+            short=N_("log scale"),
+            help=N_("Draw the losses on a logarithmic scale, and back."),
             place="footer",
             rank=65,
         ),
@@ -126,8 +127,8 @@ class Dashboard(Page):
             id="window",
             key="w",
             action="window",
-            short="newest",
-            help=f"Draw only the newest {RECENT} points of the curves, and back.",
+            short=N_("newest"),
+            help=N_("Draw only the newest 500 points of the curves, and back."),
             place="footer",
             rank=66,
         ),

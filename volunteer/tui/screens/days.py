@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 
 from shared.protocol.listings import LedgerRow
 from volunteer.control.control import Control
+from volunteer.i18n.catalogue import N_, _
 from volunteer.stats.diary import Diary, by_day, ranks
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import local_day, recap_since
@@ -29,8 +30,8 @@ class Days(QueryPage):
             id="close",
             key="escape,d",
             action="close",
-            short="back",
-            help="Back to the ranks.",
+            short=N_("back"),
+            help=N_("Back to the ranks."),
             place="footer",
             rank=12,
         ),
@@ -49,13 +50,13 @@ class Days(QueryPage):
         return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
     def _title(self, scene: Scene) -> tuple[str, str]:
-        return "Credits by day", self.answer("ledger").note(scene)
+        return _("Credits by day"), self.answer("ledger").note(scene)
 
     def _lines(self, scene: Scene, cells: int, height: int) -> list[Line]:
         found: Answer[Diary] = self.answer("diary")
         rows: Answer[Sequence[LedgerRow]] = self.answer("ledger")
         if found.value is None and rows.value is None:
-            return found.instead(scene, cells, height, "your days appear here")
+            return found.instead(scene, cells, height, _("your days appear here"))
         diary = found.value or Diary()
         today = local_day(scene.now)
         amounts = by_day(diary, earned(rows.value or ()), known_since(rows.value, scene.now))

@@ -14,9 +14,11 @@ from textual.containers import Horizontal, Vertical
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
-from shared.text import printable, size
+from shared.text import printable
 from volunteer.control.commands import SettingRow
 from volunteer.control.control import Control
+from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.formats import size
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import duration_words, estimate, part_words
@@ -31,11 +33,11 @@ NAME_CELLS = 11
 LOOK_S = 1.5  # between two looks at the sensors, while this page is in front
 DUTY_MIN = 5
 COLUMNS = (
-    Column(title="device", cells=8),
-    Column(title="name", least=56),
-    Column(title="state", cells=14),
-    Column(title="memory", cells=8, align="right", least=66),
-    Column(title="training", cells=13, align="right"),
+    Column(title=N_("device"), cells=8),
+    Column(title=N_("name"), least=56),
+    Column(title=N_("state"), cells=14),
+    Column(title=N_("memory"), cells=8, align="right", least=66),
+    Column(title=N_("training"), cells=13, align="right"),
     Column(title="fp32", cells=13, align="right", least=96),
     Column(title="bf16", cells=13, align="right", least=112),
 )
@@ -51,8 +53,8 @@ class DevicePage(QueryPage):
             id="benchmark",
             key="b",
             action="benchmark",
-            short="measure",
-            help="Measure the device under the cursor, some seconds; again: stop.",
+            short=N_("measure"),
+            help=N_("Measure the device under the cursor, some seconds; again: stop."),
             place="footer",
             rank=33,
         ),
@@ -60,8 +62,8 @@ class DevicePage(QueryPage):
             id="pause_device",
             key="p",
             action="pause_device",
-            short="pause this",
-            help="Pause or resume only the device under the cursor.",
+            short=N_("pause this"),
+            help=N_("Pause or resume only the device under the cursor."),
             place="footer",
             rank=35,
         ),
@@ -69,8 +71,8 @@ class DevicePage(QueryPage):
             id="less_duty",
             key="minus",
             action="duty(-10)",
-            short="less",
-            help="Let the device under the cursor work for a smaller share of the time.",
+            short=N_("less"),
+            help=N_("Let the device under the cursor work for a smaller share of the time."),
             place="footer",
             rank=37,
         ),
@@ -78,8 +80,8 @@ class DevicePage(QueryPage):
             id="more_duty",
             key="plus,equals_sign",
             action="duty(10)",
-            short="more",
-            help="Let the device under the cursor work for a larger share of the time.",
+            short=N_("more"),
+            help=N_("Let the device under the cursor work for a larger share of the time."),
             place="footer",
             rank=38,
         ),
@@ -87,8 +89,10 @@ class DevicePage(QueryPage):
             id="link",
             key="l",
             action="link",
-            short="add a machine",
-            help="Show a link, good for ten minutes, that adds another machine to your account.",
+            short=N_("add a machine"),
+            help=N_(
+                "Show a link, good for ten minutes, that adds another machine to your account."
+            ),
             place="footer",
             rank=36,
         ),
@@ -134,7 +138,7 @@ class DevicePage(QueryPage):
                         self._measured, title=self._measured_title, id="measured", classes="card"
                     )
                 yield FunctionPanel(
-                    self._given, title="Tasks for this device", id="given", classes="card"
+                    self._given, title=N_("Tasks for this device"), id="given", classes="card"
                 )
 
     def queries(self) -> dict[str, PageQuery]:
@@ -185,16 +189,20 @@ class DevicePage(QueryPage):
         speeds = {b.device: b for b in status.benchmarks}
         return Filling(
             rows=tuple(device_row(d, speeds.get(d.id), scene) for d in status.devices),
-            empty="looking for devices; the first time takes some seconds",
-            title="Devices",
-            subtitle=f"{size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
+            empty=_("looking for devices; the first time takes some seconds"),
+            title=_("Devices"),
+            subtitle=_(
+                "{sent} sent, {received} received",
+                sent=size(status.sent_bytes),
+                received=size(status.received_bytes),
+            ),
         )
 
     def _measured_title(self, scene: Scene) -> tuple[str, str]:
         device = self._device()
         if scene.view.benchmark is not None:
-            return f"Measuring {scene.view.benchmark.device}", "b stops it"
-        return (f"Benchmark of {device.id}" if device else "Benchmark"), ""
+            return _("Measuring {device}", device=scene.view.benchmark.device), _("b stops it")
+        return (_("Benchmark of {id}", id=device.id) if device else _("Benchmark")), ""
 
     def _measured(self, scene: Scene, width: int, height: int) -> list[Line]:
         if scene.view.benchmark is not None:
@@ -208,7 +216,7 @@ class DevicePage(QueryPage):
 
     def _now_title(self, scene: Scene) -> tuple[str, str]:
         device = self._device()
-        return (f"{device.id} now" if device else "Now"), ""
+        return (_("{id} now", id=device.id) if device else _("Now")), ""
 
     def _now(self, scene: Scene, width: int, height: int) -> list[Line]:
         device = self._device()
@@ -243,10 +251,10 @@ class DevicePage(QueryPage):
             return
         device = self._device()
         if device is None or not device.usable:
-            self.volunteer.tell("this device cannot be measured", "warning")
+            self.volunteer.tell(_("this device cannot be measured"), "warning")
             return
         if self.volunteer.view.task(device.id) is not None:
-            self.volunteer.tell("measuring starts after the task in hand")
+            self.volunteer.tell(_("measuring starts after the task in hand"))
         self.volunteer.command(control.measure(device.id), lambda: self.ask_measured())
 
     def ask_measured(self) -> None:
@@ -293,10 +301,10 @@ class DevicePage(QueryPage):
 
         async def tell() -> None:
             code = await control.link()
-            words = (
+            words = _(
                 "On the other machine, within ten minutes: volunteer join '<link>' with this link."
             )
-            self.app.push_screen(CopyText("Add a machine to your account", words, code.link))
+            self.app.push_screen(CopyText(_("Add a machine to your account"), words, code.link))
 
         self.volunteer.command(tell())
 
@@ -304,7 +312,7 @@ class DevicePage(QueryPage):
 def device_row(device: Device, speed: Benchmark | None, scene: Scene) -> Row:
     """Return a device as a row of the table."""
     glyphs = scene.glyphs
-    unusable: Line = ((f"{glyphs.cross} unusable", "bad"),)
+    unusable: Line = ((f"{glyphs.cross} {_('unusable')}", "bad"),)
     shown = (device_state(device, scene)[0],) if device.usable else unusable
     return Row(
         key=device.id,
@@ -330,35 +338,41 @@ def benchmark_lines(
     """Return the figures of a device, their history, and the comparison with other machines."""
     glyphs, room = scene.glyphs, cells - NAME_CELLS
     if not device.usable:
-        said = device.problem or "torch cannot use this device"
+        said = device.problem or _("torch cannot use this device")
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
     speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
     if speed is None:
-        said = "not measured: b measures it (a few seconds; b again stops)"
+        said = _("not measured: b measures it (a few seconds; b again stops)")
         return [((text, "dim"),) for text in wrap(said, cells, 3)]
     status = scene.view.status
-    products = " in matrix products" if room > 36 else ""
+    products = " " + _("in matrix products") if room > 36 else ""
     lines = [
-        _fact("training", flops(speed.step_flops), room, "value"),
+        _fact(_("training"), flops(speed.step_flops), room, "value"),
         _fact("fp32", f"{flops(speed.fp32_flops)}{products}", room),
         _fact("bf16", f"{flops(speed.bf16_flops)}{products}", room),
-        _fact("memory", f"{size(speed.memory_bytes_per_s)}/s", room),
+        _fact(_("memory"), f"{size(speed.memory_bytes_per_s)}/s", room),
     ]
     if speed.disk_bytes_per_s:
-        lines.append(_fact("disk", f"{size(speed.disk_bytes_per_s)}/s written", room))
+        lines.append(
+            _fact(
+                _("disk"),
+                _("{rate}/s written", rate=size(speed.disk_bytes_per_s)),
+                room,
+            )
+        )
     ways = ((glyphs.up, status.up_bytes_per_s), (glyphs.down, status.down_bytes_per_s))
     if network := "  ".join(f"{sign} {size(rate)}/s" for sign, rate in ways if rate):
-        lines.append(_fact("network", network, room))
+        lines.append(_fact(_("network"), network, room))
     if speed.at:
-        lines.append(_fact("measured", f"{ago(scene.now - speed.at)} ago", room))
+        lines.append(_fact(_("measured"), _("{time} ago", time=ago(scene.now - speed.at)), room))
     earlier = [b.step_flops for b in history if b.device == device.id]
     if len(earlier) > 1:
         drawn = spark(earlier[-20:], 20, glyphs)
         lines.append(
             (
-                (left("before", NAME_CELLS), "dim"),
+                (left(_("before"), NAME_CELLS), "dim"),
                 (drawn, "fill"),
-                (f" {len(earlier)} times", "dim"),
+                (" " + ngettext("{n} time", "{n} times", len(earlier)), "dim"),
             )
         )
     return [*lines, *_compared(speed, workers, scene, room)]
@@ -375,9 +389,13 @@ def _compared(
         return []
     mine = speed.step_flops / info.step_flops
     share = mine / statistics.median(rates)
-    others = f"the median of {len(rates)} machines"
-    said = f"as fast as {others}" if 0.95 <= share < 1.05 else f"{share:.2g} times {others}"
-    return [_fact("others", said, room)]
+    others = ngettext("the median of {n} machine", "the median of {n} machines", len(rates))
+    said = (
+        _("as fast as {others}", others=others)
+        if 0.95 <= share < 1.05
+        else _("{share} times {others}", share=number(share, ".2g"), others=others)
+    )
+    return [_fact(_("others"), said, room)]
 
 
 def given_lines(
@@ -386,7 +404,7 @@ def given_lines(
     """Return, for each run, the time of a step and of a task on a device, and its credits."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
-        said = "with the first run, the time of a task here and its credits appear"
+        said = _("with the first run, the time of a task here and its credits appear")
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = []
     for info in infos:
@@ -402,15 +420,26 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
     if not able.fits or able.step_s is None:
         return [*lines, *(((text, "text"),) for text in wrap(able.sentence, cells, 2))]
     task = scene.view.task(device.id)
-    said = f"A step of this run takes {duration_words(able.step_s)} here."
+    said = _("A step of this run takes {time} here.", time=duration_words(able.step_s))
     if task is not None and task.run == info.name:
         whole = duration_words(able.step_s * task.steps)
-        said += f" The task in hand has {task.steps} steps, about {whole}."
+        said += " " + ngettext(
+            "The task in hand has {n} step, about {time}.",
+            "The task in hand has {n} steps, about {time}.",
+            task.steps,
+            time=whole,
+        )
     if able.credits_per_hour is not None:
-        said += f" It earns about {count(able.credits_per_hour)} credits an hour ({able.basis})."
-    said += (
-        f" It needs {size(info.memory_bytes)} of memory; {fit(device.id, 12)} has "
-        f"{size(device.memory_bytes)}."
+        said += " " + _(
+            "It earns about {credits} credits an hour ({basis}).",
+            credits=count(able.credits_per_hour),
+            basis=able.basis,
+        )
+    said += " " + _(
+        "It needs {needs} of memory; {id} has {has}.",
+        needs=size(info.memory_bytes),
+        id=fit(device.id, 12),
+        has=size(device.memory_bytes),
     )
     return [*lines, *(((text, "text"),) for text in wrap(said, cells, 6))]
 

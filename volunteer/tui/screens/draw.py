@@ -17,9 +17,11 @@ from textual.widgets import Input, Static
 from shared.errors import VolunteerError
 from shared.protocol.accounts import RunInfo
 from shared.protocol.inference import ModelCard
-from shared.text import credit, printable
+from shared.text import printable
 from volunteer.control.control import Control
 from volunteer.files import export, exports
+from volunteer.i18n.catalogue import _
+from volunteer.i18n.formats import credit
 from volunteer.tui.widgets.picture_view import PictureView
 from volunteer.tui.widgets.search_box import Field
 
@@ -81,22 +83,24 @@ class Draw(Screen[None]):
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="knobs"):
-            yield Static("seed", markup=False)
-            yield Field("", placeholder="any", id="seed", compact=True)
-            yield Static("version", markup=False)
-            yield Field("", placeholder="newest", id="version", compact=True)
+            yield Static(_("seed"), markup=False)
+            yield Field("", placeholder=_("any"), id="seed", compact=True)
+            yield Static(_("version"), markup=False)
+            yield Field("", placeholder=_("newest"), id="version", compact=True)
         with Horizontal(id="drawings"):
             yield Drawing("before")
             yield Drawing("after")
         yield Static("", id="said", markup=False)
         yield Static(
-            "enter draw  tab options  ^b before, after  ^s save  esc close", id="hint", markup=False
+            _("enter draw  tab options  ^b before, after  ^s save  esc close"),
+            id="hint",
+            markup=False,
         )
 
     def on_mount(self) -> None:
         name = printable(self._info.name, 64)
-        self.query_one("#after").border_title = f"Draw {name}"
-        self.query_one("#before").border_title = "Version 0"
+        self.query_one("#after").border_title = _("Draw {name}", name=name)
+        self.query_one("#before").border_title = _("Version 0")
         self.query_one("#seed").focus()
         self.run_worker(self._learn(), group="learn")
 
@@ -116,8 +120,12 @@ class Draw(Screen[None]):
             return ""
         sheets = 2 if self.has_class("-both") else 1
         me = self.volunteer.latest.status.me
-        have = f"; you have {credit(me.balance_micro, 3)}" if me else ""
-        return f"{credit(self._card.price_micro * sheets, 6)} credits a drawing{have}"
+        have = _("; you have {balance}", balance=credit(me.balance_micro, 3)) if me else ""
+        return _(
+            "{credits} credits a drawing{have}",
+            credits=credit(self._card.price_micro * sheets, 6),
+            have=have,
+        )
 
     def _say(self, text: str) -> None:
         self.query_one("#said", Static).update(printable(text, 400))
@@ -133,13 +141,13 @@ class Draw(Screen[None]):
         try:
             number = int(seed) if seed else None
         except ValueError:
-            self._say(f"seed: {seed} is no number")
+            self._say(_("seed: {seed} is no number", seed=seed))
             return
         chosen = f"{self._info.name}@{version}" if version else self._info.name
         asked = {"after": chosen}
         if self.has_class("-both"):
             asked["before"] = self._info.name + FIRST
-        self._say("drawing")
+        self._say(_("drawing"))
         self.run_worker(self._drawn(control, asked, number), group="draw", exclusive=True)
 
     async def _drawn(self, control: Control, asked: dict[str, str], seed: int | None) -> None:
@@ -154,7 +162,7 @@ class Draw(Screen[None]):
         except VolunteerError as error:
             self._say(error.message)
         else:
-            self._say(f"cost {credit(cost, 6)} credits")
+            self._say(_("cost {credits} credits", credits=credit(cost, 6)))
 
     # Keys.
 
@@ -170,16 +178,16 @@ class Draw(Screen[None]):
         """Write the drawing into the folder of exports."""
         png = self.query_one("#after", Drawing).png
         if not png:
-            self._say("nothing is drawn yet: press enter")
+            self._say(_("nothing is drawn yet: press enter"))
             return
         stamp = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(self.volunteer.clock.now()))
         path = exports() / f"volunteer-drawing-{stamp}.png"
         try:
             export(path, png)
         except OSError as error:
-            self._say(f"{path} cannot be written: {error.strerror}")
+            self._say(_("{path} cannot be written: {strerror}", path=path, strerror=error.strerror))
         else:
-            self._say(f"written to {path}")
+            self._say(_("written to {path}", path=path))
 
 
 def draws(info: RunInfo) -> bool:

@@ -11,37 +11,38 @@ from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.screen import ModalScreen
 
+from volunteer.i18n.catalogue import N_, _
 from volunteer.tui import keys
 from volunteer.tui.text import Glyphs, Line, left, wrap
 from volunteer.tui.widgets.panel import Panel, Scene
 
 KEY_CELLS, NAME_CELLS = 7, 13
 WORDS = (
-    ("run", "one effort to train one model, started by the organiser of the coordinator"),
-    ("task", "a piece of work of a run, reserved for your machine by a lease"),
-    ("lease", "the time you have for a task; this program renews it, also while paused"),
+    (N_("run"), N_("one effort to train one model, started by the organiser of the coordinator")),
+    (N_("task"), N_("a piece of work of a run, reserved for your machine by a lease")),
+    (N_("lease"), N_("the time you have for a task; this program renews it, also while paused")),
     (
-        "contribution",
-        "the result of a task: only the change of the model, never a file of yours",
+        N_("contribution"),
+        N_("the result of a task: only the change of the model, never a file of yours"),
     ),
-    ("version", "a state of the model; a merge of contributions makes the next one"),
-    ("credit", "the pay for accepted work: pending when accepted, earned when merged"),
-    ("pause", "frees the device within two seconds and keeps the task"),
-    ("finish", "completes the task in hand and takes no more"),
-    ("--plain", "volunteer --plain tells all this in plain sentences, for a screen reader"),
+    (N_("version"), N_("a state of the model; a merge of contributions makes the next one")),
+    (N_("credit"), N_("the pay for accepted work: pending when accepted, earned when merged")),
+    (N_("pause"), N_("frees the device within two seconds and keeps the task")),
+    (N_("finish"), N_("completes the task in hand and takes no more")),
+    ("--plain", N_("volunteer --plain tells all this in plain sentences, for a screen reader")),
 )
 
 
 def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
     """Return the signs with their roles and meanings."""
     return (
-        (glyphs.on, "good", "at work, or online"),
-        (glyphs.off, "dim", "not yet, stopped, or offline"),
-        (glyphs.paused, "warn", "paused, with the reason and what ends it"),
-        (glyphs.wait, "info", "waiting for the coordinator"),
-        (glyphs.check, "good", "accepted or done"),
-        (glyphs.cross, "bad", "rejected, with the check that failed"),
-        (glyphs.mark, "mark", "a version that holds a contribution of yours"),
+        (glyphs.on, "good", _("at work, or online")),
+        (glyphs.off, "dim", _("not yet, stopped, or offline")),
+        (glyphs.paused, "warn", _("paused, with the reason and what ends it")),
+        (glyphs.wait, "info", _("waiting for the coordinator")),
+        (glyphs.check, "good", _("accepted or done")),
+        (glyphs.cross, "bad", _("rejected, with the check that failed")),
+        (glyphs.mark, "mark", _("a version that holds a contribution of yours")),
     )
 
 
@@ -49,23 +50,28 @@ def help_lines(own: Sequence[keys.Command], scene: Scene, cells: int) -> list[Li
     """Return the whole help text for this width."""
     lines: list[Line] = []
     if own:
-        lines += _section("This page", [_command(c, scene) for c in own], cells)
+        lines += _section(_("This page"), [_command(c, scene) for c in own], cells)
     everywhere = [_command(c, scene) for c in keys.COMMANDS]
-    lines += _section("Everywhere", everywhere, cells)
-    lines += _section("Pages", [(p.key, "key", p.title, p.help) for p in keys.PAGES], cells)
+    lines += _section(_("Everywhere"), everywhere, cells)
+    lines += _section(
+        _("Pages"), [(p.key, "key", _(p.title), _(p.help)) for p in keys.PAGES], cells
+    )
     told = [(sign, role, "", text) for sign, role, text in signs(scene.glyphs)]
-    lines += _section("Signs", told, cells)
-    return lines + _section("Words", [("", "dim", word, text) for word, text in WORDS], cells)[:-1]
+    lines += _section(_("Signs"), told, cells)
+    return (
+        lines
+        + _section(_("Words"), [("", "dim", _(word), _(text)) for word, text in WORDS], cells)[:-1]
+    )
 
 
 def _command(command: keys.Command, scene: Scene) -> tuple[str, str, str, str]:
-    return keys.key_of(command, scene.keys), "key", command.short, command.help
+    return keys.key_of(command, scene.keys), "key", _(command.short), _(command.help)
 
 
 def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) -> list[Line]:
     lines: list[Line] = [((title, "title"),)]
     for sign, role, name, text in rows:
-        names = NAME_CELLS if name or title == "Words" else 0
+        names = NAME_CELLS if name or title == _("Words") else 0
         used = KEY_CELLS + names
         for row, part in enumerate(wrap(text, max(8, cells - used), 9)):
             start: Line = (
@@ -106,8 +112,8 @@ class Help(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help", classes="card dialog") as box:
-            box.border_title = "Help"
-            box.border_subtitle = "esc closes"
+            box.border_title = _("Help")
+            box.border_subtitle = _("esc closes")
             yield HelpText(self._own)
 
     def on_mount(self) -> None:

@@ -17,10 +17,12 @@ from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LedgerRow
-from shared.text import credit, csv_cell, printable
+from shared.text import csv_cell, printable
 from volunteer.control.control import Control
-from volunteer.control.sentences import DEBT, ESCROW
+from volunteer.control.sentences import debt_words, escrow_words
 from volunteer.files import export, exports
+from volunteer.i18n.catalogue import N_, _, ngettext, number, pgettext
+from volunteer.i18n.formats import credit
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
 from volunteer.tui import keys
@@ -32,7 +34,12 @@ from volunteer.tui.widgets.recent_work import VERDICTS, reason_of
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
-KINDS = (("all", "all"), ("open", "waiting"), ("paid", "paid"), ("rejected", "rejected"))
+KINDS = (
+    ("all", N_("all")),
+    ("open", N_("waiting")),
+    ("paid", N_("paid")),
+    ("rejected", N_("rejected")),
+)
 PAGES_MAX = 40
 NAME_CELLS = 9
 # How far a contribution has come, as it is drawn.
@@ -46,12 +53,12 @@ STEPS = {
     "rejected": 0,
 }
 COLUMNS = (
-    Column(title="when", cells=8),
-    Column(title="run", cells=16, least=66),
-    Column(title="task", cells=7, align="right", least=50),
-    Column(title="state", cells=12),
-    Column(title="credits", cells=8, align="right"),
-    Column(title="why", least=40),
+    Column(title=N_("when"), cells=8),
+    Column(title=N_("run"), cells=16, least=66),
+    Column(title=N_("task"), cells=7, align="right", least=50),
+    Column(title=N_("state"), cells=12),
+    Column(title=N_("credits"), cells=8, align="right"),
+    Column(title=N_("why"), least=40),
 )
 
 
@@ -69,8 +76,8 @@ class History(QueryPage):
             id="kind",
             key="w",
             action="kind",
-            short="filter",
-            help="Show all contributions, or those that wait, were paid, were rejected.",
+            short=N_("filter"),
+            help=N_("Show all contributions, or those that wait, were paid, were rejected."),
             place="footer",
             rank=35,
         ),
@@ -78,8 +85,8 @@ class History(QueryPage):
             id="filter",
             key="slash",
             action="filter",
-            short="search",
-            help="Show only lines that hold a text.",
+            short=N_("search"),
+            help=N_("Show only lines that hold a text."),
             place="footer",
             rank=36,
         ),
@@ -87,8 +94,8 @@ class History(QueryPage):
             id="export",
             key="e",
             action="export",
-            short="CSV",
-            help="Write the ledger into a CSV file in ~/volunteer.",
+            short=N_("CSV"),
+            help=N_("Write the ledger into a CSV file in ~/volunteer."),
             place="footer",
             rank=37,
         ),
@@ -96,8 +103,8 @@ class History(QueryPage):
             id="api_keys",
             key="a",
             action="api_keys",
-            short="keys",
-            help="Keys for programs that ask the model on your credits: make, list, revoke.",
+            short=N_("keys"),
+            help=N_("Keys for programs that ask the model on your credits: make, list, revoke."),
             place="footer",
             rank=32,
         ),
@@ -105,8 +112,8 @@ class History(QueryPage):
             id="usage",
             key="u",
             action="usage",
-            short="usage",
-            help="What you asked the models, and what it cost.",
+            short=N_("usage"),
+            help=N_("What you asked the models, and what it cost."),
             place="footer",
             rank=33,
         ),
@@ -145,7 +152,7 @@ class History(QueryPage):
                 yield Finder(id="finder")
                 yield Listing(COLUMNS, self._filling, id="work")
             with Vertical(id="side"):
-                yield FunctionPanel(self._totals, title="Credits", id="totals", classes="card")
+                yield FunctionPanel(self._totals, title=N_("Credits"), id="totals", classes="card")
                 yield FunctionPanel(
                     self._detail, title=self._detail_title, id="detail", classes="card"
                 )
@@ -188,12 +195,18 @@ class History(QueryPage):
         paid = self.paid()
         chosen = [v for v in known if chosen_by(v, self.kind, self.needle, paid)]
         old = not scene.view.status.online or answer.old(scene)
-        count = f"{len(chosen)} of {len(known)}" if len(chosen) != len(known) else ""
+        count = (
+            _("{chosen} of {known}", chosen=len(chosen), known=len(known))
+            if len(chosen) != len(known)
+            else ""
+        )
         note = " ".join(part for part in (count, answer.note(scene)) if part)
         return Filling(
             rows=tuple(verdict_row(v, scene, paid, old=old) for v in chosen),
             empty=_empty(answer, known, scene),
-            title=f'Contributions with "{self.needle}"' if self.needle else "Contributions",
+            title=_('Contributions with "{needle}"', needle=self.needle)
+            if self.needle
+            else _("Contributions"),
             subtitle=note,
         )
 
@@ -243,7 +256,7 @@ class History(QueryPage):
     # Beside the list.
 
     def _detail_title(self, scene: Scene) -> tuple[str, str]:
-        return "Why", ""
+        return _("Why"), ""
 
     def _chosen(self) -> Verdict | None:
         key = self.query_one("#work", Listing).key
@@ -285,11 +298,23 @@ class History(QueryPage):
             rows = await ledger(control)
             export(path, ledger_csv(rows, self.verdicts()).encode())
         except VolunteerError as error:
-            self.volunteer.tell(f"the ledger cannot be read: {error.message}", "error")
+            self.volunteer.tell(
+                _("the ledger cannot be read: {message}", message=error.message), "error"
+            )
         except OSError as error:
-            self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
+            self.volunteer.tell(
+                _("{path} cannot be written: {strerror}", path=path, strerror=error.strerror),
+                "error",
+            )
         else:
-            self.volunteer.tell(f"{len(rows)} lines written to {path}")
+            self.volunteer.tell(
+                ngettext(
+                    "{n} line written to {path}",
+                    "{n} lines written to {path}",
+                    len(rows),
+                    path=path,
+                )
+            )
 
 
 def stage(verdict: Verdict, paid: Collection[int]) -> str:
@@ -322,14 +347,14 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
     pay = credit(verdict.credits_micro) if verdict.credits_micro else "-"
     why = verdict.message if state == "paid" else reason_of(verdict)
     if verdict.state == "merged" and verdict.version is not None:
-        why = f"in version {verdict.version}"
+        why = _("in version {version}", version=verdict.version)
     return Row(
         key=str(verdict.contribution),
         cells=(
             ((when(verdict.at, scene.now), "dim"),),
             ((printable(verdict.run, 64), "text"),),
             ((str(verdict.task), "dim"),),
-            ((f"{getattr(scene.glyphs, sign)} {word}", role),),
+            ((f"{getattr(scene.glyphs, sign)} {_(word)}", role),),
             ((pay, "value" if STEPS[state] == 3 else "dim"),),
             ((printable(why, 200), "text"),),
         ),
@@ -343,27 +368,31 @@ def way(state: str, scene: Scene) -> Line:
     """
     glyphs = scene.glyphs
     if state == "rejected":
-        return (("pending ", "dim"), (f"{glyphs.right} ", "faint"), ("not paid", "bad"))
+        return ((_("pending") + " ", "dim"), (f"{glyphs.right} ", "faint"), (_("not paid"), "bad"))
     reached = STEPS[state]
     spans: list[tuple[str, str]] = []
-    for number, word in enumerate(("pending", "checked", "paid"), start=1):
-        if number > 1:
+    for place, word in enumerate((_("pending"), _("checked"), _("paid")), start=1):
+        if place > 1:
             spans.append((f" {glyphs.right} ", "faint"))
-        role = "good" if number == 3 and reached == 3 else "text" if number <= reached else "faint"
+        role = "good" if place == 3 and reached == 3 else "text" if place <= reached else "faint"
         spans.append((word, role))
     return tuple(spans)
 
 
 def _empty(answer: Answer[Page], known: Sequence[Verdict], scene: Scene) -> str:
     if known:
-        return "nothing of this kind; w shows others, / searches for another text"
+        return _("nothing of this kind; w shows others, / searches for another text")
     if answer.error:
-        return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
+        return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
     if answer.value is not None:
-        return (
+        return _(
             "your contributions appear here with their verdicts and reasons, from the first task on"
         )
-    return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
+    return (
+        _("asking the coordinator")
+        if answer.asking
+        else _("shown as soon as the coordinator answers")
+    )
 
 
 def detail_lines(
@@ -373,21 +402,26 @@ def detail_lines(
     paid = {row.contribution for row in rows if row.kind == "earned" and row.contribution}
     state = stage(verdict, paid)
     sign, word, role = VERDICTS[state]
-    lines: list[Line] = [((f"{getattr(scene.glyphs, sign)} {word}", role),)]
+    lines: list[Line] = [((f"{getattr(scene.glyphs, sign)} {_(word)}", role),)]
     if verdict.reason:
-        lines.append(_fact("check", printable(verdict.reason, 60)))
+        lines.append(_fact(_("check"), printable(verdict.reason, 60)))
     why = verdict.message if state == "paid" else reason_of(verdict)
     lines += [((text, "text"),) for text in wrap(why, cells, 5) if why]
     lines.append(way(state, scene))
-    lines.append(_fact("number", f"{verdict.contribution} (task {verdict.task})"))
+    lines.append(
+        _fact(
+            _("number"),
+            _("{contribution} (task {task})", contribution=verdict.contribution, task=verdict.task),
+        )
+    )
     if verdict.version is not None:
-        lines.append(_fact("version", str(verdict.version)))
+        lines.append(_fact(_("version"), str(verdict.version)))
     if verdict.weight is not None:
-        lines.append(_fact("weight", f"{verdict.weight:.0%}"))
+        lines.append(_fact(_("weight"), number(verdict.weight, ".0%")))
     for row in reversed(rows):  # newest first
         if row.contribution == verdict.contribution:
             amount = f"{'+' if row.amount_micro >= 0 else ''}{credit(row.amount_micro)}"
-            line = ((left(clock_time(row.at), 6), "dim"), (left(row.kind, 9), "text"))
+            line = ((left(clock_time(row.at), 6), "dim"), (left(_(row.kind), 9), "text"))
             lines.append((*line, (fit(amount, max(0, cells - 15)), "value")))
     return lines[:height]
 
@@ -396,28 +430,45 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
     """Return the balance, the pending credits, and the last days."""
     me = scene.view.status.me
     if me is None:
-        said = "credits appear here when your first contribution has been checked"
+        said = _("credits appear here when your first contribution has been checked")
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = [
-        _fact("balance", credit(me.balance_micro), "value"),
-        _fact("pending", credit(me.pending_micro), "warn" if me.pending_micro else "text"),
-        _fact("today", f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
+        _fact(_("balance"), credit(me.balance_micro), "value"),
+        _fact(_("pending"), credit(me.pending_micro), "warn" if me.pending_micro else "text"),
+        _fact(_("today"), f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
     ]
     if me.escrow_micro:
-        lines.insert(2, _fact("escrow", credit(me.escrow_micro), "warn"))
+        lines.insert(2, _fact(_("escrow"), credit(me.escrow_micro), "warn"))
     if me.debt_micro:
-        lines.insert(1, _fact("owed", credit(me.debt_micro), "bad"))
+        lines.insert(1, _fact(_("owed"), credit(me.debt_micro), "bad"))
     if rows:
         days = week(rows, scene.now).credits_micro
         drawn = spark([max(0, micro) for micro in days], 7, scene.glyphs)
-        lines.append(((left("7 days", NAME_CELLS), "dim"), ("".join(s * 2 for s in drawn), "fill")))
-    lines.append(_fact("earned", credit(me.earned_micro)))
-    lines.append(_fact("spent", credit(me.spent_micro)))
+        lines.append(
+            ((left(_("7 days"), NAME_CELLS), "dim"), ("".join(s * 2 for s in drawn), "fill"))
+        )
+    lines.append(_fact(_("earned"), credit(me.earned_micro)))
+    lines.append(_fact(_("spent"), credit(me.spent_micro)))
     if me.held_micro:
-        lines.append(_fact("held", f"{credit(me.held_micro, 6)} for answers under way", "warn"))
-    lines.append(_fact("accepted", f"{me.accepted} of {me.accepted + me.rejected}"))
-    lines.append(_fact("trust", f"{me.trust:.0%}"))
-    for said in (ESCROW * bool(me.escrow_micro), DEBT * bool(me.debt_micro)):
+        lines.append(
+            _fact(
+                _("held"),
+                _("{credits} for answers under way", credits=credit(me.held_micro, 6)),
+                "warn",
+            )
+        )
+    lines.append(
+        _fact(
+            pgettext("label", "accepted"),
+            _(
+                "{accepted} of {all}",
+                accepted=me.accepted,
+                all=me.accepted + me.rejected,
+            ),
+        )
+    )
+    lines.append(_fact(_("trust"), number(me.trust, ".0%")))
+    for said in (escrow_words() if me.escrow_micro else "", debt_words() if me.debt_micro else ""):
         lines += [((text, "dim"),) for text in wrap(said, cells, height) if said]
     return lines[:height]
 

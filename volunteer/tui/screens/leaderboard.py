@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
@@ -14,9 +15,11 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import Me
 from shared.protocol.listings import LeaderRow, LedgerRow
 from shared.protocol.teams import MyTeam
-from shared.text import MICRO, counted, credit, duration, printable
+from shared.text import MICRO, duration, printable
 from volunteer.control.control import Control
 from volunteer.files import export, exports
+from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.formats import credit, day_initials, ordinal
 from volunteer.stats.card import card, card_facts
 from volunteer.stats.card_data import part
 from volunteer.stats.ledger_pages import ledger
@@ -24,25 +27,24 @@ from volunteer.stats.milestones import CREDITS, Milestone, Week, milestones, rec
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import time_to
-from volunteer.tui.text import Line, bar, count, fit, left, ordinal, shown_name, spark, spread, wrap
+from volunteer.tui.text import Line, bar, count, fit, left, shown_name, spark, spread, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
-WINDOWS = (("7", "7 days"), ("30", "30 days"), ("0", "all time"))
+WINDOWS = (("7", N_("7 days")), ("30", N_("30 days")), ("0", N_("all time")))
 NAME_CELLS = 11
 MARK_CELLS = 7
 BAR_CELLS = 14
 CARD = "volunteer-card.svg"
-LETTERS = "MTWTFSS"
 COLUMNS = (
     Column(title="#", cells=4, align="right"),
-    Column(title="volunteer"),
-    Column(title="credits", cells=12, align="right"),
+    Column(title=N_("volunteer")),
+    Column(title=N_("credits"), cells=12, align="right"),
     Column(title="", cells=BAR_CELLS, least=64),
-    Column(title="accepted", cells=8, align="right", least=52),
-    Column(title="device time", cells=11, align="right", least=76),
-    Column(title="machines", cells=8, align="right", least=88),
+    Column(title=N_("accepted"), cells=8, align="right", least=52),
+    Column(title=N_("device time"), cells=11, align="right", least=76),
+    Column(title=N_("machines"), cells=8, align="right", least=88),
 )
 
 
@@ -56,8 +58,8 @@ class Leaderboard(QueryPage):
             id="window",
             key="w",
             action="window",
-            short="7/30/all",
-            help="Count the last 7 days, the last 30, or all time.",
+            short=N_("7/30/all"),
+            help=N_("Count the last 7 days, the last 30, or all time."),
             place="footer",
             rank=35,
         ),
@@ -65,8 +67,10 @@ class Leaderboard(QueryPage):
             id="hide",
             key="h",
             action="hide",
-            short="hide/show me",
-            help="Keep your nickname from others, or let them see it. Your credits stay the same.",
+            short=N_("hide/show me"),
+            help=N_(
+                "Keep your nickname from others, or let them see it. Your credits stay the same."
+            ),
             place="footer",
             rank=36,
         ),
@@ -74,8 +78,10 @@ class Leaderboard(QueryPage):
             id="days",
             key="d",
             action="days",
-            short="calendar",
-            help="Show the days worked as a calendar, this week beside the last, the rank by day.",
+            short=N_("calendar"),
+            help=N_(
+                "Show the days worked as a calendar, this week beside the last, the rank by day."
+            ),
             place="footer",
             rank=34,
         ),
@@ -83,8 +89,8 @@ class Leaderboard(QueryPage):
             id="card",
             key="c",
             action="card",
-            short="card",
-            help="Draw a card of your part, to show to friends, into ~/volunteer.",
+            short=N_("card"),
+            help=N_("Draw a card of your part, to show to friends, into ~/volunteer."),
             place="footer",
             rank=37,
         ),
@@ -118,9 +124,9 @@ class Leaderboard(QueryPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="sides"):
             with Vertical(id="mine"):
-                yield FunctionPanel(self._week, title="My week", id="week", classes="card")
-                yield FunctionPanel(self._goals, title="Milestones", id="goals", classes="card")
-                yield FunctionPanel(self._told, title="Show it", id="told", classes="card")
+                yield FunctionPanel(self._week, title=N_("My week"), id="week", classes="card")
+                yield FunctionPanel(self._goals, title=N_("Milestones"), id="goals", classes="card")
+                yield FunctionPanel(self._told, title=N_("Show it"), id="told", classes="card")
             with Vertical(id="board"):
                 yield ChoiceRow(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
                 yield Listing(COLUMNS, self._filling, id="ranks")
@@ -154,12 +160,12 @@ class Leaderboard(QueryPage):
         """Hide the nickname from others, or show it again."""
         control, me = self.volunteer.control, self.volunteer.view.status.me
         if control is None or me is None:
-            self.volunteer.tell("your account is not known before the coordinator answers")
+            self.volunteer.tell(_("your account is not known before the coordinator answers"))
             return
-        said = "your name is hidden from others" if me.public else "others can see your name"
+        said = _("your name is hidden from others") if me.public else _("others can see your name")
 
         def done() -> None:
-            self.volunteer.tell(f"{said}, as soon as the coordinator knows it")
+            self.volunteer.tell(_("{said}, as soon as the coordinator knows it", said=said))
 
         self.volunteer.command(control.set_settings({"public": not me.public}), done)
 
@@ -176,7 +182,7 @@ class Leaderboard(QueryPage):
     async def _draw_card(self) -> None:
         control, status = self.volunteer.control, self.volunteer.view.status
         if control is None or status.me is None:
-            self.volunteer.tell("your account is not known before the coordinator answers")
+            self.volunteer.tell(_("your account is not known before the coordinator answers"))
             return
         path = exports() / CARD
         try:
@@ -188,9 +194,12 @@ class Leaderboard(QueryPage):
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         except OSError as error:
-            self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
+            self.volunteer.tell(
+                _("{path} cannot be written: {strerror}", path=path, strerror=error.strerror),
+                "error",
+            )
         else:
-            self.volunteer.tell(f"written to {path}: open it in a browser")
+            self.volunteer.tell(_("written to {path}: open it in a browser", path=path))
 
     def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
         return told_lines(scene, width, height, self.account("ledger", scene))
@@ -203,7 +212,7 @@ class Leaderboard(QueryPage):
         return Filling(
             rows=leader_rows(answer.value or (), scene, old=answer.old(scene)),
             empty=_empty(answer, scene),
-            title="Ranks",
+            title=_("Ranks"),
             subtitle=answer.note(scene),
         )
 
@@ -221,17 +230,23 @@ class Leaderboard(QueryPage):
     def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
         me = self.account("ledger", scene)
         if me is None:
-            said = "milestones appear here with your first contribution"
+            said = _("milestones appear here with your first contribution")
             return [((text, "dim"),) for text in wrap(said, width, height)]
         return aged(goal_lines(milestones(me), scene, width, height), scene)
 
 
 def _empty(answer: Answer[Sequence[LeaderRow]], scene: Scene) -> str:
     if answer.error:
-        return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
+        return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
     if answer.value is not None:
-        return "no credits were earned in this time; the first accepted contribution opens the list"
-    return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
+        return _(
+            "no credits were earned in this time; the first accepted contribution opens the list"
+        )
+    return (
+        _("asking the coordinator")
+        if answer.asking
+        else _("shown as soon as the coordinator answers")
+    )
 
 
 def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tuple[Row, ...]:
@@ -240,8 +255,10 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
     rows = []
     for row in leaders:
         role = "mark" if row.me else "text"
-        name = shown_name(printable(row.nickname, 40), f"volunteer {row.rank}", scene.glyphs)
-        mine = f"{scene.glyphs.mark} {name} (you)" if row.me else f"  {name}"
+        name = shown_name(
+            printable(row.nickname, 40), _("volunteer {rank}", rank=row.rank), scene.glyphs
+        )
+        mine = f"{scene.glyphs.mark} {_('{name} (you)', name=name)}" if row.me else f"  {name}"
         rows.append(
             Row(
                 key=str(row.rank) + row.nickname,
@@ -263,7 +280,8 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
 def day_letters(now: float) -> str:
     """Return the last seven days by their first letters, today last, three cells each."""
     today = datetime.fromtimestamp(now, tz=UTC).astimezone().weekday()
-    return "".join(f" {LETTERS[(today + back) % 7]} " for back in range(1, 8))
+    letters = day_initials()
+    return "".join(f" {letters[(today + back) % 7]} " for back in range(1, 8))
 
 
 def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
@@ -272,16 +290,25 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
     me = scene.view.status.me
     if mine is None:
         if me is not None and not me.public:
-            return ((fit("your name is hidden from others; h shows it", cells), "dim"),)
-        return ((fit("you are not in this list yet", cells), "dim"),) if leaders else ()
+            return ((fit(_("your name is hidden from others; h shows it"), cells), "dim"),)
+        return ((fit(_("you are not in this list yet"), cells), "dim"),) if leaders else ()
     above = [row for row in leaders if row.earned_micro > mine.earned_micro]
     gap = min((row.earned_micro for row in above), default=0) - mine.earned_micro
-    text = f"{ordinal(mine.rank)} of {len(leaders)}, {credit(mine.earned_micro)} credits"
+    text = _(
+        "{rank} of {leaders}, {credits} credits",
+        rank=ordinal(mine.rank),
+        leaders=len(leaders),
+        credits=credit(mine.earned_micro),
+    )
     if me is not None and not me.public:
-        text = f"hidden from others (h shows it); {text}"
+        text = _("hidden from others (h shows it); {text}", text=text)
     when = time_to(gap, scene.view.status)
     pace = f" ({when})" if when else ""
-    more = f", {credit(gap)} to the next place{pace}" if gap > 0 else " - you lead"
+    more = (
+        _(", {gap} to the next place{pace}", gap=credit(gap), pace=pace)
+        if gap > 0
+        else " " + _("- you lead")
+    )
     room = cells - 2
     return (
         (f"{scene.glyphs.mark} ", "mark"),
@@ -294,27 +321,38 @@ def week_lines(
 ) -> list[Line]:
     """Return seven days in a few lines, and the team where there is one."""
     if found.total_micro == 0 and found.streak == 0:
-        said = "the credits of this week appear here, from your first accepted contribution on"
+        said = _("the credits of this week appear here, from your first accepted contribution on")
         return [((text, "dim"),) for text in wrap(said, cells, height)]
-    lines: list[Line] = [_fact("credits", credit(found.total_micro), "value")]
+    lines: list[Line] = [_fact(_("credits"), credit(found.total_micro), "value")]
     drawn = spark([max(0, micro) for micro in found.credits_micro], 7, scene.glyphs)
     wide = "".join(sign * 3 for sign in drawn) if cells >= NAME_CELLS + 21 else drawn
-    lines.append(((left("by day", NAME_CELLS), "dim"), (wide, "fill")))
+    lines.append(((left(_("by day"), NAME_CELLS), "dim"), (wide, "fill")))
     if len(wide) > len(drawn):
         lines.append(((" " * NAME_CELLS, "dim"), (day_letters(scene.now), "faint")))
-    lines.append(_fact("work", f"{counted(found.contributions, 'contribution')} paid"))
+    lines.append(
+        _fact(
+            _("work"),
+            ngettext("{n} contribution paid", "{n} contributions paid", found.contributions),
+        )
+    )
     if team is not None and team.name:
-        place = f", {ordinal(team.rank)} of {team.teams}" if team.rank else ""
+        place = (
+            _(", {rank} of {teams}", rank=ordinal(team.rank), teams=team.teams) if team.rank else ""
+        )
         room = cells - NAME_CELLS - len(place)
-        lines.append(_fact("team", fit(printable(team.name, 40), room) + place))
-    lines.append(_fact("active", f"{found.active} of 7 days"))
+        lines.append(_fact(_("team"), fit(printable(team.name, 40), room) + place))
+    lines.append(_fact(_("active"), _("{active} of 7 days", active=found.active)))
     if found.streak > 1:
-        lines.append(_fact("streak", f"{found.streak} days in a row", "good"))
+        lines.append(_fact(_("streak"), _("{streak} days in a row", streak=found.streak), "good"))
     if found.before_micro > 0:
         change = found.total_micro / found.before_micro - 1
         sign = scene.glyphs.up if change >= 0 else scene.glyphs.down
         lines.append(
-            _fact("last week", f"{sign} {abs(change):.0%}", "good" if change >= 0 else "text")
+            _fact(
+                _("last week"),
+                f"{sign} {number(abs(change), '.0%')}",
+                "good" if change >= 0 else "text",
+            )
         )
     return lines[:height]
 
@@ -323,22 +361,24 @@ def told_lines(scene: Scene, cells: int, height: int, me: Me | None) -> list[Lin
     """Return a sentence to share about this volunteer's part, and the key that draws the card."""
     model = scene.view.models.get(scene.view.run())
     if me is None or me.merged == 0:
-        said = (
-            "After your first merged contribution you can draw a card to show to friends: your "
-            "part, before and after."
+        said = _(
+            "After your first merged contribution you can draw a card to show to "
+            "friends: your part, before and after."
         )
         return [((text, "dim"),) for text in wrap(said, cells, height)]
-    said = (
-        f"{counted(me.merged, 'contribution')} of yours "
-        f"{'was' if me.merged == 1 else 'were'} "
-        "merged"
+    said = ngettext(
+        "{n} contribution of yours was merged", "{n} contributions of yours were merged", me.merged
     )
     if model is not None and model.mine:
-        versions = counted(len(model.mine), "version")
-        said += f"; your work is in {versions} of {printable(model.run, 40)}"
+        said += ngettext(
+            "; your work is in {n} version of {run}",
+            "; your work is in {n} versions of {run}",
+            len(model.mine),
+            run=printable(model.run, 40),
+        )
     lines: list[Line] = [((text, "text"),) for text in wrap(f"{said}.", cells, height)]
     key = keys.shown(scene.keys.get("card", "c"))
-    return [*lines, (), ((f"{key} ", "key"), ("draws a card of it", "dim"))][:height]
+    return [*lines, (), ((f"{key} ", "key"), (_("draws a card of it"), "dim"))][:height]
 
 
 def _fact(name: str, text: str, role: str = "text") -> Line:
@@ -350,14 +390,18 @@ def goal_lines(found: Sequence[Milestone], scene: Scene, cells: int, height: int
     lines: list[Line] = []
     roomy = height >= 3 * len(found) - 1
     for goal in found:
-        ahead = "all marks passed" if goal.next is None else f"{goal.have:,.0f} of {goal.next:,}"
+        ahead = (
+            _("all marks passed")
+            if goal.next is None
+            else _("{have} of {next}", have=number(goal.have, ",.0f"), next=number(goal.next, ","))
+        )
         if goal.next is not None and goal.name == CREDITS:
             when = time_to(round((goal.next - goal.have) * MICRO), scene.view.status)
-            fits = MARK_CELLS + len(goal.name) + len(ahead) + len(when) + 3 <= cells
+            fits = MARK_CELLS + cell_len(_(goal.name)) + len(ahead) + len(when) + 3 <= cells
             ahead += f", {when}" if when and fits else ""
         passed = goal.last > 0
         mark = f"{scene.glyphs.check} {count(goal.last)}" if passed else scene.glyphs.wait
-        name: Line = ((left(mark, MARK_CELLS), "good" if passed else "dim"), (goal.name, "text"))
+        name: Line = ((left(mark, MARK_CELLS), "good" if passed else "dim"), (_(goal.name), "text"))
         lines.append(spread(name, ((ahead, "dim"),), cells))
         lines.append((("  ", "text"), *bar(goal.share, cells - 2, scene.glyphs)))
         if roomy:

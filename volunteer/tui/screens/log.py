@@ -12,13 +12,14 @@ from textual.app import ComposeResult
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
-from shared.text import counted, printable
+from shared.text import printable
 from volunteer.control import events
 from volunteer.control.commands import SettingRow
 from volunteer.control.diagnostics import diagnostics
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.files import export, exports
+from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.machine import memory_limit, sandbox
 from volunteer.machine.devices import hardware
 from volunteer.tui import keys
@@ -31,7 +32,7 @@ from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 Level: TypeAlias = Literal["info", "warning", "error"]
-LEVELS = (("info", "everything"), ("warning", "warnings"), ("error", "errors"))
+LEVELS = (("info", N_("everything")), ("warning", N_("warnings")), ("error", N_("errors")))
 _RANK: dict[str, int] = {"info": 0, "warning": 1, "error": 2}
 _SIGNS = {
     "info": ("dot", "info", "dim"),
@@ -39,9 +40,9 @@ _SIGNS = {
     "error": ("cross", "error", "bad"),
 }
 COLUMNS = (
-    Column(title="time", cells=8),
-    Column(title="level", cells=9, least=56),
-    Column(title="what happened"),
+    Column(title=N_("time"), cells=8),
+    Column(title=N_("level"), cells=9, least=56),
+    Column(title=N_("what happened")),
 )
 
 
@@ -68,8 +69,8 @@ class LogPage(Page):
             id="level",
             key="w",
             action="level",
-            short="filter",
-            help="Show everything, or only warnings and errors.",
+            short=N_("filter"),
+            help=N_("Show everything, or only warnings and errors."),
             place="footer",
             rank=35,
         ),
@@ -77,8 +78,8 @@ class LogPage(Page):
             id="filter",
             key="slash",
             action="filter",
-            short="search",
-            help="Show only lines that hold a text.",
+            short=N_("search"),
+            help=N_("Show only lines that hold a text."),
             place="footer",
             rank=36,
         ),
@@ -86,16 +87,18 @@ class LogPage(Page):
             id="follow",
             key="end",
             action="follow",
-            short="follow",
-            help="Stay with the newest line.",
+            short=N_("follow"),
+            help=N_("Stay with the newest line."),
         ),
         keys.Command(
             id="diagnostics",
             key="c",
             action="diagnostics",
-            short="diagnostics",
-            help="Copy versions, settings and the last events, without secrets, and write them "
-            "to a file.",
+            short=N_("diagnostics"),
+            help=N_(
+                "Copy versions, settings and the last events, without secrets, and write "
+                "them to a file."
+            ),
             place="footer",
             rank=38,
         ),
@@ -119,7 +122,7 @@ class LogPage(Page):
         yield ChoiceRow(LEVELS, lambda: self.level, action="pick", key="w", id="span")
         yield Finder(id="finder")
         yield Tail(COLUMNS, self._filling, id="entries")
-        yield FunctionPanel(self._entry, title="In full", id="entry", classes="card")
+        yield FunctionPanel(self._entry, title=N_("In full"), id="entry", classes="card")
 
     @property
     def needle(self) -> str:
@@ -133,15 +136,16 @@ class LogPage(Page):
             self._rows = entry_rows(entries, scene, self.level, self.needle)
             self._made_of = made_of
         following = self.query_one("#entries", Tail).following
-        found = f'with "{self.needle}"' if self.needle else ""
+        found = _('with "{needle}"', needle=self.needle) if self.needle else ""
         return Filling(
             rows=self._rows,
-            empty="nothing of this kind has happened"
+            empty=_("nothing of this kind has happened")
             if entries
-            else "events appear here, from the first connection on",
-            title=f"Log {found}".rstrip(),
-            subtitle=f"{counted(len(self._rows), 'line')}, "
-            + ("following" if following else "end: follow"),
+            else _("events appear here, from the first connection on"),
+            title=f"{_('Log')} {found}".rstrip(),
+            subtitle=ngettext("{n} line", "{n} lines", len(self._rows))
+            + ", "
+            + (_("following") if following else _("end: follow")),
         )
 
     def _entry(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -204,9 +208,18 @@ class LogPage(Page):
         try:
             export(path, text.encode())
         except OSError as error:
-            self.volunteer.tell(f"copied; {path} cannot be written: {error.strerror}", "warning")
+            self.volunteer.tell(
+                _(
+                    "copied; {path} cannot be written: {strerror}",
+                    path=path,
+                    strerror=error.strerror,
+                ),
+                "warning",
+            )
         else:
-            self.volunteer.tell(f"copied, and written to {path}: read it before you send it")
+            self.volunteer.tell(
+                _("copied, and written to {path}: read it before you send it", path=path)
+            )
 
 
 def level_of(event: AnyEvent) -> Level:
@@ -247,7 +260,7 @@ def entry_rows(
                 key=str(entry.id),
                 cells=(
                     ((clock_seconds(entry.event.at), "dim"),),
-                    ((f"{getattr(scene.glyphs, sign)} {word}", role),),
+                    ((f"{getattr(scene.glyphs, sign)} {_(word)}", role),),
                     ((printable(said), "text"),),
                 ),
             )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from textual.app import SuspendNotSupported
 
 from shared.protocol.accounts import RunInfo
+from volunteer.i18n.catalogue import N_, _
 from volunteer.stats.card import public_page
 from volunteer.tui.keys import Command
 
@@ -23,8 +24,8 @@ SAMPLES = Command(
     id="samples",
     key="m",
     action="samples",
-    short="samples",
-    help="Show what the model of this run writes, draws or plays, version by version.",
+    short=N_("samples"),
+    help=N_("Show what the model of this run writes, draws or plays, version by version."),
     place="footer",
     rank=31,
 )
@@ -32,8 +33,8 @@ CHART = Command(
     id="chart",
     key="c",
     action="chart",
-    short="chart",
-    help="Show the curve of this run on the whole screen: cursor, zoom, another run beside it.",
+    short=N_("chart"),
+    help=N_("Show the curve of this run on the whole screen: cursor, zoom, another run beside it."),
     place="footer",
     rank=35,
 )
@@ -41,8 +42,8 @@ MODEL = Command(
     id="ask",
     key="p",
     action="model",
-    short="ask/play",
-    help="Ask the model of this run, let it draw, or play against it.",
+    short=N_("ask/play"),
+    help=N_("Ask the model of this run, let it draw, or play against it."),
     place="footer",
     rank=34,
 )
@@ -50,8 +51,8 @@ WEB = Command(
     id="web",
     key="o",
     action="web",
-    short="web page",
-    help="Open the public page of this run in the browser.",
+    short=N_("web page"),
+    help=N_("Open the public page of this run in the browser."),
     place="footer",
     rank=64,
 )
@@ -90,7 +91,11 @@ def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
     elif _plays(info):
         app.run_worker(_play(app, info.name), group="play", exclusive=True)
     else:
-        said = f"{info.name} learns from {info.items}: it answers no prompts and plays no games"
+        said = _(
+            "{name} learns from {items}: it answers no prompts and plays no games",
+            name=info.name,
+            items=info.items,
+        )
         app.tell(said, "warning")
 
 
@@ -117,10 +122,10 @@ async def _play(app: VolunteerApp, run: str) -> None:
         with app.batch_update(), app.suspend():  # nothing is drawn over the board
             code = await _ended(command)
     except SuspendNotSupported:
-        app.tell(f"play in another terminal: volunteer play {run}", "warning")
+        app.tell(_("play in another terminal: volunteer play {run}", run=run), "warning")
         return
     if code:
-        app.tell(f"the board could not be opened: try `volunteer play {run}`", "error")
+        app.tell(_("the board could not be opened: try `volunteer play {run}`", run=run), "error")
 
 
 async def _ended(command: list[str]) -> int:
@@ -140,15 +145,17 @@ async def show_page(app: VolunteerApp, run: str) -> None:
     """Open the public page of a run in a browser; show its address where there is none."""
     coordinator = app.latest.status.coordinator
     if not run or not coordinator:
-        app.tell("the address of the coordinator is not known yet")
+        app.tell(_("the address of the coordinator is not known yet"))
         return
     page = public_page(coordinator, run)
     if await (app.opener or in_browser)(page):
-        app.tell(f"opening {page} in the browser{_shown(app)}")
+        app.tell(_("opening {page} in the browser", page=page) + _shown(app))
         return
     from volunteer.tui.screens.copy_text import CopyText
 
-    app.push_screen(CopyText("The public page", f"Open this address to see {run}:", page))
+    app.push_screen(
+        CopyText(_("The public page"), _("Open this address to see {run}:", run=run), page)
+    )
 
 
 def _shown(app: VolunteerApp) -> str:
@@ -156,7 +163,7 @@ def _shown(app: VolunteerApp) -> str:
     me = app.latest.status.me
     if me is None or not me.public:
         return ""
-    return "; your nickname is shown there, h on the page Ranks hides it"
+    return _("; your nickname is shown there, h on the page Ranks hides it")
 
 
 async def in_browser(page: str) -> bool:

@@ -13,13 +13,15 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
 from shared.protocol.versions import SuiteCourse
-from shared.text import printable, size
+from shared.text import printable
 from shared.workloads.base import installed
 from volunteer.control.commands import SettingRow
+from volunteer.i18n.catalogue import N_, NP_, _, number, pgettext
+from volunteer.i18n.formats import size
 from volunteer.text import loss, measure_word, measured, origin_of
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
-from volunteer.tui.run_estimate import STATES, RunEstimate, estimate
+from volunteer.tui.run_estimate import STATES, STATES_SHORT, RunEstimate, estimate
 from volunteer.tui.screens import run_keys
 from volunteer.tui.screens.copy_text import CopyText
 from volunteer.tui.status_line import next_merge
@@ -32,12 +34,12 @@ NAME_CELLS = 10
 BAR_CELLS = 10
 COLUMNS = (
     Column(title="", cells=1),
-    Column(title="run"),
-    Column(title="workload", cells=9, least=62),
-    Column(title="helpers", cells=7, align="right", least=50),
-    Column(title="measure", cells=14, align="right", least=42),
-    Column(title="progress", cells=BAR_CELLS + 5, least=68),
-    Column(title="for you", cells=18, least=92),
+    Column(title=N_("run")),
+    Column(title=N_("workload"), cells=9, least=62),
+    Column(title=N_("helpers"), cells=7, align="right", least=50),
+    Column(title=NP_("column", "measure"), context="column", cells=14, align="right", least=42),
+    Column(title=N_("progress"), cells=BAR_CELLS + 5, least=68),
+    Column(title=N_("for you"), cells=18, least=92),
 )
 
 
@@ -51,8 +53,8 @@ class Runs(QueryPage):
             id="help_run",
             key="enter",
             action="help_run",
-            short="help/leave",
-            help="Help the run under the cursor, or stop helping it.",
+            short=N_("help/leave"),
+            help=N_("Help the run under the cursor, or stop helping it."),
             place="footer",
             rank=33,
         ),
@@ -60,8 +62,8 @@ class Runs(QueryPage):
             id="any_run",
             key="a",
             action="any_run",
-            short="any",
-            help="Help any run that fits this machine.",
+            short=N_("any"),
+            help=N_("Help any run that fits this machine."),
             place="footer",
             rank=35,
         ),
@@ -69,8 +71,8 @@ class Runs(QueryPage):
             id="no_new_tasks",
             key="n",
             action="no_new_tasks",
-            short="no new tasks",
-            help="Complete the task in hand and take no more; again: keep going.",
+            short=N_("no new tasks"),
+            help=N_("Complete the task in hand and take no more; again: keep going."),
             place="footer",
             rank=37,
         ),
@@ -78,8 +80,8 @@ class Runs(QueryPage):
             id="share",
             key="s",
             action="share",
-            short="share",
-            help="Show a link with which others can join this coordinator.",
+            short=N_("share"),
+            help=N_("Show a link with which others can join this coordinator."),
             place="footer",
             rank=36,
         ),
@@ -88,8 +90,8 @@ class Runs(QueryPage):
             id="licence",
             key="y",
             action="licence",
-            short="accept licence",
-            help="Accept the licence of the run under the cursor.",
+            short=N_("accept licence"),
+            help=N_("Accept the licence of the run under the cursor."),
         ),
         RELOAD,
     )
@@ -157,26 +159,26 @@ class Runs(QueryPage):
         infos, chosen = self.infos(), self.chosen()
         answer = self.answer("runs")
         old = not scene.view.status.online
-        subtitle = answer.note(scene) or ("as last reported" if old and infos else "")
-        helping = f"helping: {', '.join(chosen) or 'any run'}"
+        subtitle = answer.note(scene) or (_("as last reported") if old and infos else "")
+        helping = _("helping: {runs}", runs=", ".join(chosen) or _("any run"))
         return Filling(
             rows=tuple(
                 run_row(info, self.estimate(info), scene, helped=helped(info, chosen), old=old)
                 for info in infos
             ),
             empty=_empty(answer),
-            title="Runs",
+            title=_("Runs"),
             subtitle=subtitle or (helping if infos else ""),
         )
 
     def _title(self, scene: Scene) -> tuple[str, str]:
         info = self._under_cursor()
-        return (info.name if info else "Run"), (STATES[info.state] if info else "")
+        return (info.name if info else _("Run")), (_(STATES[info.state]) if info else "")
 
     def _detail(self, scene: Scene, width: int, height: int) -> list[Line]:
         info = self._under_cursor()
         if info is None:
-            said = "what a run trains, its licence and its data appear here"
+            said = _("what a run trains, its licence and its data appear here")
             return [((text, "dim"),) for text in wrap(said, width, height)]
         lines = run_detail(info, self.estimate(info), scene, self.chosen(), width)
         return aged(lines[:height], scene)
@@ -184,10 +186,15 @@ class Runs(QueryPage):
     def _chart_title(self, scene: Scene) -> tuple[str, str]:
         info = self._under_cursor()
         if info is None:
-            return "Loss", ""
+            return _("Loss"), ""
         mine = len(self._mine(scene, info.name))
-        marks = f"{scene.glyphs.mark} mine {count(mine)}" if mine else ""
-        return f"{measured(info.measure)} of {info.name} {loss(info.loss)}", marks
+        marks = f"{scene.glyphs.mark} {_('mine {n}', n=count(mine))}" if mine else ""
+        return _(
+            "{measure} of {name} {loss}",
+            measure=measured(info.measure),
+            name=info.name,
+            loss=loss(info.loss),
+        ), marks
 
     def _chart(self, scene: Scene) -> Chart:
         info = self._under_cursor()
@@ -200,10 +207,10 @@ class Runs(QueryPage):
         return Chart(
             series=(Series(points=points, role="model"),),
             marks=tuple(float(version) for version in sorted(self._mine(scene, name))),
-            x_name="version",
-            empty="asking the coordinator"
+            x_name=_("version"),
+            empty=_("asking the coordinator")
             if answer.asking
-            else "the loss of each version appears here",
+            else _("the loss of each version appears here"),
         )
 
     def _mine(self, scene: Scene, name: str) -> frozenset[int]:
@@ -226,19 +233,28 @@ class Runs(QueryPage):
         chosen = self.chosen()
         if info.name in chosen:
             left_over = tuple(name for name in chosen if name != info.name)
-            said = f"left {info.name}; helping {', '.join(left_over) or 'any run'}"
+            said = _(
+                "left {name}; helping {runs}",
+                name=info.name,
+                runs=", ".join(left_over) or _("any run"),
+            )
             self._choose(left_over, said)
             return
         able = self.estimate(info)
         if not able.fits:
             self.volunteer.tell(
-                f"this machine cannot help {info.name} now: {able.sentence}", "warning"
+                _(
+                    "this machine cannot help {name} now: {sentence}",
+                    name=info.name,
+                    sentence=able.sentence,
+                ),
+                "warning",
             )
             return
-        self._choose((*chosen, info.name), f"helping {info.name} from the next task")
+        self._choose((*chosen, info.name), _("helping {name} from the next task", name=info.name))
 
     def action_any_run(self) -> None:
-        self._choose((), "helping any run from the next task")
+        self._choose((), _("helping any run from the next task"))
 
     def _choose(self, runs: tuple[str, ...], said: str) -> None:
         control = self.volunteer.control
@@ -258,7 +274,10 @@ class Runs(QueryPage):
     def action_licence(self) -> None:
         info, control = self._under_cursor(), self.volunteer.control
         if info is not None and control is not None:
-            self._do(control.consent(info.name), f"you accepted {info.licence} for {info.name}")
+            self._do(
+                control.consent(info.name),
+                _("you accepted {licence} for {name}", licence=info.licence, name=info.name),
+            )
 
     def _named(self) -> str:
         return self.query_one("#list", Listing).key
@@ -283,7 +302,9 @@ class Runs(QueryPage):
         async def tell() -> None:
             link = await control.invitation()
             self.app.push_screen(
-                CopyText("Share", "Invite others: volunteer join '<link>' with this link:", link)
+                CopyText(
+                    _("Share"), _("Invite others: volunteer join '<link>' with this link:"), link
+                )
             )
 
         self.volunteer.command(tell())
@@ -296,10 +317,14 @@ def helped(info: RunInfo, chosen: Sequence[str]) -> bool:
 
 def _empty(answer: Answer[tuple[RunInfo, ...]]) -> str:
     if answer.error:
-        return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
+        return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
     if answer.value is not None:
-        return "this coordinator has no run yet: its organiser starts one, and it appears here"
-    return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
+        return _("this coordinator has no run yet: its organiser starts one, and it appears here")
+    return (
+        _("asking the coordinator")
+        if answer.asking
+        else _("shown as soon as the coordinator answers")
+    )
 
 
 def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old: bool) -> Row:
@@ -316,14 +341,18 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
     # Losses of different workloads cannot be compared: each has its name.
     measure = f"{measure_word(info.measure)} " if info.loss is not None else ""
     done = info.progress
-    progress: Line = ((STATES[info.state].partition(" by ")[0], "dim"),)
+    progress: Line = ((_(STATES_SHORT[info.state]), "dim"),)
     if done is not None and info.state == "running":
         progress = (*bar(done, BAR_CELLS, glyphs), (f" {percent(done)}", "text"))
     if able.credits_per_hour is not None:
         about = "" if able.tasks else "~"
-        yours = f"{about}{count(able.credits_per_hour)} credits/h"
+        yours = _(
+            "{sign}{credits} credits/h",
+            sign=about,
+            credits=count(able.credits_per_hour),
+        )
     else:
-        yours = "fits" if able.fits else "does not fit"
+        yours = _("fits") if able.fits else _("does not fit")
     return Row(
         key=info.name,
         cells=(
@@ -351,32 +380,50 @@ def run_detail(
     sign = (glyphs.check, "good") if able.fits else (glyphs.cross, "bad")
     said = wrap(able.sentence, room - 2, 2)
     lines.append(
-        ((left("for you", NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (said[0], "text"))
+        ((left(_("for you"), NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (said[0], "text"))
     )
     lines += [((" " * (NAME_CELLS + 2), "dim"), (text, "text")) for text in said[1:]]
-    helping = _helping(info, chosen) if able.fits else "not from this machine"
+    helping = _helping(info, chosen) if able.fits else _("not from this machine")
     earns = able.credits_per_hour
     when = next_merge(scene.view, info.name, scene.now)
-    data = f"{info.dataset}, {info.dataset_licence or 'no licence stated'}"
+    data = f"{info.dataset}, {info.dataset_licence or _('no licence stated')}"
     if not info.dataset:
-        data = "none: it makes its own"
+        data = _("none: it makes its own")
     facts = (
-        ("earns", f"{count(earns)} credits/h ({able.basis})" if earns is not None else ""),
-        ("helped", helping),
-        ("licence", f"{info.licence} (model)"),
-        ("base", origin_of(info) if info.origin else ""),
-        ("data", data),
-        ("model", f"{count(info.parameters)} weights, needs {size(info.memory_bytes)}"),
         (
-            "so far",
-            f"version {info.version}, {count(info.steps)} steps, {count(info.tokens)} {info.items}",
+            _("earns"),
+            _("{earns} credits/h ({basis})", earns=count(earns), basis=able.basis)
+            if earns is not None
+            else "",
+        ),
+        (_("helped"), helping),
+        (_("licence"), _("{licence} (model)", licence=info.licence)),
+        (_("base"), origin_of(info) if info.origin else ""),
+        (_("data"), data),
+        (
+            _("model"),
+            _(
+                "{weights} weights, needs {memory}",
+                weights=count(info.parameters),
+                memory=size(info.memory_bytes),
+            ),
+        ),
+        (
+            _("so far"),
+            _(
+                "version {version}, {steps} steps, {tokens} {items}",
+                version=info.version,
+                steps=count(info.steps),
+                tokens=count(info.tokens),
+                items=info.items,
+            ),
         ),
         (measure_word(info.measure), _course(info, glyphs)),
-        ("bits", _bits(info, glyphs)),
+        (_("bits"), _bits(info, glyphs)),
         *((printable(each.name, NAME_CELLS - 1), _suite(each, glyphs)) for each in info.suites[:8]),
-        ("next", when),
-        ("outer", _lowered(info)),
-        ("contact", printable(info.contact, 100)),
+        (pgettext("version", "next"), when),
+        (_("outer"), _lowered(info)),
+        (_("contact"), printable(info.contact, 100)),
     )
     for name, text in facts:
         lines += _fact(name, text, room)
@@ -386,15 +433,18 @@ def run_detail(
 def _helping(info: RunInfo, chosen: Sequence[str]) -> str:
     """Return the choice of a run and the effect of enter, which leaves a run that was chosen."""
     if info.name in chosen:
-        return "yes (enter: stop helping)"
-    return "no (enter: help)" if chosen else "as any run (enter: only this one)"
+        return _("yes (enter: stop helping)")
+    return _("no (enter: help)") if chosen else _("as any run (enter: only this one)")
 
 
 def _lowered(info: RunInfo) -> str:
     """Return how far a run has lowered its outer rate by itself; empty where it has not."""
     if info.outer_scale >= 1:
         return ""
-    return f"rate lowered by itself to {100 * info.outer_scale:.0f} %: updates turned back"
+    return _(
+        "rate lowered by itself to {percent} %: updates turned back",
+        percent=number(100 * info.outer_scale, ".0f"),
+    )
 
 
 def _course(info: RunInfo, glyphs: Glyphs) -> str:
@@ -415,16 +465,18 @@ def _bits(info: RunInfo, glyphs: Glyphs) -> str:
         return ""
     same = info.bits_first in (None, info.bits)
     first = "" if same else f"{loss(info.bits_first)} {glyphs.right} "
-    return f"{first}{loss(info.bits)} a byte"
+    return _("{bits} a byte", bits=f"{first}{loss(info.bits)}")
 
 
 def _suite(course: SuiteCourse, glyphs: Glyphs) -> str:
     """Return the scores on a task suite, before and now, beside what guessing gets."""
     if course.first is None:
-        return "suite of tasks, not measured yet"
+        return _("suite of tasks, not measured yet")
     now = "" if course.newest is None else f" {glyphs.right} {course.newest.text}"
-    guess = f" (by chance {100 * course.chance:.0f} %)" if course.chance else ""
-    return f"{course.first.text}{now}{guess}"
+    said = f"{course.first.text}{now}"
+    if not course.chance:
+        return said
+    return f"{said} ({_('by chance {percent} %', percent=number(100 * course.chance, '.0f'))})"
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:

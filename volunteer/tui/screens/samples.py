@@ -13,7 +13,8 @@ from textual.events import Resize
 
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
-from shared.text import counted, printable
+from shared.text import printable
+from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.text import loss, measure_word
 from volunteer.tui import keys
 from volunteer.tui.page import Page
@@ -35,8 +36,8 @@ class Samples(Page):
             id="older",
             key="left_square_bracket,left",
             action="step(-1)",
-            short="older",
-            help="The version before that has a sample.",
+            short=N_("older"),
+            help=N_("The version before that has a sample."),
             place="footer",
             rank=31,
         ),
@@ -44,8 +45,8 @@ class Samples(Page):
             id="newer",
             key="right_square_bracket,right",
             action="step(1)",
-            short="newer",
-            help="The next version that has a sample.",
+            short=N_("newer"),
+            help=N_("The next version that has a sample."),
             place="footer",
             rank=31,
         ),
@@ -53,29 +54,29 @@ class Samples(Page):
             id="older_far",
             key="left_curly_bracket,pageup",
             action="step(-10)",
-            short="10 older",
-            help="Ten versions back.",
+            short=N_("10 older"),
+            help=N_("Ten versions back."),
         ),
         keys.Command(
             id="newer_far",
             key="right_curly_bracket,pagedown",
             action="step(10)",
-            short="10 newer",
-            help="Ten versions on.",
+            short=N_("10 newer"),
+            help=N_("Ten versions on."),
         ),
         keys.Command(
             id="first",
             key="home",
             action="end(-1)",
-            short="first",
-            help="The first version with a sample.",
+            short=N_("first"),
+            help=N_("The first version with a sample."),
         ),
         keys.Command(
             id="newest",
             key="end",
             action="end(1)",
-            short="newest",
-            help="The newest one, and each that comes while you look.",
+            short=N_("newest"),
+            help=N_("The newest one, and each that comes while you look."),
             place="footer",
             rank=36,
         ),
@@ -83,8 +84,8 @@ class Samples(Page):
             id="beside",
             key="b",
             action="beside",
-            short="before",
-            help="Show an earlier version beside, or not.",
+            short=N_("before"),
+            help=N_("Show an earlier version beside, or not."),
             place="footer",
             rank=33,
         ),
@@ -92,23 +93,27 @@ class Samples(Page):
             id="pin",
             key="full_stop,enter",
             action="pin",
-            short="compare",
-            help="Take this version as the earlier one, to compare others with.",
+            short=N_("compare"),
+            help=N_("Take this version as the earlier one, to compare others with."),
             place="footer",
             rank=37,
         ),
         keys.Command(
-            id="up", key="up,k", action="scroll(-1)", short="up", help="Scroll the text up."
+            id="up", key="up,k", action="scroll(-1)", short=N_("up"), help=N_("Scroll the text up.")
         ),
         keys.Command(
-            id="down", key="down,j", action="scroll(1)", short="down", help="Scroll the text down."
+            id="down",
+            key="down,j",
+            action="scroll(1)",
+            short=N_("down"),
+            help=N_("Scroll the text down."),
         ),
         keys.Command(
             id="close",
             key="escape,m",
             action="close",
-            short="back",
-            help="Back to the page before.",
+            short=N_("back"),
+            help=N_("Back to the page before."),
             place="footer",
             rank=12,
         ),
@@ -222,7 +227,15 @@ class Samples(Page):
             return [((fit(printable(said, 200), width, scene.glyphs.ellipsis), "dim"),)]
         info = scene.view.info(self.run)
         row = self.history.rows[self.at]
-        text = f"{printable(self.run, 30)}  version {self.at} of {self.history.head}  "
+        text = (
+            _(
+                "{run}  version {at} of {head}",
+                run=printable(self.run, 30),
+                at=self.at,
+                head=self.history.head,
+            )
+            + "  "
+        )
         facts = f"  {version_words(row, info.measure if info else '')}"
         room = width - len(text)
         if room - len(facts) >= 12:
@@ -239,8 +252,8 @@ class Samples(Page):
 
     def _empty(self) -> str:
         if self.history.head < 0:
-            return "asking the coordinator"
-        return f"{self.run}: a sample appears here when the next version is evaluated"
+            return _("asking the coordinator")
+        return _("{run}: a sample appears here when the next version is evaluated", run=self.run)
 
     # Keys.
 
@@ -282,9 +295,12 @@ def version_words(row: VersionInfo, measure: str) -> str:
     if row.loss is not None:
         parts.append(f"{measure_word(measure)} {loss(row.loss)}")
     if row.contributions:
-        mine = f", {row.mine} of them yours" if row.mine and row.contributions > 1 else ""
-        mine = ", yours" if row.mine and row.contributions == 1 else mine
-        parts.append(f"{counted(row.contributions, 'contribution')}{mine}")
+        mine = (
+            _(", {mine} of them yours", mine=row.mine) if row.mine and row.contributions > 1 else ""
+        )
+        mine = _(", yours") if row.mine and row.contributions == 1 else mine
+        made = ngettext("{n} contribution", "{n} contributions", row.contributions)
+        parts.append(f"{made}{mine}")
     parts.append(clock_time(row.created_at))
     return ", ".join(parts)
 

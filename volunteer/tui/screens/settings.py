@@ -13,11 +13,12 @@ from textual.widgets import Input
 
 from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
+from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import presets, settings
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
-from volunteer.tui.screens.theme_picker import ThemePicker
-from volunteer.tui.setting_labels import SOURCES, choices, holds, label, shown
+from volunteer.tui.screens.picker import of_languages, of_themes
+from volunteer.tui.setting_labels import SOURCES, choices, help_of, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
@@ -26,8 +27,10 @@ from volunteer.tui.widgets.setting_list import SettingList
 
 NAME_CELLS = 8
 UNDO_MAX = 50
-LOOKS = frozenset({"theme", "ascii", "animations", "keys", "power_price"})  # fields of `Look`
-OVERRULED = {"flag": "the command line", "environment": "the environment"}
+LOOKS = frozenset(
+    {"theme", "language", "ascii", "animations", "keys", "power_price"}
+)  # fields of `Look`
+OVERRULED = {"flag": N_("the command line"), "environment": N_("the environment")}
 
 
 class SettingsPage(QueryPage):
@@ -40,8 +43,8 @@ class SettingsPage(QueryPage):
             id="change",
             key="enter",
             action="change",
-            short="change",
-            help="Change the setting under the cursor.",
+            short=N_("change"),
+            help=N_("Change the setting under the cursor."),
             place="footer",
             rank=33,
         ),
@@ -49,8 +52,8 @@ class SettingsPage(QueryPage):
             id="default",
             key="delete,backspace",
             action="default",
-            short="reset",
-            help="Reset the setting under the cursor to its default.",
+            short=N_("reset"),
+            help=N_("Reset the setting under the cursor to its default."),
             place="footer",
             rank=36,
         ),
@@ -58,8 +61,8 @@ class SettingsPage(QueryPage):
             id="undo",
             key="u",
             action="undo",
-            short="undo",
-            help="Take back the last change made on this page; again: the one before.",
+            short=N_("undo"),
+            help=N_("Take back the last change made on this page; again: the one before."),
             place="footer",
             rank=34,
         ),
@@ -67,8 +70,8 @@ class SettingsPage(QueryPage):
             id="search",
             key="slash",
             action="search",
-            short="search",
-            help="Show only settings that hold a text.",
+            short=N_("search"),
+            help=N_("Show only settings that hold a text."),
             place="footer",
             rank=35,
         ),
@@ -76,8 +79,8 @@ class SettingsPage(QueryPage):
             id="preset",
             key="p",
             action="preset",
-            short="preset",
-            help="Set the limits together: gentle, evenings, everything.",
+            short=N_("preset"),
+            help=N_("Set the limits together: gentle, evenings, everything."),
             place="footer",
             rank=37,
         ),
@@ -117,7 +120,7 @@ class SettingsPage(QueryPage):
         return answer.value or ()
 
     def _empty(self) -> str:
-        return self.answer("settings").error or "reading the settings"
+        return self.answer("settings").error or _("reading the settings")
 
     @property
     def _list(self) -> SettingList:
@@ -125,12 +128,12 @@ class SettingsPage(QueryPage):
 
     def _title(self, scene: Scene) -> tuple[str, str]:
         row = self._list.chosen
-        return (label(row), row.name) if row else ("About", "")
+        return (label(row), row.name) if row else (_("About"), "")
 
     def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen
         if row is None:
-            said = "enter changes the setting under the cursor; del resets it"
+            said = _("enter changes the setting under the cursor; del resets it")
             return [((text, "dim"),) for text in wrap(said, width, height)]
         return about_lines(row, width, height)
 
@@ -142,8 +145,9 @@ class SettingsPage(QueryPage):
         self._list.change()
 
     @on(SettingList.Wanted)
-    def _pick(self) -> None:
-        self.app.push_screen(ThemePicker(self.app.theme), lambda _: self.again())
+    def _pick(self, event: SettingList.Wanted) -> None:
+        of = of_languages if event.row.name == "language" else of_themes
+        self.app.push_screen(of(self.volunteer), lambda _closed: self.again())
 
     def action_default(self) -> None:
         self._list.set_back()
@@ -173,16 +177,18 @@ class SettingsPage(QueryPage):
         """Set all that a preset says."""
         chosen = presets.preset(name)
         self._change(chosen.changes)
-        self.volunteer.tell(f"{name}: {chosen.help} u takes it back.")
+        self.volunteer.tell(
+            _("{name}: {help} u takes it back.", name=_(chosen.name), help=_(chosen.help))
+        )
 
     def action_undo(self) -> None:
         if not self._undo:
-            self.volunteer.tell("nothing was changed on this page since it was opened")
+            self.volunteer.tell(_("nothing was changed on this page since it was opened"))
             return
         before = self._undo.pop()
         self.run_worker(self._save(before), group="save")
         said = ", ".join(label(row) for row in self.rows() if row.name in before)
-        self.volunteer.tell(f"taken back: {said}")
+        self.volunteer.tell(_("taken back: {said}", said=said))
 
     def _change(self, changes: dict[str, Any]) -> None:
         """Save settings, and remember how they were."""
@@ -212,7 +218,7 @@ class SettingsPage(QueryPage):
             self._apply(name, value)
         sources = {row.source for row in self.rows() if row.name in changes}
         for source in sources & OVERRULED.keys():
-            said = f"saved, but {OVERRULED[source]} sets another value and wins"
+            said = _("saved, but {source} sets another value and wins", source=_(OVERRULED[source]))
             self.volunteer.tell(said, "warning")
         self.again()
 
@@ -224,20 +230,20 @@ class SettingsPage(QueryPage):
 
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     """Return all about one setting."""
-    lines: list[Line] = [((text, "text"),) for text in wrap(row.help, cells, 4)]
-    lines.append(_fact("value", shown(row), "value"))
+    lines: list[Line] = [((text, "text"),) for text in wrap(help_of(row), cells, 4)]
+    lines.append(_fact(_("value"), shown(row), "value"))
     options = choices(row)
     if options and row.type != "bool":
-        lines.append(_fact("choose", ", ".join(options)))
+        lines.append(_fact(_("choose"), ", ".join(options)))
     known = row.name in settings.names()  # not one of a newer agent
     standard = msgspec.structs.replace(
         row, value=settings.default(row.name) if known else row.value
     )
-    lines.append(_fact("default", shown(standard)))
-    lines.append(_fact("set by", SOURCES.get(row.source, row.source)))
-    lines.append(_fact("applies", holds(row)))
+    lines.append(_fact(_("default"), shown(standard)))
+    lines.append(_fact(_("set by"), _(SOURCES.get(row.source, row.source))))
+    lines.append(_fact(_("applies"), holds(row)))
     if height > len(lines) + 2:
-        lines += [(), _fact("also", f"--set {row.name}=...")]
+        lines += [(), _fact(_("also"), f"--set {row.name}=...")]
         lines.append(_fact("", f"VOLUNTEER_{row.name.upper()}"))
     return lines[:height]
 

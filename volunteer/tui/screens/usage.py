@@ -6,23 +6,27 @@ from textual.app import ComposeResult
 
 from shared.protocol import endpoints
 from shared.protocol.inference import UsageRow
-from shared.text import credit, printable
+from shared.text import printable
+from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.formats import credit
 from volunteer.tui.query_page import AccountPage, Answer, PageQuery
 from volunteer.tui.text import Line, count, when
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 COLUMNS = (
-    Column(title="when", cells=8),
+    Column(title=N_("when"), cells=8),
     Column(title="model", least=36),
-    Column(title="in", cells=6, align="right", least=44),
-    Column(title="out", cells=6, align="right"),
-    Column(title="credits", cells=11, align="right"),
-    Column(title="took", cells=9, align="right", least=60),
-    Column(title="first", cells=8, align="right", least=100),
-    Column(title="by", cells=14, least=76),
+    Column(title=N_("in"), cells=6, align="right", least=44),
+    Column(title=N_("out"), cells=6, align="right"),
+    Column(title=N_("credits"), cells=11, align="right"),
+    Column(title=N_("took"), cells=9, align="right", least=60),
+    Column(title=N_("first"), cells=8, align="right", least=100),
+    Column(title=N_("by"), cells=14, least=76),
 )
-EMPTY = "Nothing was asked yet. Press p on a run of the Runs page, or run: volunteer generate RUN"
+EMPTY = N_(
+    "Nothing was asked yet. Press p on a run of the Runs page, or run: volunteer generate RUN"
+)
 
 
 class UsageLog(AccountPage):
@@ -37,7 +41,7 @@ class UsageLog(AccountPage):
     """
 
     def body(self) -> ComposeResult:
-        yield FunctionPanel(self._totals, title="Spent on answers", id="spent", classes="card")
+        yield FunctionPanel(self._totals, title=N_("Spent on answers"), id="spent", classes="card")
         yield Listing(COLUMNS, self._filling, id="requests")
 
     def queries(self) -> dict[str, PageQuery]:
@@ -48,11 +52,11 @@ class UsageLog(AccountPage):
 
     def _filling(self, scene: Scene) -> Filling:
         answer: Answer[tuple[UsageRow, ...]] = self.answer("usage")
-        empty = answer.error or ("" if answer.asking and answer.value is None else EMPTY)
+        empty = answer.error or ("" if answer.asking and answer.value is None else _(EMPTY))
         return Filling(
             rows=tuple(usage_row(row, scene, old=answer.old(scene)) for row in self._rows()),
-            empty=empty or "asking the coordinator",
-            title="Requests",
+            empty=empty or _("asking the coordinator"),
+            title=_("Requests"),
             subtitle=answer.note(scene),
         )
 
@@ -63,8 +67,8 @@ class UsageLog(AccountPage):
 def usage_row(row: UsageRow, scene: Scene, *, old: bool) -> Row:
     """Return a request as a row of the table."""
     under_way = row.latency_s is None
-    images = " img" if row.kind == "image" else ""
-    price = "free" if row.free else credit(row.cost_micro, 6)
+    images = " " + _("img") if row.kind == "image" else ""
+    price = _("free") if row.free else credit(row.cost_micro, 6)
     return Row(
         key=row.id,
         cells=(
@@ -72,10 +76,22 @@ def usage_row(row: UsageRow, scene: Scene, *, old: bool) -> Row:
             ((printable(row.model, 80), "text"),),
             ((count(row.tokens_in, 4), "dim"),),
             ((f"{count(row.tokens_out, 4)}{images}", "text"),),
-            (("held" if under_way else price, "warn" if under_way else "value"),),
-            (("under way" if row.latency_s is None else f"{row.latency_s:.1f} s", "dim"),),
-            (("-" if row.first_token_s is None else f"{row.first_token_s:.2f} s", "dim"),),
-            ((f"{row.key}..." if row.key else "this account", "dim"),),
+            ((_("held") if under_way else price, "warn" if under_way else "value"),),
+            (
+                (
+                    _("under way")
+                    if row.latency_s is None
+                    else f"{number(row.latency_s, '.1f')} s",
+                    "dim",
+                ),
+            ),
+            (
+                (
+                    "-" if row.first_token_s is None else f"{number(row.first_token_s, '.2f')} s",
+                    "dim",
+                ),
+            ),
+            ((f"{row.key}..." if row.key else _("this account"), "dim"),),
         ),
         dim=old,
     )
@@ -86,17 +102,25 @@ def total_lines(rows: tuple[UsageRow, ...], scene: Scene) -> list[Line]:
     me = scene.view.status.me
     lines: list[Line] = []
     if me is not None:
-        held = f"   held {credit(me.held_micro, 6)}" if me.held_micro else ""
+        held = (
+            "   " + _("held {credits}", credits=credit(me.held_micro, 6)) if me.held_micro else ""
+        )
         lines.append(
             (
-                ("spent ", "dim"),
+                (_("spent") + " ", "dim"),
                 (credit(me.spent_micro, 6), "value"),
                 (held, "warn"),
-                ("   balance ", "dim"),
+                ("   " + _("balance") + " ", "dim"),
                 (credit(me.balance_micro), "value"),
             )
         )
     written = sum(row.tokens_out for row in rows if row.kind != "image")
-    said = f"{len(rows)} newest requests: {sum(row.tokens_in for row in rows)} tokens in, "
-    lines.append(((f"{said}{written} out", "text"),))
+    said = ngettext(
+        "{n} newest request: {tokens_in} tokens in, {tokens_out} out",
+        "{n} newest requests: {tokens_in} tokens in, {tokens_out} out",
+        len(rows),
+        tokens_in=sum(row.tokens_in for row in rows),
+        tokens_out=written,
+    )
+    lines.append(((said, "text"),))
     return lines

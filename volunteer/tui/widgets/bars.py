@@ -12,6 +12,7 @@ from textual.app import App
 from textual.events import Click
 from textual.screen import Screen
 
+from volunteer.i18n.catalogue import _
 from volunteer.tui import keys
 from volunteer.tui.status_line import LEAVING, Activity, activity, banner, connection, merging
 from volunteer.tui.text import Line, Span, fit, spread
@@ -48,7 +49,7 @@ class TabBar(Bar):
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         link = connection(scene.view, scene.now, scene.glyphs)
         end: Line = ((f"{link.sign} {link.word} ", link.role),)
-        room = width - sum(len(text) for text, _ in end) - 1
+        room = width - sum(cell_len(text) for text, _ in end) - 1
         line, self.hits = tabs(self.here, room)
         return (spread(line, _named(link, scene, width - wide(line)) or end, width),)
 
@@ -79,15 +80,15 @@ def _tabs(here: str, *, titles: bool) -> tuple[Line, tuple[Hit, ...]]:
     at = 0
     for page in keys.PAGES:
         current = page.name == here
-        text = f" {page.key} {page.title} " if titles or current else f" {page.key} "
+        text = f" {page.key} {_(page.title)} " if titles or current else f" {page.key} "
         parts = (
             ((text, "here"),)
             if current
             else ((f" {page.key} ", "key"), (text[len(page.key) + 2 :], "tab"))
         )
         spans += [part for part in parts if part[0]]
-        hits.append((at, at + len(text), f"app.page('{page.name}')"))
-        at += len(text)
+        hits.append((at, at + cell_len(text), f"app.page('{page.name}')"))
+        at += cell_len(text)
     return tuple(spans), tuple(hits)
 
 
@@ -106,12 +107,16 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     start: Line = ((f" {state.sign} {state.word}", state.role),)
     if background:
-        start = (*start, (" (background)", "dim"))
+        start = (*start, (" " + _("(background)"), "dim"))
     if scene.leaving is not None and scene.view.ended is None:
-        said = f"{LEAVING[scene.leaving]}; q again ends at once"
+        said = _("{what}; q again ends at once", what=_(LEAVING[scene.leaving]))
         room = cells - wide(start) - 10
         ending = fit(said, room, scene.glyphs.ellipsis)
-        return ((f" {scene.glyphs.wait} ending", "warn"), ("  ", "text"), (ending, "text"))
+        return (
+            (f" {scene.glyphs.wait} {_('ending')}", "warn"),
+            ("  ", "text"),
+            (ending, "text"),
+        )
     room = cells - wide(start) - 3
     trouble = banner(scene.view, scene.now, room, scene.glyphs.ellipsis)
     if trouble:
@@ -134,8 +139,8 @@ class NewsBar(Bar):
         if not found:
             return ()
         key = keys.key_of(keys.READ, scene.keys)
-        more = f" (1 of {len(found)})" if len(found) > 1 else ""
-        end: Line = ((f" {key} ", "key"), (f"{keys.READ.short} ", "dim"))
+        more = " " + _("(1 of {found})", found=len(found)) if len(found) > 1 else ""
+        end: Line = ((f" {key} ", "key"), (f"{_(keys.READ.short)} ", "dim"))
         said = f" {scene.view.status.server}: {found[0].text}{more}"
         room = width - wide(end)
         return (spread(((fit(said, room, scene.glyphs.ellipsis), "warn"),), end, width),)
@@ -163,7 +168,7 @@ def key_line(
     chosen: list[keys.Command] = []
     room = cells
     for command in sorted([*core, *own], key=lambda c: c.rank):
-        need = len(keys.key_of(command, scene.keys)) + len(_word(command, scene)) + 3
+        need = len(keys.key_of(command, scene.keys)) + cell_len(_word(command, scene)) + 3
         if need <= room:
             chosen.append(command)
             room -= need
@@ -177,15 +182,15 @@ def key_line(
             text = (f" {keys.key_of(command, scene.keys)} ", f"{_word(command, scene)} ")
             spans += [(text[0], "key"), (text[1], "dim")]
             where = "screen." if command.id in of_page else ""
-            hits.append((at, at + len(text[0]) + len(text[1]), where + command.action))
-            at += len(text[0]) + len(text[1])
+            hits.append((at, at + cell_len(text[0]) + cell_len(text[1]), where + command.action))
+            at += cell_len(text[0]) + cell_len(text[1])
     return tuple(spans), tuple(hits)
 
 
 def _word(command: keys.Command, scene: Scene) -> str:
     """Return the word for the effect of a key now."""
     if command.id == "pause" and scene.view.status.paused(scene.device):
-        return "resume"
+        return _("resume")
     if command.id == "finish" and scene.view.status.finishing:
-        return "keep going"
-    return command.short
+        return _("keep going")
+    return _(command.short)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from volunteer.control.events import BenchmarkProgress
+from volunteer.i18n.catalogue import _
 from volunteer.tui.status_line import STAGES, stage_words
 from volunteer.tui.text import Glyphs, Line, bar, percent, wrap
 from volunteer.tui.widgets.panel import Scene
@@ -21,7 +22,7 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         (*bar(now.done, cells - len(tail), scene.glyphs), (tail, "value")),
         (),
     ]
-    said = "Times the work that a task does; only the figures are sent."
+    said = _("Times the work that a task does; only the figures are sent.")
     return [*lines, *(((text, "dim"),) for text in wrap(said, cells, 3))][:height]
 
 

@@ -9,6 +9,7 @@ from textual.events import Click
 from textual.message import Message
 
 from shared.workloads.games import COLUMNS
+from volunteer.i18n.catalogue import _
 from volunteer.tui.text import Glyphs, Line, Span
 from volunteer.tui.widgets.panel import Panel, Scene
 
@@ -126,7 +127,7 @@ class Board(Panel):
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         size = self.laid.size
-        return "Board", f"{size} x {size}" if size else ""
+        return _("Board"), f"{size} x {size}" if size else ""
 
     def on_click(self, event: Click) -> None:
         place = event.get_content_offset(self)

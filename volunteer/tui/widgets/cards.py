@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
+
 from shared.protocol.accounts import Benchmark, Device, Me
-from shared.text import credit, duration, size
+from shared.text import duration
 from volunteer.control.events import Sensed
-from volunteer.control.sentences import ESCROW
+from volunteer.control.sentences import escrow_words
+from volunteer.i18n.catalogue import N_, _, ngettext, number, pgettext
+from volunteer.i18n.formats import credit, size
 from volunteer.text import loss, measure_word
 from volunteer.tui.status_line import activity, next_merge, traffic
 from volunteer.tui.text import (
+    Glyphs,
     Line,
     Span,
     bar,
@@ -41,7 +46,7 @@ class DeviceCard(Panel):
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         device = device_of(scene)
-        return "Device", device.id if device else ""
+        return _("Device"), device.id if device else ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return device_lines(scene, width, height)
@@ -62,18 +67,18 @@ def device_of(scene: Scene) -> Device | None:
 def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     device = device_of(scene)
     if device is None:
-        return blank("looking at this machine", cells, height)
+        return blank(_("looking at this machine"), cells, height)
     glyphs = scene.glyphs
     name = device.name or device.id
     lines: list[Line] = [((fit(name, cells, glyphs.ellipsis), "value"),)]
     if not device.usable:
-        said = wrap(device.problem or "cannot be used", cells, height - 1)
+        said = wrap(device.problem or _("cannot be used"), cells, height - 1)
         return lines + [((text, "bad"),) for text in said]
     state = activity(scene.view, scene.now, glyphs, device.id)
-    lines.append(fact("state", (f"{state.sign} {state.word}", state.role)))
-    lines.append(fact("speed", *_speed(_benchmark(scene, device.id), cells)))
+    lines.append(fact(_("state"), (f"{state.sign} {state.word}", state.role)))
+    lines.append(fact(_("speed"), *_speed(_benchmark(scene, device.id), cells)))
     lines += pace(scene, device.id, cells)
-    lines.append(fact("memory", *memory(scene, device, cells)))
+    lines.append(fact(_("memory"), *memory(scene, device, cells)))
     lines += sensed_lines(scene, device, cells)
     return lines[:height]
 
@@ -84,8 +89,8 @@ def _benchmark(scene: Scene, device: str) -> Benchmark | None:
 
 def _speed(benchmark: Benchmark | None, cells: int) -> list[Span]:
     if benchmark is None:
-        return [("not measured yet", "dim")]
-    return [(flops(benchmark.step_flops), "text"), (" in training", "dim")][
+        return [(_("not measured yet"), "dim")]
+    return [(flops(benchmark.step_flops), "text"), (" " + _("in training"), "dim")][
         : 2 if cells > 30 else 1
     ]
 
@@ -96,7 +101,7 @@ def memory(scene: Scene, device: Device, cells: int) -> Line:
     whole = size(device.memory_bytes)
     if sensed is None or sensed.memory_bytes is None or device.memory_bytes <= 0:
         return ((whole, "text"),)
-    tail = f" {size(sensed.memory_bytes)} of {whole}"
+    tail = " " + _("{used} of {whole}", used=size(sensed.memory_bytes), whole=whole)
     share = sensed.memory_bytes / device.memory_bytes
     return (*bar(share, cells - NAME_CELLS - len(tail), scene.glyphs), (tail, "text"))
 
@@ -108,7 +113,7 @@ def pace(scene: Scene, device: str, cells: int) -> list[Line]:
         return []
     tail = f" {rate(speeds[-1])}/s"
     drawn = spark(speeds, cells - NAME_CELLS - len(tail), scene.glyphs)
-    return [fact("pace", (drawn, "raw"), (tail, "text"))]
+    return [fact(_("pace"), (drawn, "raw"), (tail, "text"))]
 
 
 def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
@@ -118,10 +123,10 @@ def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
     if sensed.utilisation is not None:
         tail = f" {percent(sensed.utilisation)}"
         room = cells - NAME_CELLS - len(tail)
-        lines.append(fact("load", *bar(sensed.utilisation, room, scene.glyphs), (tail, "text")))
+        lines.append(fact(_("load"), *bar(sensed.utilisation, room, scene.glyphs), (tail, "text")))
     if sensed.celsius is not None:
-        lines.append(fact("heat", (f"{sensed.celsius:.0f} °C", "text")))
-    return [*lines, fact("energy", *energy(sensed, scene.power_price))]
+        lines.append(fact(_("heat"), (f"{sensed.celsius:.0f} °C", "text")))
+    return [*lines, fact(_("energy"), *energy(sensed, scene.power_price))]
 
 
 def energy(sensed: Sensed, price: float) -> Line:
@@ -129,15 +134,17 @@ def energy(sensed: Sensed, price: float) -> Line:
     known; what was not measured is marked as an estimate.
     """
     if sensed.watts is None:
-        return (("not measured", "dim"),)
+        return ((_("not measured"), "dim"),)
     said = f"{sensed.watts:.0f} W"
     if sensed.joules is not None:
         kwh = sensed.joules / 3_600_000
-        said += f", {kwh:.3f} kWh today" + (f" = {kwh * price:.2f}" if price > 0 else "")
-    return ((said, "text"), (" (estimate)" if sensed.estimated else "", "warn"))
+        said += _(", {kwh} kWh today", kwh=number(kwh, ".3f")) + (
+            f" = {number(kwh * price, '.2f')}" if price > 0 else ""
+        )
+    return ((said, "text"), (" " + _("(estimate)") if sensed.estimated else "", "warn"))
 
 
-WORTH = {"run": "answers for credits", "practice": "practice credits"}
+WORTH = {"run": N_("answers for credits"), "practice": N_("practice credits")}
 
 
 class CreditsCard(Panel):
@@ -145,11 +152,16 @@ class CreditsCard(Panel):
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
-        number = f"account {status.me.volunteer_id[:8]}" if status.me else "my account"
-        name = shown_name(status.nickname, number, scene.glyphs)
+        account = (
+            _("account {number}", number=status.me.volunteer_id[:8])
+            if status.me
+            else _("my account")
+        )
+        name = shown_name(status.nickname, account, scene.glyphs)
         whose = f" {scene.glyphs.dot} {name}" if name else ""
         known = age(scene) if status.me is not None else ""
-        return f"Credits{whose}", known or WORTH["practice" if status.practice else "run"]
+        worth = WORTH["practice" if status.practice else "run"]
+        return f"{_('Credits')}{whose}", known or _(worth)
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return aged(credit_lines(scene, width, height), scene)
@@ -158,7 +170,7 @@ class CreditsCard(Panel):
 def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     me = scene.view.status.me
     if me is None:
-        text = "credits appear here when your first contribution has been checked"
+        text = _("credits appear here when your first contribution has been checked")
         return blank(text, cells, height)
     total = credit(me.balance_micro)
     large = big(total) if scene.glyphs.curve == "braille" and height >= 7 else None
@@ -166,32 +178,37 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     if large is not None and len(large[0]) <= cells:
         lines += [((row, "big"),) for row in large]
     else:
-        lines.append(fact("total", (total, "value")))
+        lines.append(fact(_("total"), (total, "value")))
     pending = [(credit(me.pending_micro), "warn" if me.pending_micro else "text")]
     if me.pending_micro and cells >= 31:
-        pending.append((" in checking", "dim"))
+        pending.append((" " + _("in checking"), "dim"))
     lines.append(
-        fact("today", (f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"))
+        fact(_("today"), (f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"))
     )
-    lines.append(fact("pending", *pending))
+    lines.append(fact(_("pending"), *pending))
     if me.escrow_micro:
-        lines.append(fact("escrow", (credit(me.escrow_micro), "warn")))
+        lines.append(fact(_("escrow"), (credit(me.escrow_micro), "warn")))
     if me.debt_micro:
-        lines.append(fact("owed", (credit(me.debt_micro), "bad")))
+        lines.append(fact(_("owed"), (credit(me.debt_micro), "bad")))
     rank = f"{me.rank}" if me.rank is not None else "-"
-    lines.append(fact("rank", (rank, "text")))
-    lines.append(fact("work", *_work(me, cells - NAME_CELLS)))
+    lines.append(fact(_("rank"), (rank, "text")))
+    lines.append(fact(_("work"), *_work(me, cells - NAME_CELLS, scene.glyphs)))
     if me.escrow_micro:
-        lines += [((text, "dim"),) for text in wrap(ESCROW, cells, max(1, height - len(lines)))]
+        lines += [
+            ((text, "dim"),) for text in wrap(escrow_words(), cells, max(1, height - len(lines)))
+        ]
     return lines[:height]
 
 
-def _work(me: Me, cells: int) -> list[Span]:
+def _work(me: Me, cells: int, glyphs: Glyphs) -> list[Span]:
     """Return the contributions merged, accepted and rejected."""
-    merged = f"{me.merged} merged"
+    merged = _("{merged} merged", merged=me.merged)
     if me.rejected:
-        return [(merged, "text"), (", ", "dim"), (f"{me.rejected} rejected", "bad")]
-    of = f" of {me.accepted} accepted"
+        rejected = _("{rejected} rejected", rejected=me.rejected)
+        if cell_len(f"{merged}, {rejected}") > cells:
+            rejected = f"{me.rejected} {glyphs.cross}"
+        return [(merged, "text"), (", ", "dim"), (rejected, "bad")]
+    of = " " + _("of {accepted} accepted", accepted=me.accepted)
     return [(merged, "text"), (of if len(merged + of) <= cells else "", "dim")]
 
 
@@ -201,7 +218,7 @@ class RunCard(Panel):
     def heading(self, scene: Scene) -> tuple[str, str]:
         run = scene.view.run()
         info = scene.view.info(run)
-        return (run or "Run"), (age(scene) or info.workload) if info else ""
+        return (run or _("Run")), (age(scene) or info.workload) if info else ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return aged(run_lines(scene, width, height), scene)
@@ -212,12 +229,12 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     run = view.run()
     info, beat, model = view.info(run), view.beat(run), view.models.get(run)
     if info is None and beat is None:
-        return blank("the run that you help appears here", cells, height)
+        return blank(_("the run that you help appears here"), cells, height)
     told = (beat.version if beat else 0, info.version if info else 0)
     begun = [task.version for task in view.status.tasks if task.run == run]
     mine = model.mine if model else ()  # by the verdicts, which may come before the rest
     version = max(*told, *begun, *mine)  # the newest of all sources
-    lines: list[Line] = [fact("version", (str(version), "value"))]
+    lines: list[Line] = [fact(_("version"), (str(version), "value"))]
     newest = model.points[-1][1] if model and model.points else (info.loss if info else None)
     first = model.points[0][1] if model and model.points else (info.loss_first if info else None)
     if newest is not None:
@@ -228,32 +245,36 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     if info is not None and info.progress is not None:
         tail = f" {percent(info.progress)}"
         room = cells - NAME_CELLS - len(tail)
-        lines.append(fact("progress", *bar(info.progress, room, glyphs), (tail, "text")))
+        lines.append(fact(_("progress"), *bar(info.progress, room, glyphs), (tail, "text")))
     said = next_merge(view, run, scene.now)
     for row, text in enumerate(wrap(said, cells - NAME_CELLS, 2 if said else 0, glyphs.ellipsis)):
-        lines.append(fact("next" if row == 0 else "", (text, "text")))
+        lines.append(fact(pgettext("version", "next") if row == 0 else "", (text, "text")))
     workers = beat.workers if beat else (info.workers if info else 0)
     workers = max(workers, 1 if begun else 0)  # a machine that has just begun is not counted yet
-    lines.append(fact("helpers", (str(workers), "text"), (" online", "dim")))
+    lines.append(fact(_("helpers"), (str(workers), "text"), (" " + _("online"), "dim")))
     if model is not None and model.mine:
-        lines.append(fact("my part", (f"{glyphs.mark} ", "mark"), (_mine(len(model.mine)), "text")))
+        lines.append(
+            fact(_("my part"), (f"{glyphs.mark} ", "mark"), (_mine(len(model.mine)), "text"))
+        )
     if info is not None and info.parameters:
-        lines.append(fact("model", (f"{count(info.parameters)} weights", "text")))
+        lines.append(
+            fact(_("model"), (_("{weights} weights", weights=count(info.parameters)), "text"))
+        )
     if info is not None and info.licence:
-        lines.append(fact("licence", (fit(info.licence, cells - NAME_CELLS), "text")))
-    lines.append(fact("traffic", (traffic(view, glyphs), "text")))
-    lines.append(fact("session", *_session(scene)))
+        lines.append(fact(_("licence"), (fit(info.licence, cells - NAME_CELLS), "text")))
+    lines.append(fact(_("traffic"), (traffic(view, glyphs), "text")))
+    lines.append(fact(_("session"), *_session(scene)))
     return lines[:height]
 
 
 def _mine(versions: int) -> str:
-    return f"in {versions} version{'' if versions == 1 else 's'}"
+    return ngettext("in {n} version", "in {n} versions", versions)
 
 
 def _session(scene: Scene) -> list[Span]:
     status = scene.view.status
     since = duration(scene.now - status.since) if status.since else "-"
     return [
-        (f"{status.done} task{'' if status.done == 1 else 's'}", "text"),
-        (f" in {since}", "dim"),
+        (ngettext("{n} task", "{n} tasks", status.done), "text"),
+        (" " + _("in {time}", time=since), "dim"),
     ]

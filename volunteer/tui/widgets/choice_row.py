@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rich.cells import cell_len
+
+from volunteer.i18n.catalogue import _
 from volunteer.tui.text import Line, Span
 from volunteer.tui.widgets.bars import Bar
 from volunteer.tui.widgets.panel import Scene
@@ -39,9 +42,9 @@ class ChoiceRow(Bar):
         hits = []
         chosen = self._chosen()
         for name, words in self._options:
-            text = f" {words} "
+            text = f" {_(words)} "
             spans.append((text, "here" if name == chosen else "tab"))
-            hits.append((at, at + len(text), f"screen.{self._action}('{name}')"))
-            at += len(text)
+            hits.append((at, at + cell_len(text), f"screen.{self._action}('{name}')"))
+            at += cell_len(text)
         self.hits = tuple(hits)
         return (tuple(spans),)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.text import credit
+from volunteer.i18n.catalogue import _
+from volunteer.i18n.formats import credit
 from volunteer.text import loss
 from volunteer.tui.status_line import activity, connection, merging, why_paused
 from volunteer.tui.text import Line, bar, countdown, fit, percent
@@ -31,20 +32,38 @@ def brief(scene: Scene, cells: int, height: int) -> list[Line]:
     elif height == 1 and task is not None and rest > 6:
         head = (*head, (f" {percent(share(task))}", "value"))
         if task.loss is not None and rest > 18:
-            head = (*head, (f" loss {loss(task.loss)}", "text"))
+            head = (*head, (" " + _("loss {loss}", loss=loss(task.loss)), "text"))
     lines = [head]
     if task is not None:
         tail = fit(f" {percent(share(task))}", cells, glyphs.ellipsis)
         lines.append((*bar(share(task), cells - len(tail), glyphs), (tail, "text")))
         if paused := view.status.paused(task.device):
             lines.append(((fit(why_paused(paused), cells, glyphs.ellipsis), "warn"),))
-        eta = f" {glyphs.dot} {countdown(task.eta_s)} left" if task.eta_s is not None else ""
-        lines.append(((fit(f"loss {loss(task.loss)}{eta}", cells, glyphs.ellipsis), "text"),))
+        eta = (
+            f" {glyphs.dot} {_('{time} left', time=countdown(task.eta_s))}"
+            if task.eta_s is not None
+            else ""
+        )
+        lines.append(
+            (
+                (
+                    fit(_("loss {loss}", loss=loss(task.loss)) + eta, cells, glyphs.ellipsis),
+                    "text",
+                ),
+            )
+        )
     elif state.sentence:
         lines.append(((fit(state.sentence, cells, glyphs.ellipsis), "text"),))
     if view.status.me is not None:
         total = view.status.me.balance_micro
-        lines.append(((fit(f"{credit(total)} credits", cells, glyphs.ellipsis), "accent"),))
+        lines.append(
+            (
+                (
+                    fit(_("{credits} credits", credits=credit(total)), cells, glyphs.ellipsis),
+                    "accent",
+                ),
+            )
+        )
     lines.append(
         ((fit(f"{link.sign} {link.word} {link.sentence}", cells, glyphs.ellipsis), link.role),)
     )

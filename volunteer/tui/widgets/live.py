@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from shared.protocol.accounts import Device
 from volunteer.control.events import Sensed
+from volunteer.i18n.catalogue import _, number
 from volunteer.tui.status_line import activity
 from volunteer.tui.text import Line, bar, percent, spark, wrap
 from volunteer.tui.widgets.cards import NAME_CELLS, energy, fact, memory, pace
@@ -40,20 +41,25 @@ def live_lines(
 ) -> list[Line]:
     """Return the state of a device now: its share of the time, pace, load, heat and energy."""
     if not device.usable:
-        said = device.problem or "torch cannot use this device"
+        said = device.problem or _("torch cannot use this device")
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
-    lines: list[Line] = [fact("state", *device_state(device, scene))]
+    lines: list[Line] = [fact(_("state"), *device_state(device, scene))]
     if duty is not None:
         tail = f" {duty} %".rjust(PERCENT_CELLS + 1)
         room = cells - NAME_CELLS - len(tail)
-        lines.append(fact("duty", *bar(duty / 100, room, scene.glyphs), (tail, "value")))
+        lines.append(fact(_("duty"), *bar(duty / 100, room, scene.glyphs), (tail, "value")))
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines += _load(sensed, loads, scene, cells)
-    lines += _rows(energy(sensed, scene.power_price), cells, ("energy", ""))
-    lines += _rows(_heat(sensed), cells, ("heat" if sensed.celsius is not None else "speed", ""))
-    lines.append(fact("memory", *memory(scene, device, cells)))
+    lines += _rows(energy(sensed, scene.power_price), cells, (_("energy"), ""))
+    lines += _rows(
+        _heat(sensed), cells, (_("heat") if sensed.celsius is not None else _("speed"), "")
+    )
+    lines.append(fact(_("memory"), *memory(scene, device, cells)))
     told = pace(scene, device.id, cells)
-    return [*lines, *(told or [fact("pace", ("no training since this screen was opened", "dim"))])]
+    return [
+        *lines,
+        *(told or [fact(_("pace"), (_("no training since this screen was opened"), "dim"))]),
+    ]
 
 
 def device_state(device: Device, scene: Scene) -> Line:
@@ -61,7 +67,7 @@ def device_state(device: Device, scene: Scene) -> Line:
     status = scene.view.status
     known = any(speed.device == device.id for speed in status.benchmarks)
     if not (known or scene.view.task(device.id) or status.paused(device.id)):
-        return ((f"{scene.glyphs.off} not lent", "dim"),)
+        return ((f"{scene.glyphs.off} {_('not lent')}", "dim"),)
     state = activity(scene.view, scene.now, scene.glyphs, device.id)
     return ((f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
 
@@ -73,19 +79,19 @@ def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) ->
     tail = f" {percent(sensed.utilisation)}"
     room = cells - NAME_CELLS - len(tail)
     if len(loads) < 3:
-        return [fact("load", *bar(sensed.utilisation, room, scene.glyphs), (tail, "text"))]
+        return [fact(_("load"), *bar(sensed.utilisation, room, scene.glyphs), (tail, "text"))]
     drawn = spark((*loads, 1.0), room + 1, scene.glyphs)[:-1]  # from nothing to all of it
-    return [fact("load", (drawn, "raw"), (tail, "text"))]
+    return [fact(_("load"), (drawn, "raw"), (tail, "text"))]
 
 
 def _heat(sensed: Sensed) -> Line:
     said = [f"{sensed.celsius:.0f} °C"] if sensed.celsius is not None else []
     if sensed.fan is not None:
-        said.append(f"fan {percent(sensed.fan)}")
+        said.append(_("fan {percent}", percent=percent(sensed.fan)))
     elif sensed.fan_rpm is not None:
-        said.append(f"fan {sensed.fan_rpm:,} a minute")
+        said.append(_("fan {turns} a minute", turns=number(sensed.fan_rpm, ",")))
     if sensed.mhz is not None:
-        said.append(f"clock {sensed.mhz / 1000:.2f} GHz")
+        said.append(_("clock {clock} GHz", clock=number(sensed.mhz / 1000, ".2f")))
     return ((", ".join(said), "text"),) if said else ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from volunteer.i18n.catalogue import _
 from volunteer.text import loss, measured
 from volunteer.tui.text import Line, count
 from volunteer.tui.view import Curve
@@ -28,17 +29,17 @@ class TaskPlot(LossPlot):
     def heading(self, scene: Scene) -> tuple[str, str]:
         curve = self._curve(scene)
         if curve is None:
-            return "Loss of this task", _axes(self)
+            return _("Loss of this task"), _axes(self)
         if not curve.points and drawn(curve.preview):
-            return "This task now", ""
-        both = f"generator {scene.glyphs.dot} critic" if curve.second else ""
+            return _("This task now"), ""
+        both = f"{_('generator')} {scene.glyphs.dot} {_('critic')}" if curve.second else ""
         subtitle = " ".join(part for part in (both, _axes(self)) if part)
         task = scene.view.task(scene.device)
         if task is not None and task.task == curve.task:
-            return "Loss of this task", subtitle  # its value stands in the card of the task
+            return _("Loss of this task"), subtitle  # its value stands in the card of the task
         newest = last_value(curve.points)
         value = f" {loss(newest)}" if newest is not None else ""
-        return f"Loss of task {curve.task}{value}", subtitle
+        return _("Loss of task {task}", task=curve.task) + value, subtitle
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         curve = self._picture(scene)
@@ -62,11 +63,16 @@ class TaskPlot(LossPlot):
         if curve is None:
             me = scene.view.status.me
             worked = bool(scene.view.status.verdicts or (me is not None and me.accepted))
-            which = "next" if worked else "first"
-            return Chart(empty=f"the loss of your {which} task appears here while it trains")
+            return Chart(
+                empty=_("the loss of your next task appears here while it trains")
+                if worked
+                else _("the loss of your first task appears here while it trains")
+            )
         if not curve.points:
             begun = any(t.task == curve.task and t.step == 0 for t in scene.view.status.tasks)
-            return Chart(empty="its loss appears here" if begun else "this task measures no loss")
+            return Chart(
+                empty=_("its loss appears here") if begun else _("this task measures no loss")
+            )
         points = recent(curve.points, self.window)
         series = [Series(points=points, role="raw")]
         if curve.second:
@@ -74,7 +80,7 @@ class TaskPlot(LossPlot):
         else:
             series.append(Series(points=average(points), role="mean"))
         end = None if self.window else float(curve.steps)
-        return Chart(series=tuple(series), x_name="step", x_end=end, log=self.logarithmic)
+        return Chart(series=tuple(series), x_name=_("step"), x_end=end, log=self.logarithmic)
 
 
 class ModelPlot(LossPlot):
@@ -84,21 +90,25 @@ class ModelPlot(LossPlot):
         model = scene.view.models.get(scene.view.run())
         newest = last_value(model.points) if model else None
         value = f" {loss(newest)}" if newest is not None else ""
-        mine = f"{scene.glyphs.mark} mine {count(len(model.mine))}" if model and model.mine else ""
+        mine = (
+            f"{scene.glyphs.mark} {_('mine {n}', n=count(len(model.mine)))}"
+            if model and model.mine
+            else ""
+        )
         info = scene.view.info(scene.view.run())
         what = measured(info.measure if info else "")
-        of = "" if " " in what else " of the model"  # a long name needs the room
+        of = "" if " " in what else " " + _("of the model")  # a long name needs the room
         return f"{what}{of}{value}", " ".join(part for part in (mine, _axes(self)) if part)
 
     def chart(self, scene: Scene) -> Chart:
         model = scene.view.models.get(scene.view.run())
         if model is None or not model.points:
-            return Chart(empty="the loss of each new version appears here")
+            return Chart(empty=_("the loss of each new version appears here"))
         points = recent(model.points, self.window)
         return Chart(
             series=(Series(points=points, role="model"),),
             marks=tuple(float(version) for version in sorted(model.mine)),
-            x_name="version",
+            x_name=_("version"),
             log=self.logarithmic,
         )
 
@@ -106,5 +116,8 @@ class ModelPlot(LossPlot):
 def _axes(plot: LossPlot) -> str:
     """Return the settings of the axes that differ from the defaults."""
     return " ".join(
-        [*(["log"] if plot.logarithmic else []), *([f"last {plot.window}"] if plot.window else [])]
+        [
+            *([_("log")] if plot.logarithmic else []),
+            *([_("last {n}", n=plot.window)] if plot.window else []),
+        ]
     )

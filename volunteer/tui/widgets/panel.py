@@ -23,6 +23,7 @@ from textual.widget import Widget
 
 from shared.text import printable
 from volunteer.control.commands import How
+from volunteer.i18n.catalogue import _
 from volunteer.tui.text import ROLES, UNICODE, Glyphs, Line, as_of
 from volunteer.tui.view import AgentView
 
@@ -199,4 +200,4 @@ class FunctionPanel(Panel):
         return self._function(scene, width, height)
 
     def heading(self, scene: Scene) -> tuple[str, str]:
-        return (self._title, "") if isinstance(self._title, str) else self._title(scene)
+        return (_(self._title), "") if isinstance(self._title, str) else self._title(scene)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from rich.cells import cell_len
 
 from volunteer.control.events import Picture
+from volunteer.i18n.catalogue import _
 from volunteer.tui.text import Line, count, left, printable_lines
 
 UPPER = "▀"
@@ -113,7 +114,7 @@ def before_and_after(
 
 
 def _titled(version: int, picture: Picture, cells: int, rows: int) -> Sequence[Line]:
-    title: Line = ((left(f"version {version}", cells), "title"),)
+    title: Line = ((left(_("version {version}", version=version), cells), "title"),)
     if rows < 2:
         return [title]
     return [

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from shared.protocol.contributions import Verdict
-from shared.text import credit
+from volunteer.i18n.catalogue import N_, _
+from volunteer.i18n.formats import credit
 from volunteer.tui.text import (
     ASCII,
     Glyphs,
@@ -27,15 +28,16 @@ from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.pictures import before_and_after, drawn, picture
 
+WORD_CELLS = 11  # of a verdict
 ROOMY = 60  # cells that hold the run and the number of the task
 VERDICTS = {
-    "received": ("wait", "received", "dim"),
-    "checking": ("wait", "checking", "info"),
-    "accepted": ("check", "accepted", "info"),
-    "merged": ("check", "merged", "good"),
-    "paid": ("check", "paid", "good"),  # games: paid at once, merged by no version
-    "superseded": ("check", "not needed", "dim"),
-    "rejected": ("cross", "rejected", "bad"),
+    "received": ("wait", N_("received"), "dim"),
+    "checking": ("wait", N_("checking"), "info"),
+    "accepted": ("check", N_("accepted"), "info"),
+    "merged": ("check", N_("merged"), "good"),
+    "paid": ("check", N_("paid"), "good"),  # games: paid at once, merged by no version
+    "superseded": ("check", N_("not needed"), "dim"),
+    "rejected": ("cross", N_("rejected"), "bad"),
 }
 
 
@@ -47,12 +49,12 @@ class Contributions(Panel):
         waiting = 0 if status.online else status.queued  # counted when the connection changed
         runs = {verdict.run for verdict in status.verdicts}
         of = next(iter(runs)) if len(runs) == 1 else ""  # else each line says it
-        return "Contributions", f"{waiting} waiting to be sent" if waiting else of
+        return _("Contributions"), _("{n} waiting to be sent", n=waiting) if waiting else of
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         verdicts = scene.view.status.verdicts
         if not verdicts:
-            text = "your contributions appear here with their verdicts and reasons"
+            text = _("your contributions appear here with their verdicts and reasons")
             return blank(text, width, height)
         lines: list[Line] = []
         several = len({verdict.run for verdict in verdicts}) > 1
@@ -81,7 +83,7 @@ def reason_of(verdict: Verdict) -> str:
     """Return the sentence of a verdict; its state alone is none."""
     if verdict.message and verdict.message != verdict.state:
         return verdict.message
-    return "waiting for the merge" if verdict.state == "accepted" else ""
+    return _("waiting for the merge") if verdict.state == "accepted" else ""
 
 
 def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
@@ -97,12 +99,12 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
         spans.append((f"{left(verdict.run, run, glyphs.ellipsis)} ", "text"))
     if cells >= (ROOMY if named else 30):
         spans.append((left(f"#{verdict.task}", 7), "dim"))
-    spans.append((f"{sign} {left(word, 11)}", role))
+    spans.append((f"{sign} {left(_(word), WORD_CELLS)}", role))
     spans.append((right(paid, 6), "value"))
     reason = reason_of(verdict)
     room = cells - width(spans) - 2
     if verdict.state == "merged" and verdict.version is not None:
-        whole = f"version {verdict.version}"
+        whole = _("version {version}", version=verdict.version)
         reason = whole if len(whole) <= room else f"v{verdict.version}"
     if room >= len("v1000") and reason:
         spans += [("  ", "text"), (fit(reason, room, glyphs.ellipsis), "text")]
@@ -118,10 +120,10 @@ class SampleCard(Panel):
         model = scene.view.models.get(scene.view.run())
         sampled = model is not None and model.last_sample is not None
         if not sampled and _live(scene) is not None:
-            return "This task now", ""
+            return _("This task now"), ""
         text = model.last_sample[1] if model and model.last_sample else ""
         drawing = drawn(text) or (model is not None and model.last_picture is not None)
-        return f"What the model {'draws' if drawing else 'writes'}", ""
+        return _("What the model draws") if drawing else _("What the model writes"), ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return sample_lines(scene, width, height)
@@ -147,7 +149,7 @@ def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     if last is None:
         if curve := _live(scene):
             return picture(curve.preview, curve.metrics, cells, height)
-        text = "a sample of the model appears here when the next version is evaluated"
+        text = _("a sample of the model appears here when the next version is evaluated")
         return blank(text, cells, height)
     if first is not None and first[0] == last[0]:
         first = None
@@ -162,7 +164,10 @@ def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 def _told(sample: tuple[int, str], cells: int, rows: int, role: str) -> list[Line]:
     version, text = sample
     body = wrap(" ".join(text.split()), cells, rows)
-    return [((f"version {version}", "title"),), *(((line, role),) for line in body)]
+    return [
+        ((_("version {version}", version=version), "title"),),
+        *(((line, role),) for line in body),
+    ]
 
 
 def _pictures(
@@ -171,13 +176,15 @@ def _pictures(
     """Return two pictures side by side, or only the newest where there is no room for both."""
     old = printable_lines(first[1])[-(height - 1) :] if first is not None else []
     new = printable_lines(last[1])[-max(1, height - 1) :]
-    title = f"version {first[0]}" if first is not None else ""
+    title = _("version {version}", version=first[0]) if first is not None else ""
     wide = max((cell_len(row) for row in (title, *old)), default=0)
     if first is None or wide + 3 + max(cell_len(row) for row in new) > cells:
-        alone: list[Line] = [((f"version {last[0]}", "title"),)]
+        alone: list[Line] = [((_("version {version}", version=last[0]), "title"),)]
         return [*alone, *(((row, "text"),) for row in new)][:height]
     gap = wide + 3
-    lines: list[Line] = [((left(title, gap), "title"), (f"version {last[0]}", "title"))]
+    lines: list[Line] = [
+        ((left(title, gap), "title"), (_("version {version}", version=last[0]), "title"))
+    ]
     for before, after in zip_longest(old, new, fillvalue=""):
         lines.append(((left(before, gap), "dim"), (after, "text")))
     return lines[:height]

@@ -11,6 +11,7 @@ from textual.content import Content
 
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
+from volunteer.i18n.catalogue import _
 from volunteer.text import loss
 from volunteer.tui.text import ASCII, Line, printable_lines, wrap
 from volunteer.tui.widgets.panel import Panel, Scene
@@ -69,7 +70,7 @@ class SampleView(Container):
             return
         self._version = version
         measured = f" {loss(row.loss)}" if row and row.loss is not None else ""
-        self.border_title = Content(f"version {version}") if row else ""
+        self.border_title = Content(_("version {version}", version=version)) if row else ""
         self.border_subtitle = Content(measured.strip())
         words = self.query_one(Words)
         words.text, words.picture, words.top = (row.sample if row else ""), None, 0

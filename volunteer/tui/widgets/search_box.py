@@ -9,6 +9,8 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Input
 
+from volunteer.i18n.catalogue import _
+
 
 class Field(Input):
     """Text input without a blinking cursor."""
@@ -29,7 +31,7 @@ class Finder(Field):
         """The box was closed."""
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(placeholder="search: enter keeps the text, esc shows all again", id=id)
+        super().__init__(id=id)
 
     @property
     def needle(self) -> str:
@@ -37,6 +39,7 @@ class Finder(Field):
 
     def open(self) -> None:
         """Show the box and focus it."""
+        self.placeholder = _("search: enter keeps the text, esc shows all again")
         self.display = True
         self.focus()
 

@@ -16,21 +16,33 @@ from textual.widgets import Input
 
 from shared.errors import Configuration
 from volunteer.control.commands import SettingRow
+from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import settings
-from volunteer.tui.setting_labels import as_text, choices, complaint, grouped, label, parsed, shown
+from volunteer.tui.setting_labels import (
+    as_text,
+    choices,
+    complaint,
+    grouped,
+    help_of,
+    label,
+    parsed,
+    shown,
+)
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, panels
 from volunteer.tui.widgets.search_box import Field
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 COLUMNS = (
-    Column(title="setting", cells=28),
-    Column(title="value"),
-    Column(title="set by", cells=12, least=60),
+    Column(title=N_("setting"), cells=28),
+    Column(title=N_("value")),
+    Column(title=N_("set by"), cells=12, least=60),
 )
 
 
-LISTED = frozenset({"theme"})  # settings whose values are seen best before they are chosen
+LISTED = frozenset(
+    {"theme", "language"}
+)  # settings whose values are seen best before they are chosen
 
 
 class Editor(Field):
@@ -92,8 +104,8 @@ class SettingList(Vertical):
         rows: Callable[[], Sequence[SettingRow]],
         *,
         names: Sequence[str] = (),
-        title: str = "Settings",
-        empty: Callable[[], str] = lambda: "reading the settings",
+        title: str = N_("Settings"),
+        empty: Callable[[], str] = lambda: _("reading the settings"),
         by_enter: bool = True,
         id: str | None = None,
     ) -> None:
@@ -140,10 +152,10 @@ class SettingList(Vertical):
             for title, members in grouped(known):
                 rows.append(Row(key=f"# {title}", cells=(((title, "title"),),), heading=True))
                 rows += [setting_line(row, indent="  ") for row in members]
-        title, empty = self._title, self._empty()
+        title, empty = _(self._title), self._empty()
         if self.needle:
-            title = f'{title} with "{self.needle}"'
-            empty = "no setting has this text; esc shows all"
+            title = _('{title} with "{needle}"', title=title, needle=self.needle)
+            empty = _("no setting has this text; esc shows all")
         return Filling(rows=tuple(rows), empty=empty, title=title)
 
     def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -154,7 +166,7 @@ class SettingList(Vertical):
             return [
                 ((sign, "bad"), (text, "bad")) for sign, text in zip(signs, lines, strict=False)
             ]
-        return [((f"{glyphs.check} ", "good"), ("enter saves, esc cancels", "dim"))]
+        return [((f"{glyphs.check} ", "good"), (_("enter saves, esc cancels"), "dim"))]
 
     @on(Listing.Moved)
     def _moved(self, event: Listing.Moved) -> None:
@@ -181,7 +193,9 @@ class SettingList(Vertical):
             return
         self._trouble = ""
         box = self.query_one("#editing")
-        box.border_title = f"{label(row)}{f' in {row.unit}' if row.unit else ''}"
+        box.border_title = (
+            _("{setting} in {unit}", setting=label(row), unit=row.unit) if row.unit else label(row)
+        )
         box.display = True
         field = self.query_one(Editor)
         field.value = as_text(row.value)
@@ -222,7 +236,7 @@ class SettingList(Vertical):
 
 def matches(row: SettingRow, needle: str) -> bool:
     """Return True if a setting has a text in its name, label, value or help."""
-    text = f"{row.name} {label(row)} {shown(row)} {row.help}"
+    text = f"{row.name} {label(row)} {shown(row)} {help_of(row)}"
     return needle.casefold() in text.casefold()
 
 
@@ -234,6 +248,6 @@ def setting_line(row: SettingRow, indent: str = "") -> Row:
         cells=(
             ((f"{indent}{label(row)}", "text"),),
             ((shown(row), "value" if changed else "text"),),
-            ((row.source if changed else "", "dim"),),
+            ((_(row.source) if changed else "", "dim"),),
         ),
     )

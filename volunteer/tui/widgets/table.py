@@ -18,6 +18,7 @@ from textual.events import Blur, Click, Focus, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 from textual.strip import Strip
 
+from volunteer.i18n.catalogue import _, pgettext
 from volunteer.tui.text import Line, Span, fit, wrap
 from volunteer.tui.widgets.panel import Panel, Scene
 
@@ -31,6 +32,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     title: str
+    context: str = ""  # of the title in the catalogue
     cells: int = 0
     align: Literal["left", "right"] = "left"
     least: int = 0
@@ -69,15 +71,24 @@ def fitted(line: Line, cells: int, align: str, ellipsis: str) -> Line:
     return tuple([blank, *spans] if align == "right" else [*spans, blank])
 
 
+def column_title(column: Column) -> str:
+    """Return the title of a column in the language in use."""
+    return pgettext(column.context, column.title) if column.context else _(column.title)
+
+
 def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
     """Return number and width of every column that fits in `width` cells."""
     seen = [n for n, column in enumerate(columns) if column.least <= width]
-    fixed = sum(columns[n].cells for n in seen) + GAP * max(0, len(seen) - 1)
+    wide = [
+        max(column.cells, cell_len(column_title(column))) if column.cells else 0
+        for column in columns
+    ]
+    fixed = sum(wide[n] for n in seen) + GAP * max(0, len(seen) - 1)
     elastic = [n for n in seen if columns[n].cells == 0]
     each, rest = divmod(max(0, width - fixed), max(1, len(elastic)))
     found = []
     for n in seen:
-        cells = columns[n].cells
+        cells = wide[n]
         if not cells:
             cells = each + (1 if elastic.index(n) < rest else 0)
         if cells:
@@ -184,7 +195,7 @@ class Listing(Panel):
         for n, cells in places:
             column = self._columns[n]
             head += [
-                *fitted(((column.title, "dim"),), cells, column.align, ellipsis),
+                *fitted(((column_title(column), "dim"),), cells, column.align, ellipsis),
                 (" " * GAP, "text"),
             ]
         lines: list[Line] = [tuple(head)] if titled else []

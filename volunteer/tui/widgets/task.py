@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.text import credit, size
+from rich.cells import cell_len
+
+from volunteer.control.sentences import YOU
 from volunteer.control.status import TaskStatus
+from volunteer.i18n.catalogue import N_, _
+from volunteer.i18n.formats import credit, size
 from volunteer.text import loss
 from volunteer.tui.status_line import activity, fetched, why_paused
 from volunteer.tui.text import (
@@ -24,9 +28,9 @@ from volunteer.tui.text import (
 )
 from volunteer.tui.widgets.panel import Panel, Scene
 
-STAGES = ("claim", "download", "train", "upload", "check", "credit")
+STAGES = (N_("claim"), N_("download"), N_("train"), N_("upload"), N_("check"), N_("credit"))
 BY_THEMSELVES = ("temperature", "disk")  # pauses that no key ends
-_LATE = "(accepted until another worker has it)"
+_LATE = N_("(accepted until another worker has it)")
 _AT = {"claimed": 0, "fetch": 1, "train": 2, "upload": 3, "checking": 4}
 
 
@@ -36,10 +40,18 @@ class TaskCard(Panel):
     def heading(self, scene: Scene) -> tuple[str, str]:
         task = scene.view.task(scene.device)
         if task is None:
-            return "Task", ""
+            return _("Task"), ""
         devices = scene.view.devices()
-        of = f" ({devices.index(task.device) + 1} of {len(devices)})" if len(devices) > 1 else ""
-        return f"Task {task.task} {scene.glyphs.dot} {task.run}", f"{task.device}{of}"
+        of = (
+            " "
+            + _(
+                "({index} of {devices})", index=devices.index(task.device) + 1, devices=len(devices)
+            )
+            if len(devices) > 1
+            else ""
+        )
+        title = f"{_('Task {number}', number=task.task)} {scene.glyphs.dot} {task.run}"
+        return title, f"{task.device}{of}"
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         task = scene.view.task(scene.device)
@@ -73,18 +85,18 @@ def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
         if place:
             spans.append((f" {glyphs.empty} ", "track"))
         if place < at:
-            spans += [(f"{glyphs.check} ", "good"), (name, "dim")]
+            spans += [(f"{glyphs.check} ", "good"), (_(name), "dim")]
         elif place == at and paused:
-            spans.append((f"{glyphs.paused} {name}", "warn"))
+            spans.append((f"{glyphs.paused} {_(name)}", "warn"))
         elif place == at:
-            spans.append((f"{glyphs.on} {name}", "info"))
+            spans.append((f"{glyphs.on} {_(name)}", "info"))
         else:
-            spans.append((f"{glyphs.off} {name}", "faint"))
+            spans.append((f"{glyphs.off} {_(name)}", "faint"))
     if width(spans) <= cells:
         return tuple(spans)
     sign, role = (glyphs.paused, "warn") if paused else (glyphs.on, "info")
-    following = f"  {glyphs.right} {STAGES[at + 1]}" if at + 1 < len(STAGES) else ""
-    return ((f"{sign} {STAGES[at]}", role), (following, "faint"), (f"  {at + 1}/6", "dim"))
+    following = f"  {glyphs.right} {_(STAGES[at + 1])}" if at + 1 < len(STAGES) else ""
+    return ((f"{sign} {_(STAGES[at])}", role), (following, "faint"), (f"  {at + 1}/6", "dim"))
 
 
 def share(task: TaskStatus) -> float:
@@ -99,21 +111,27 @@ def share(task: TaskStatus) -> float:
 def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
     """Return bar, per cent, and steps or bytes."""
     if task.phase in ("fetch", "upload") and task.total_bytes > 0 and not fetched(task):
-        done = f"{size(task.done_bytes)} of {size(task.total_bytes)}"
+        done = _(
+            "{done} of {all}",
+            done=size(task.done_bytes),
+            all=size(task.total_bytes),
+        )
         if task.phase == "fetch" and task.what:
             done = f"{task.what} {done}"
     elif task.phase == "checking":
-        done = "being checked by the coordinator"
+        done = _("being checked by the coordinator")
     elif task.phase == "claimed":
-        done = f"{task.steps} steps, {count(task.samples)} samples"
+        done = _("{steps} steps, {samples} samples", steps=task.steps, samples=count(task.samples))
     elif task.counted:
-        done = f"{task.step} of {task.steps} {task.counted}"
+        done = _(
+            "{step} of {steps} {things}", step=task.step, steps=task.steps, things=_(task.counted)
+        )
     else:
-        done = f"step {task.step} of {task.steps}"
+        done = _("step {step} of {steps}", step=task.step, steps=task.steps)
     tail = f"  {right(percent(share(task)), 5)}  {done}"
-    if len(tail) > cells - 8:
+    if cell_len(tail) > cells - 8:
         tail = f" {right(percent(share(task)), 5)}"
-    drawn = bar(share(task), cells - len(tail), scene.glyphs)
+    drawn = bar(share(task), cells - cell_len(tail), scene.glyphs)
     if scene.view.status.paused(task.device):
         drawn = tuple((text, "warn" if role == "fill" else role) for text, role in drawn)
     return (*drawn, (tail, "text"))
@@ -130,19 +148,19 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
         told = list(curve.metrics.items())[:1] if curve and task.loss is None else []
         facts = [
             *(("", count(value), name.replace("_", " ")) for name, value in told),
-            *([] if told else [("loss", loss(task.loss), "")]),
-            ("left", eta, ""),
-            ("", rate(task.steps_per_s), f"{task.counted or 'steps'}/s"),
+            *([] if told else [(_("loss"), loss(task.loss), "")]),
+            (_("left"), eta, ""),
+            ("", rate(task.steps_per_s), f"{_(task.counted) or _('steps')}/s"),
         ]
         if task.tokens_per_s > 0 and not task.counted:
-            facts.append(("", rate(task.tokens_per_s), f"{task.items}/s"))
+            facts.append(("", rate(task.tokens_per_s), f"{_(task.items)}/s"))
         first = _row(facts, cells)
     lease = countdown(left_s)
     second = [
-        ("reserved for", lease, "") if left_s > 0 else ("", "lease over", _LATE),
-        ("pays", credit(task.price_micro), "credits"),
-        ("version", str(task.version) if task.version or task.phase == "train" else "-", ""),
-        ("", count(task.samples), task.counted or "samples"),
+        (_("reserved for"), lease, "") if left_s > 0 else ("", _("lease over"), _(_LATE)),
+        (_("pays"), credit(task.price_micro), _("credits")),
+        (_("version"), str(task.version) if task.version or task.phase == "train" else "-", ""),
+        ("", count(task.samples), _(task.counted) or _("samples")),
     ]
     return [first, _row(second, cells)]
 
@@ -175,13 +193,13 @@ def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
     status = scene.view.status
     sentence = state.sentence
     if pause := status.paused(scene.device):
-        own = "space" in sentence or pause.by in BY_THEMSELVES
-        hint = "" if own else "press space to resume"
+        own = pause.by == YOU or pause.by in BY_THEMSELVES
+        hint = "" if own else _("press space to resume")
     elif status.finishing:
-        hint = "press f to keep going, q to quit"
+        hint = _("press f to keep going, q to quit")
     elif not status.online and status.connection:
         sentence = status.connection
-        hint = "press r to try now"
+        hint = _("press r to try now")
     else:
         hint = ""
     said = [((text, "text"),) for text in wrap(sentence, cells, max(1, height - 2))]

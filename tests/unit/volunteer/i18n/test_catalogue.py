@@ -1,0 +1,193 @@
+"""Translations: complete, with the placeholders of the source, and safe where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+from string import Formatter
+
+import pytest
+from babel.messages.catalog import Message
+from babel.messages.pofile import read_po
+
+from tests.support.words import LANGUAGES, begun, extracted, updated, written
+from volunteer.i18n import catalogue
+from volunteer.i18n.catalogue import (
+    Catalogue,
+    Choice,
+    _,
+    choose,
+    languages,
+    load,
+    ngettext,
+    number,
+    pgettext,
+    use,
+)
+from volunteer.i18n.formats import (
+    credit,
+    day_and_month,
+    day_initials,
+    day_names,
+    month_names,
+    ordinal,
+    size,
+)
+
+TEMPLATE = extracted()
+SHIPPED = [name for name in languages() if name != "en"]
+
+
+@pytest.fixture(autouse=True)
+def _english_again() -> Iterator[None]:
+    yield
+    use(Choice())
+
+
+def forms(message: Message) -> tuple[str, ...]:
+    found = message.string
+    return tuple(map(str, found)) if isinstance(found, tuple | list) else (str(found or ""),)
+
+
+def sources(message: Message) -> tuple[str, ...]:
+    return (message.id,) if isinstance(message.id, str) else tuple(map(str, message.id))
+
+
+def placeholders(text: str) -> set[str]:
+    """Return the names of the placeholders; a conversion, a format or an attribute is none."""
+    found = set()
+    for _text, name, form, conversion in Formatter().parse(text):
+        if name is not None:
+            assert name.isidentifier(), f'"{{{name}}}" in "{text}" is no name'
+            assert not form, f'"{text}" has a format'
+            assert not conversion, f'"{text}" has a conversion'
+            found.add(name)
+    return found
+
+
+def test_two_languages_are_shipped_beside_english_with_their_names() -> None:
+    assert {"de", "es"} <= set(SHIPPED)
+    assert set(catalogue.NAMES) == set(languages())
+
+
+@pytest.mark.parametrize("language", SHIPPED)
+def test_every_message_of_the_code_is_translated_and_no_other(language: str) -> None:
+    with (LANGUAGES / f"{language}.po").open("rb") as file:
+        known = read_po(file, locale=language)
+    translated = {(m.context or "", sources(m)[0]) for m in known if m.id and all(forms(m))}
+    wanted = {(m.context or "", sources(m)[0]) for m in TEMPLATE if m.id}
+    assert wanted - translated == set(), "run `make words` and translate these"
+    assert translated - wanted == set(), "run `make words`: these are gone from the code"
+    assert [m.id for m in known if m.fuzzy and m.id] == []
+    assert len(load(language).messages) == len(wanted)
+
+
+@pytest.mark.parametrize("language", SHIPPED)
+def test_a_translation_has_the_placeholders_of_its_source(language: str) -> None:
+    with (LANGUAGES / f"{language}.po").open("rb") as file:
+        known = read_po(file, locale=language)
+    for message in known:
+        if not message.id:
+            continue
+        source = sources(message)
+        wanted = set().union(*map(placeholders, source))
+        for form in forms(message):
+            got = placeholders(form)
+            free = {"n"} if len(source) > 1 else set()  # "one task" needs no number
+            assert wanted - free <= got <= wanted, f"{source[0]!r} -> {form!r}"
+
+
+def test_messages_begin_and_end_with_a_letter_not_with_a_space() -> None:
+    found = [text for message in TEMPLATE if message.id for text in sources(message)]
+    assert [text for text in found if text != text.strip()] == []
+
+
+def test_the_files_are_as_make_words_writes_them() -> None:
+    for language in SHIPPED:
+        file = LANGUAGES / f"{language}.po"
+        assert file.read_bytes() == written(updated(file, TEMPLATE)), "run `make words`"
+    assert b'"Language: fr' in written(begun("fr"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "language", "locale"),
+    [
+        ({}, "en", "en"),
+        ({"LANG": "de_CH.UTF-8"}, "de", "de_CH"),
+        ({"LANG": "de_DE.UTF-8", "LC_MESSAGES": "es_ES@euro"}, "es", "es_ES"),
+        ({"LANG": "de_DE", "LC_ALL": "C"}, "en", "en"),
+        ({"LC_ALL": "", "LANG": "es"}, "es", "es"),
+        ({"LANG": "tlh_KL"}, "en", "en"),
+        ({"LANG": "de_../../etc"}, "de", "de"),
+        ({"LANG": "\x1b[2J"}, "en", "en"),
+    ],
+)
+def test_auto_follows_the_environment(environ: dict[str, str], language: str, locale: str) -> None:
+    assert choose("auto", environ) == Choice(language=language, locale=locale)
+
+
+def test_a_language_that_is_missing_gets_a_sentence_and_english() -> None:
+    found = choose("klingon\x1b[2J")
+    assert found.language == "en"
+    assert found.problem == (
+        'there is no language "klingon\\x1b[2J": English is used; known: auto, en, de, es'
+    )
+    assert choose("../../../etc/passwd").language == "en"
+    use(found)
+    assert _("waiting") == "waiting"
+
+
+def test_words_numbers_and_dates_are_those_of_the_language() -> None:
+    day = date(2026, 11, 3)
+    told = {}
+    for language in ("en", "de", "es"):
+        use(choose(language))
+        told[language] = (
+            number(1234.5, ",.1f"),
+            credit(1_240_500_000),
+            size(1_230_000),
+            ordinal(3),
+            day_and_month(day),
+            day_names()[0],
+            day_initials()[2],
+            month_names()[0],
+            ngettext("{n} task", "{n} tasks", 1),
+            ngettext("{n} task", "{n} tasks", 2000),
+            pgettext("version", "next"),
+        )
+    assert told == {
+        "en": (
+            *("1,234.5", "1,240.50", "1.23 MB", "3rd", "3 Nov", "Mon", "W", "Jan"),
+            *("1 task", "2,000 tasks", "next"),
+        ),
+        "de": (
+            *("1.234,5", "1.240,50", "1,23 MB", "3.", "3. Nov.", "Mo", "M", "Jan"),
+            *("1 Aufgabe", "2.000 Aufgaben", "nächste"),
+        ),
+        "es": (
+            *("1.234,5", "1.240,50", "1,23 MB", "3.º", "3 nov", "lun", "X", "ene"),
+            *("1 tarea", "2.000 tareas", "próxima"),
+        ),
+    }
+
+
+def test_a_country_has_its_own_numbers_and_an_impossible_one_those_of_the_language() -> None:
+    use(choose("de_CH"))
+    assert number(1234.5, ",.1f") == "1’234.5"
+    use(choose("de_XX"))
+    assert number(1234.5, ",.1f") == "1.234,5"
+    assert day_names()[0] == "Mo"
+
+
+@pytest.mark.parametrize("bad", ["{nobody}", "{n.__class__}", "{", "{0}", "{n!x}", "{n:q}"])
+def test_a_translation_with_a_wrong_placeholder_is_passed_over(
+    bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Catalogue(language="de", locale="de", messages={("", "{n} of them"): (bad,)})
+    monkeypatch.setattr(catalogue, "_current", broken)
+    assert _("{n} of them", n=3) == "3 of them"
+
+
+def test_what_the_other_side_wrote_is_never_a_format() -> None:
+    assert _("task {number}", number="{number.__class__}") == "task {number.__class__}"
+    assert _("{not_a_placeholder}") == "{not_a_placeholder}"

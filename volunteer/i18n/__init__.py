@@ -1,0 +1,1 @@
+"""Words, numbers and dates in the language of the owner."""

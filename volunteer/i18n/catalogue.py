@@ -1,0 +1,186 @@
+"""Catalogue of messages: every sentence of the program in the language of its owner.
+
+The message in English is its own key. Values are put in by name after the lookup, so a message is
+translated as a whole, and what the other side wrote is never looked at for placeholders.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from gettext import c2py
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import msgspec
+
+from shared.text import escaped
+
+AUTO, ENGLISH = "auto", "en"
+FOLDER = Path(__file__).parent
+BROKEN = (KeyError, IndexError, ValueError, AttributeError)  # errors of a wrong placeholder
+# Names of the languages in themselves, as a list to choose from shows them.
+NAMES = {"en": "English", "de": "Deutsch", "es": "Español"}
+
+Key = tuple[str, str]  # context, message
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+    """Translations of one language, each message with all its plural forms."""
+
+    language: str = ENGLISH
+    locale: str = ENGLISH  # for numbers and dates: the language, perhaps with a country
+    messages: Mapping[Key, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    form: Callable[[int], int] = lambda n: int(n != 1)  # which plural form a number takes
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Language that a setting and the environment lead to, and what is to be said of it."""
+
+    language: str = ENGLISH
+    locale: str = ENGLISH
+    problem: str = ""
+
+
+class _NamesOnly(Formatter):
+    """Puts in values by their names: a translation reaches no attribute of them."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        return kwargs[field_name], field_name
+
+
+_NAMES_ONLY = _NamesOnly()
+_current = Catalogue()
+
+
+def current() -> Catalogue:
+    """Return the catalogue in use."""
+    return _current
+
+
+def languages() -> tuple[str, ...]:
+    """Return the languages that the program speaks, English first."""
+    return (ENGLISH, *sorted(file.stem for file in FOLDER.glob("*.po")))
+
+
+def choose(setting: str, environ: Mapping[str, str] | None = None) -> Choice:
+    """Return the language of a setting; `auto` follows the environment as other programs do.
+
+    A language without a translation is English, with a sentence where it was asked for by name.
+    """
+    environ = os.environ if environ is None else environ
+    if setting != AUTO:
+        found = _known(setting)
+        known = ", ".join((AUTO, *languages()))
+        problem = f'there is no language "{escaped(setting, 20)}": English is used; known: {known}'
+        return found or Choice(problem=problem)
+    named = (environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
+    return _known(next(filter(None, named), "")) or Choice()
+
+
+def _known(locale: str) -> Choice | None:
+    """Return the choice for the name of a locale, such as `de_CH.UTF-8`, if it is spoken here."""
+    name = locale.partition(".")[0].partition("@")[0].replace("-", "_")
+    language, _, country = name.partition("_")
+    language = language.lower()
+    if language not in languages():
+        return None
+    known = len(country) == 2 and country.isascii() and country.isalpha()
+    return Choice(language=language, locale=f"{language}_{country.upper()}" if known else language)
+
+
+def use(choice: Choice) -> None:
+    """Speak a language from now on."""
+    global _current
+    if choice.language == ENGLISH:
+        _current = Catalogue()
+    else:
+        read = load(choice.language)
+        _current = msgspec.structs.replace(read, locale=choice.locale)
+
+
+@cache
+def load(language: str) -> Catalogue:
+    """Read the translations of a language."""
+    from babel.messages.pofile import read_po  # not needed for English
+
+    with (FOLDER / f"{language}.po").open("rb") as file:
+        read = read_po(file, locale=language)
+    messages: dict[Key, tuple[str, ...]] = {}
+    for message in read:
+        forms = message.string if isinstance(message.string, tuple | list) else (message.string,)
+        if not message.id or message.fuzzy or not all(forms):
+            continue
+        english = message.id if isinstance(message.id, str) else message.id[0]
+        messages[message.context or "", english] = tuple(map(str, forms))
+    return Catalogue(
+        language=language, locale=language, messages=messages, form=c2py(read.plural_expr)
+    )
+
+
+def N_(message: str) -> str:  # noqa: N802 (the name that gettext and its tools know)
+    """Mark a message for the catalogue; it is looked up where it is shown."""
+    return message
+
+
+def NP_(context: str, message: str) -> str:  # noqa: N802
+    """Mark a message whose English words mean something else in another place."""
+    return message
+
+
+def _(message: str, /, **values: object) -> str:
+    """Return a message in the language in use, with its values."""
+    forms = _current.messages.get(("", message))
+    return _filled(forms[0] if forms else message, message, values)
+
+
+def pgettext(context: str, message: str, /, **values: object) -> str:
+    """Return a message whose English words mean something else in another place."""
+    forms = _current.messages.get((context, message))
+    return _filled(forms[0] if forms else message, message, values)
+
+
+def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
+    """Return the form of a message that a number takes; the number itself is its `{n}`."""
+    english = one if count == 1 else many
+    forms = _current.messages.get(("", one))
+    at = _current.form(abs(count)) if forms else 0
+    found = forms[at] if forms and at < len(forms) else english
+    return _filled(found, english, {"n": number(count, ","), **values})
+
+
+def localized(text: str) -> str:
+    """Return a number that was written in English with the signs of the language in use."""
+    locale = _current.locale
+    return text if locale == ENGLISH else text.translate(_signs(locale))
+
+
+@cache
+def _signs(locale: str) -> dict[int, str]:
+    from babel.core import UnknownLocaleError
+    from babel.numbers import get_decimal_symbol, get_group_symbol
+
+    try:
+        point, comma = get_decimal_symbol(locale), get_group_symbol(locale)
+    except UnknownLocaleError:  # a country that does not speak it
+        return _signs(locale.partition("_")[0])
+    return {ord("."): point, ord(","): comma}
+
+
+def number(value: float, form: str = "") -> str:
+    """Return a number in a format of Python's, with the signs of the language in use."""
+    return localized(format(value, form))
+
+
+def _filled(text: str, english: str, values: Mapping[str, object]) -> str:
+    """Put values in; a translation that cannot take them is passed over."""
+    if not values:
+        return text
+    if text is english:
+        return english.format_map(values)
+    try:
+        return _NAMES_ONLY.vformat(text, (), values)
+    except BROKEN:
+        return english.format_map(values)

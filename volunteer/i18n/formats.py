@@ -1,0 +1,85 @@
+"""Numbers and dates as the language in use writes them.
+
+Babel knows how, and is imported for languages other than English only. The digits are rounded by
+us, so that a number has as many of them in every language.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+
+from shared import text as plain
+from volunteer.i18n.catalogue import ENGLISH, current, localized, number, pgettext
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_ENDINGS = {1: "st", 2: "nd", 3: "rd"}
+
+
+def credit(micro: int, digits: int = 2) -> str:
+    """Return micro-credits as credits."""
+    return localized(plain.credit(micro, digits))
+
+
+def size(count: float) -> str:
+    """Return bytes in powers of ten: 512 B, 1.23 MB."""
+    return localized(plain.size(count))
+
+
+def ordinal(place: int) -> str:
+    """Return an ordinal number: 1st, 2nd, 3rd, 4th, 11th."""
+    if current().language != ENGLISH:
+        return pgettext("ordinal number, for example of a rank", "{n}th", n=number(place, ","))
+    ending = "th" if place % 100 in (11, 12, 13) else _ENDINGS.get(place % 10, "th")
+    return f"{place:,}{ending}"
+
+
+def day_names() -> tuple[str, ...]:
+    """Return the days of the week in a few letters, Monday first."""
+    if current().language == ENGLISH:
+        return _DAYS
+    from babel.dates import get_day_names
+
+    found = get_day_names("abbreviated", "stand-alone", _locale())
+    return tuple(str(found[n]).rstrip(".") for n in range(7))
+
+
+def day_initials() -> str:
+    """Return one letter for each day of the week, Monday first."""
+    if current().language == ENGLISH:
+        return "".join(name[0] for name in _DAYS)
+    from babel.dates import get_day_names
+
+    found = get_day_names("narrow", "stand-alone", _locale())
+    return "".join(str(found[n])[:1] for n in range(7))
+
+
+def month_names() -> tuple[str, ...]:
+    """Return the months in a few letters."""
+    if current().language == ENGLISH:
+        return _MONTHS
+    from babel.dates import get_month_names
+
+    found = get_month_names("abbreviated", "stand-alone", _locale())
+    return tuple(str(found[n]).rstrip(".") for n in range(1, 13))
+
+
+def day_and_month(day: date) -> str:
+    """Return a day of the year in few letters: 3 Nov."""
+    if current().language == ENGLISH:
+        return f"{day.day} {_MONTHS[day.month - 1]}"
+    from babel.dates import format_skeleton
+
+    return format_skeleton("MMMd", day, locale=_locale())
+
+
+def _locale() -> str:
+    """Return the locale in use, without its country where Babel does not know that."""
+    from babel.core import Locale, UnknownLocaleError
+
+    locale = current().locale
+    try:
+        Locale.parse(locale)
+    except UnknownLocaleError:
+        return locale.partition("_")[0]
+    return locale
