@@ -34,7 +34,7 @@ from tests.support.workloads import tiny_causal, tiny_dcgan
 Tensors = Mapping[str, torch.Tensor]
 CODECS = ("float32", "bf16", "int8", "int4", "topk-int4")
 OTHERS = ("causal-lm", "dcgan")
-HALVINGS = {"dcgan": 3}  # its statistics want 16 images of 64
+HALVINGS = {"dcgan": 1}  # only who is short of memory cuts a batch of it
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,9 @@
 A step has two turns over the same batch: the discriminator learns from real images and from fakes,
 then the generator learns to fool it. Each network's gradient comes from its own loss alone: the
 discriminator is frozen while the generator learns. Batch norm looks at one micro-batch at a time
-(Hoffer et al. 2017), so micro-batches are as large and as even as can be.
+(Hoffer et al. 2017), so what is learnt depends on how a batch is cut: every machine cuts it alike,
+into even portions that suit a slow core, or the task done again on another would not come to the
+same. Only a machine that is short of memory halves them.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from shared.workloads.dcgan.config import (
 from shared.workloads.dcgan.model import build, statistics_kept
 from shared.workloads.training.devices import autocast, release, to_device, to_host
 from shared.workloads.training.learner import Learner
-from shared.workloads.training.micro_batch import Pace
 from shared.workloads.training.seeded_random import normal
 
 _READ_S = 0.2  # on a GPU the figures are read this often
 _PREVIEW_S = 2.0
 _PREVIEWED, _PREVIEW_SIGNS = 3, 54
-_MICRO_MIN = 16  # images: of fewer, statistics say little
+_PORTION_FLOPS = 9e9  # a third of a second of a slow core: a pause is that near
+_PORTION_MIN = 16  # images: of fewer, statistics say little
 _FIGURES = ("loss_d", "loss_g", "real_known", "fakes_known")
 _COUNTERS = "counters"
 
@@ -72,9 +74,7 @@ class DcganWork:
             for name in (DISCRIMINATOR, GENERATOR)
         ]
         self._autocast = autocast(job.train.precision, device)
-        batch = min(job.batch_size, len(rows))
-        self._pace = Pace(batch, flops_per_sample(config) / 2, device)
-        self._least = min(_MICRO_MIN, batch)
+        self._portion = portion(min(job.batch_size, len(rows)), config)
         self._step = 0
         self._turn = 0
         self._in_turn = 0  # images of the turn in progress that are done
@@ -83,8 +83,6 @@ class DcganWork:
         self._now = torch.zeros(len(_FIGURES), device=device)  # of the step in progress
         self._figures = torch.zeros(job.steps, len(_FIGURES), device=device)
         self._read_at = self._shown_at = 0.0
-        self._unread = 0  # images since the device was last waited for
-        self._busy_s = 0.0  # spent on them
 
     @property
     def done(self) -> bool:
@@ -107,11 +105,9 @@ class DcganWork:
         else:
             self._fool(self._drawn(size, micro), micro / size)
         self._in_turn += micro
-        self._unread += micro
         preview = self._preview(began)
-        timed = self._turn == 0  # the turn that takes longer
         ended = self._in_turn == size and self._finish_turn(size)
-        figures = self._read(began, ended, timed)
+        figures = self._read(began, ended)
         samples = min(self._step * self._job.batch_size, len(self._images))
         return Progress(
             step=self._step,
@@ -137,7 +133,7 @@ class DcganWork:
             samples=len(self._images),
             loss_first=head[0] + head[1],
             loss_last=means[0] + means[1],
-            metrics=metrics | {"micro_batch": float(self._pace.micro), "lr": rate},
+            metrics=metrics | {"micro_batch": float(self._portion), "lr": rate},
         )
         found = {name: to_host(value) for name, value in self._model.named_buffers()}
         for learner in self._learners:
@@ -151,21 +147,22 @@ class DcganWork:
 
     def resume(self) -> None:
         self._move(self._device)
-        self._unread, self._busy_s = 0, 0.0
 
     def halve(self) -> int:
-        """Halve the micro-batch; the turn in progress starts over."""
-        self._pace.set(max(self._pace.micro, self._least))
-        micro = self._pace.halve()
-        self._least = min(self._least, micro)
+        """Halve the micro-batch; the turn in progress starts over.
+
+        Raises MemoryError when it is one image already.
+        """
+        if self._portion <= 1:
+            raise MemoryError("one sample alone does not fit into the memory of this device")
+        self._portion //= 2
         self._learners[self._turn].drop()
         self._frugal = True
         self._fakes.clear()
         self._now[1 if self._turn else slice(None)] = 0
         self._in_turn = 0
         release(self._device)
-        self._unread, self._busy_s = 0, 0.0
-        return micro
+        return self._portion
 
     def state(self) -> dict[str, Tensor]:
         return _whole({name: learner.state() for name, learner in self._named()})
@@ -180,7 +177,7 @@ class DcganWork:
         found = _whole({name: learner.snapshot() for name, learner in self._named()})
         found |= {name: to_host(value) for name, value in self._model.named_buffers()}
         found["figures"] = to_host(self._figures)
-        found[_COUNTERS] = torch.tensor([self._step, self._pace.micro], dtype=torch.int64)
+        found[_COUNTERS] = torch.tensor([self._step, self._portion], dtype=torch.int64)
         return found
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
@@ -200,14 +197,14 @@ class DcganWork:
         self._fakes.clear()
         self._turn = self._in_turn = 0
         self._step = int(counters[0])
-        self._pace.set(max(1, int(counters[1])))
+        self._portion = min(self._portion, max(1, int(counters[1])))  # memory was short before
 
     def _named(self) -> Iterator[tuple[str, Learner]]:
         yield from zip((DISCRIMINATOR, GENERATOR), self._learners, strict=True)
 
     def _micro(self, size: int) -> int:
         left = size - self._in_turn
-        parts = -(-left // max(self._pace.micro, self._least))
+        parts = -(-left // self._portion)
         return -(-left // parts)  # even ones: a last one of a single image would know no statistics
 
     def _noise(self, size: int, micro: int) -> Tensor:
@@ -274,21 +271,17 @@ class DcganWork:
         some = to_pixels(to_host(self._fakes[0][:_PREVIEWED]).numpy())
         return "\n".join(braille(tile(some, _PREVIEWED), _PREVIEW_SIGNS))
 
-    def _read(self, began: float, ended: bool, timed: bool) -> dict[str, float]:
+    def _read(self, began: float, ended: bool) -> dict[str, float]:
         """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the
         end.
 
         Those of the step that has ended, empty in the middle of a step or when nothing was read.
         """
         if self._device != "cpu" and not self.done and began - self._read_at < _READ_S:
-            self._busy_s += perf_counter() - began
             return {}
         values = (self._figures[self._step - 1] if ended else self._now).tolist()
         self._refuse_nan([values])
         self._read_at = perf_counter()
-        if timed or self._device != "cpu":
-            self._pace.record(self._unread, self._busy_s + self._read_at - began)
-        self._unread, self._busy_s = 0, 0.0
         return dict(zip(_FIGURES, values, strict=True)) if ended else {}
 
     def _refuse_nan(self, figures: list[list[float]]) -> None:
@@ -305,6 +298,12 @@ class DcganWork:
             value.data = value.data.to(device)
         self._now = self._now.to(device)
         self._figures = self._figures.to(device)
+
+
+def portion(batch: int, config: DcganConfig) -> int:
+    """Return how many images of a batch are learnt from at once, the same on every device."""
+    quick = int(_PORTION_FLOPS / max(1.0, flops_per_sample(config) / 2))
+    return min(batch, max(_PORTION_MIN, quick))
 
 
 @contextmanager

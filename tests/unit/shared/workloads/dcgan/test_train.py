@@ -11,6 +11,7 @@ from torch import Tensor
 from shared.errors import InvalidRunFile
 from shared.workloads.dcgan.config import DcganConfig
 from shared.workloads.dcgan.model import Dcgan, build
+from shared.workloads.dcgan.train import portion
 from shared.workloads.training.seeded_random import normal
 from tests.support.workloads.tiny_dcgan import (
     ADAM,
@@ -260,3 +261,25 @@ def test_bfloat16_keeps_float32_weights(data: Folder) -> None:
         WORKLOAD.begin(job(model, train=train), WORKLOAD.init(model, 0), data, "cpu", None)
     )
     assert {value.dtype for value in found.values()} == {torch.float32, torch.int64}
+
+
+def test_a_slow_machine_cuts_a_batch_as_a_fast_one_does(
+    data: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch norm learns another thing from other portions: a task done again would differ."""
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    task = job(model, steps=4, batch=64)
+    fast = finish(WORKLOAD.begin(task, weights, data, "cpu", None))
+    hours = iter(range(0, 1 << 20, 3600))
+    monkeypatch.setattr("shared.workloads.dcgan.train.perf_counter", lambda: float(next(hours)))
+    slow = finish(WORKLOAD.begin(task, weights, data, "cpu", None))
+    assert all(torch.equal(fast[name], slow[name]) for name in fast)
+
+
+def test_portions_of_a_large_model_keep_their_statistics() -> None:
+    small = DcganConfig(image_size=16, channels=1, generator_width=8, discriminator_width=8)
+    assert portion(64, small) == 64
+    large = DcganConfig(image_size=128, generator_width=256, discriminator_width=256)
+    assert portion(64, large) == 16
+    assert portion(8, large) == 8
