@@ -155,9 +155,10 @@ def failed_recomputes(conn: Connection, since: float) -> list[int]:
 def refusals(conn: Connection) -> tuple[int, int]:
     """Return how many of the newest decisions refused, and of how many."""
     c = contributions.c
-    newest = (
-        select(c.state).where(c.decided_at.is_not(None)).order_by(c.id.desc()).limit(NEWEST)
-    ).subquery()
+    # Bounded first: however many wait to be decided, they are not read through.
+    some = select(c.id, c.state, c.decided_at).order_by(c.id.desc()).limit(2 * NEWEST).subquery()
+    decided = select(some.c.state).where(some.c.decided_at.is_not(None))
+    newest = decided.order_by(some.c.id.desc()).limit(NEWEST).subquery()
     refused = func.coalesce(func.sum(case((newest.c.state == "rejected", 1), else_=0)), 0)
     row = conn.execute(select(refused, func.count()).select_from(newest)).one()
     return int(row[0]), int(row[1])
