@@ -337,6 +337,8 @@ def _speak(profile: str) -> None:
 
 def _no_command(word: str) -> str:
     names = sorted(name for name in app if not name.startswith("-"))
+    if word in names:  # behind an option of the program itself
+        return f'"{word}" comes first, and its options after it: volunteer {word} --help'
     near = difflib.get_close_matches(word, names, n=1)
     hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(names)}"
     return f'there is no command "{word}": {hint}'

@@ -11,6 +11,7 @@ from volunteer.cli.main import run_command
     ("words", "says"),
     [
         (["benchmrk"], 'there is no command "benchmrk": did you mean "benchmark"?'),
+        (["--language", "de", "status"], '"status" comes first, and its options after it'),
         (["xyz", "run"], 'there is no command "xyz": there are benchmark, '),
         (["--no-iu"], "Unknown option"),
         (["join"], "name the link: `volunteer join 'LINK'`"),
