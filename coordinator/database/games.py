@@ -20,6 +20,7 @@ from sqlalchemy import (
     update,
 )
 
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.games import chunks, harvests, matches, metrics
 from coordinator.database.tables.tasks import tasks
 
@@ -152,6 +153,25 @@ def per_hour(conn: Connection, run_id: int, now: float) -> float:
     *played, oldest = lately
     count = sum(int(row.games) for row in played)
     return count * 3600.0 / max(1.0, now - float(oldest.sealed_at))
+
+
+def pay_of_positions(conn: Connection, run_id: int) -> tuple[int, int]:
+    """Return the micro-credits of the newest files of games, and the positions in them."""
+    h = harvests.c
+    newest = (
+        select(h.positions, contributions.c.price_micro)
+        .join(contributions, contributions.c.id == h.contribution_id)
+        .where(h.run_id == run_id)
+        .order_by(h.contribution_id.desc())
+        .limit(LATELY)
+        .subquery()
+    )
+    sums = select(
+        func.coalesce(func.sum(newest.c.price_micro), 0),
+        func.coalesce(func.sum(newest.c.positions), 0),
+    )
+    micro, positions = conn.execute(sums).one()
+    return int(micro), int(positions)
 
 
 def totals(conn: Connection, run_id: int) -> Totals:

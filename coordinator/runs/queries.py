@@ -25,7 +25,7 @@ from coordinator.plan.tables import Plan
 from coordinator.rules.advice import advice, too_large
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
-from coordinator.runs.definition import Definition, definition
+from coordinator.runs.definition import Definition, definition, price_of_flops
 from coordinator.runs.landmarks import Landmarks, landmarks
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, Kept
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open import Database
     from coordinator.rules.run_file import RunFile
     from shared.signing import SigningKey
+    from shared.workloads.games import SelfPlay
 
 LIVE_S = 4 * HEARTBEAT_S
 PATIENCE_S = 300.0  # with vetted volunteers that send nothing, where the plan has no deadline
@@ -167,7 +168,7 @@ class RunQueries:
         return ready(plan, pending), live
 
     def _beat(self, conn: Connection, run: RunRow) -> RunBeat:
-        now, plays = self._clock.now(), definition(run).workload.games is not None
+        now, play = self._clock.now(), definition(run).play
         state, _ = self.readiness(conn, run)
         return RunBeat(
             run=run.name,
@@ -177,7 +178,8 @@ class RunQueries:
             needs=state.needs,
             merge_in_s=state.deadline_in_s,
             workers=runs.live_workers(conn, run.id, now - LIVE_S),
-            games_per_hour=games.per_hour(conn, run.id, now) if plays else None,
+            games_per_hour=games.per_hour(conn, run.id, now) if play else None,
+            credit_shares=_credit_shares(conn, run, play) if play else {},
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:
@@ -319,6 +321,30 @@ def merging_text(needs: int, merge_in_s: float | None) -> str:
         minutes, seconds = divmod(max(0, round(merge_in_s)), 60)
         text += f" or {minutes}:{seconds:02d}"
     return text
+
+
+def _credit_shares(conn: Connection, run: RunRow, play: SelfPlay) -> dict[str, float]:
+    """Return the shares of a run's credits that players, learners and matches get in the long run;
+    none before the first games.
+
+    A learner waits until there are positions enough for it, so that its plan says how many are
+    played for each that it learns from.
+    """
+    micro, positions = games.pay_of_positions(conn, run.id)
+    if not positions:
+        return {}
+    task = definition(run).file.task
+    needed = task.local_steps * task.batch_size / play.reuse
+    paid = {
+        "learn": float(run.price_micro * task.local_steps),
+        "selfplay": needed * micro / positions,
+        "evaluate": 0.0,
+    }
+    if play.match_every:
+        match = play.match_games * price_of_flops(run.price_micro, run.step_flops, play.game_flops)
+        paid["evaluate"] = match / (play.match_every * max(1, phases.at_head(run).quorum))
+    whole = sum(paid.values())
+    return {kind: each / whole for kind, each in paid.items() if each}
 
 
 def _memory(run: RunRow, about: Definition) -> int:

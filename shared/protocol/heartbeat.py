@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from shared.protocol.accounts import Me
@@ -44,6 +45,8 @@ class RunBeat(Message):
     workers: int
     # Games that all machines together play in an hour; None in a run that plays none.
     games_per_hour: float | None = None
+    # Shares of its credits in the long run, by kind of task; empty where all are of one kind.
+    credit_shares: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class TaskOrder(Message):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from msgspec.structs import replace
 
+from shared.protocol.contributions import Verdict
+from shared.protocol.heartbeat import RunBeat
 from shared.protocol.listings import LeaderRow
 from tests.tui import scenes
 from volunteer.control import events
@@ -100,3 +102,119 @@ def leader(name: str, rank: int, micro: int, *, me: bool = False) -> LeaderRow:
     return LeaderRow(
         rank=rank, nickname=name, earned_micro=micro, accepted=1, device_s=1.0, workers=1, me=me
     )
+
+
+# Tasks of self-play as one machine did them: kind, steps, credits as claimed and as paid, seconds.
+RECORDED = (
+    ("selfplay", 16, 2.55, 2.23, 1.31),
+    ("selfplay", 16, 2.55, 2.08, 1.48),
+    ("selfplay", 16, 2.55, 1.62, 1.20),
+    ("selfplay", 16, 2.55, 1.92, 1.20),
+    ("selfplay", 16, 2.55, 2.28, 1.38),
+    ("learn", 40, 4.24, 4.24, 1.03),
+    ("selfplay", 16, 2.55, 2.28, 1.23),
+    ("selfplay", 16, 2.55, 2.05, 1.08),
+    ("selfplay", 16, 2.55, 1.65, 1.51),
+    ("selfplay", 16, 2.55, 1.92, 1.38),
+    ("learn", 40, 4.24, 4.24, 1.27),
+    ("evaluate", 16, 2.55, 2.50, 2.36),
+    ("selfplay", 16, 2.55, 2.30, 2.31),
+    ("selfplay", 16, 2.55, 2.07, 1.22),
+    ("selfplay", 16, 2.55, 2.12, 1.32),
+    ("selfplay", 16, 2.55, 2.12, 3.30),
+    ("selfplay", 16, 2.55, 2.21, 1.18),
+    ("learn", 40, 4.24, 4.24, 1.27),
+)
+SHARES = {"selfplay": 0.69, "learn": 0.26, "evaluate": 0.05}
+PER_STEP = 4.24 / 40  # credits
+
+
+def played(tasks: Sequence[tuple[str, int, float, float, float]]) -> Status:
+    """Return the status after tasks of a run of games."""
+    info = replace(scenes.RUN, credits_per_step=PER_STEP, step_flops=1.06e9)
+    speed = replace(scenes.BENCHMARK, step_flops=37.3e9)
+    beat = RunBeat(
+        run=info.name,
+        state="running",
+        version=4,
+        loss=2.0,
+        needs=1,
+        merge_in_s=None,
+        workers=1,
+        credit_shares=SHARES,
+    )
+    told: list[AnyEvent] = [
+        *scenes.started(),
+        events.RunsListed(runs=(info,)),
+        events.Benchmarked(benchmark=speed),
+        events.RunProgress(beat=beat, message=""),
+    ]
+    now = scenes.NOW
+    for number, (kind, steps, price, paid, seconds) in enumerate(tasks, start=1):
+        now += seconds
+        told += [
+            events.Claimed(
+                task=number,
+                attempt=1,
+                run=info.name,
+                workload="gomoku",
+                device="cpu",
+                steps=steps,
+                samples=steps,
+                price_micro=round(price * 1e6),
+                finish_by=now + 60,
+                kind=kind,
+            ),
+            events.Trained(
+                at=now,
+                task=number,
+                run=info.name,
+                steps=steps,
+                samples=steps,
+                loss_first=None,
+                loss_last=None,
+                train_s=seconds,
+            ),
+            events.Judged(
+                verdict=Verdict(
+                    contribution=number,
+                    task=number,
+                    run=info.name,
+                    state="accepted",
+                    credits_micro=round(paid * 1e6),
+                    at=now,
+                )
+            ),
+        ]
+    return folded(told)
+
+
+def promised(tasks: Sequence[tuple[str, int, float, float, float]]) -> float:
+    status = played(tasks)
+    return estimate(status.runs[0], status, ("gpt", "gomoku")).credits_per_hour or 0.0
+
+
+CAME = 3600 * sum(t[3] for t in RECORDED) / sum(t[4] for t in RECORDED)
+
+
+@pytest.mark.parametrize("first", range(len(RECORDED) - 2))
+def test_three_tasks_of_self_play_forecast_an_hour_of_it(first: int) -> None:
+    """Whichever come first: games, learning, a match, or one that waited."""
+    assert promised(RECORDED[first : first + 3]) == pytest.approx(CAME, rel=0.35)
+
+
+def test_most_forecasts_after_three_tasks_are_within_a_fifth() -> None:
+    found = [abs(promised(RECORDED[n : n + 3]) / CAME - 1) for n in range(len(RECORDED) - 2)]
+    assert sorted(found)[len(found) // 2] < 0.2, found
+
+
+def test_later_what_was_paid_counts_and_no_plan() -> None:
+    assert promised(RECORDED) == pytest.approx(CAME, rel=0.01)
+
+
+def test_a_task_that_waited_says_little_among_three() -> None:
+    status = worked(3)
+    slow = replace(status.work[1], seconds=4 * PERIOD_S)
+    disturbed = replace(status, work=(status.work[0], slow, status.work[2]))
+    able = estimate(scenes.RUN, disturbed, ("gpt",))
+    assert able.credits_per_hour == pytest.approx(50 * 3600 / PERIOD_S, rel=0.01)

@@ -68,6 +68,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
 class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
     """A task that was trained here, as far as forecasts need it."""
 
+    task: int = 0
     run: str
     device: str
     steps: int
@@ -236,6 +237,7 @@ def _worked(status: Status, event: events.Trained) -> Status:
     whole = before is not None and before.at >= status.broken_at
     since_s = event.at - before.at if before is not None and whole else 0.0
     work = WorkDone(
+        task=task.task,
         run=task.run,
         device=task.device,
         steps=event.steps,
@@ -257,9 +259,23 @@ def _judged(status: Status, verdict: Verdict) -> Status:
     if known is not None and is_news(known, verdict):
         return status  # a later word was heard with the credits
     older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
-    judged = PLAIN(status, verdicts=(*older, verdict)[-VERDICTS_MAX:])
+    judged = PLAIN(
+        status,
+        verdicts=(*older, verdict)[-VERDICTS_MAX:],
+        work=tuple(_repriced(done, verdict) for done in status.work),
+    )
     final = verdict.state not in ("received", "checking")
     return _without(judged, verdict.task) if final else judged
+
+
+def _repriced(done: WorkDone, verdict: Verdict) -> WorkDone:
+    """Return work at the pay of its verdict: games are paid as they were played, which is not known
+    when they are claimed.
+    """
+    played = done.kind in ("selfplay", "evaluate") and verdict.state in ("accepted", "merged")
+    if not played or done.task != verdict.task or not verdict.credits_micro:
+        return done
+    return PLAIN(done, price_micro=verdict.credits_micro)
 
 
 def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 
 import msgspec
 
@@ -27,6 +28,7 @@ SLOW_STEP_S = 60.0  # a longer step hardly helps
 
 
 TASKS_MIN = 3  # trained here, before they are believed more than the benchmark
+STEADY_MIN = 8  # of these on, all their credits over all their time
 TASKS_MAX = 20  # newest, that a forecast looks at
 
 
@@ -58,29 +60,64 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     credits_per_hour: float  # waits included
 
 
-def pace(work: Sequence[WorkDone], run: str = "") -> Pace | None:
-    """Return the pace of the last tasks (of a run) on the device that earns most in them; None
-    before there are three.
+def pace(status: Status, run: str = "", devices: Collection[str] | None = None) -> Pace | None:
+    """Return the pace of the last tasks (of a run) on the device that earns most in them, out of
+    some or all; None before there are three.
     """
     paces = []
-    for device in dict.fromkeys(done.device for done in work):
-        last = [w for w in work if w.device == device and run in ("", w.run)][-TASKS_MAX:]
+    for device in dict.fromkeys(done.device for done in status.work):
+        last = [w for w in status.work if w.device == device and run in ("", w.run)][-TASKS_MAX:]
         steps, seconds = sum(w.steps for w in last), sum(w.seconds for w in last)
+        if devices is not None and device not in devices:
+            continue
         if len(last) >= TASKS_MIN and steps > 0 and seconds > 0:
+            few = run and len(last) < STEADY_MIN
+            rate = _rate_of_few(last, status) if few else _rate(last)
             paces.append(
                 Pace(
                     device=device,
                     tasks=len(last),
                     step_s=sum(w.train_s for w in last) / steps,
-                    credits_per_hour=sum(w.price_micro for w in last) / MICRO * 3600 / seconds,
+                    credits_per_hour=3600 * rate,
                 )
             )
     return max(paces, key=lambda found: found.credits_per_hour, default=None)
 
 
+def _rate(work: Sequence[WorkDone]) -> float:
+    """Return the credits a second of some work."""
+    return sum(w.price_micro for w in work) / MICRO / sum(w.seconds for w in work)
+
+
+def _rate_of_few(work: Sequence[WorkDone], status: Status) -> float:
+    """Return the credits a second that a few tasks of a run promise: the median of each kind, for
+    one of them may have waited for something, and the kinds as the run pays them in the long run.
+    """
+    rates = {
+        kind: median(_rate([w]) for w in work if w.kind == kind and w.seconds > 0)
+        for kind in {w.kind for w in work if w.seconds > 0}
+    }
+    beat = next((beat for beat in status.beats if beat.run == work[0].run), None)
+    shares = beat.credit_shares if beat is not None else {}
+    rates |= {kind: _unseen(kind, rates, work[0], status) for kind in shares if kind not in rates}
+    known = {kind: share for kind, share in shares.items() if rates[kind] > 0}
+    if not known:
+        return median(_rate([w]) for w in work if w.seconds > 0)
+    return sum(known.values()) / sum(share / rates[kind] for kind, share in known.items())
+
+
+def _unseen(kind: str, rates: Mapping[str, float], work: WorkDone, status: Status) -> float:
+    """Return the credits a second of a kind of task that was not done here yet; 0 if unknown."""
+    if kind != "learn":  # a match is played as games of self-play are
+        return next((rates[other] for other in ("selfplay", "evaluate") if other in rates), 0.0)
+    info = next((info for info in status.runs if info.name == work.run), None)
+    speed = next((b.step_flops for b in status.benchmarks if b.device == work.device), 0.0)
+    return info.credits_per_step * speed / info.step_flops if info and info.step_flops else 0.0
+
+
 def time_to(micro: int, status: Status) -> str:
     """Return the time in which this machine earns an amount at its pace; "" where unknown."""
-    found = pace(status.work)
+    found = pace(status)
     if found is None or found.credits_per_hour <= 0 or micro <= 0:
         return ""
     return _("about {time}", time=duration(micro / MICRO / found.credits_per_hour * 3600))
@@ -127,7 +164,7 @@ def estimate(
             fits=False, sentence=_("needs {need} of memory, {said}", need=need, said=said)
         )
     ids = {found.id for found in able}
-    if seen := pace([done for done in status.work if done.device in ids], info.name):
+    if seen := pace(status, info.name, ids):
         words = _(
             "{time} per step on {device}", time=duration_words(seen.step_s), device=seen.device
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date
+from pathlib import Path
 from string import Formatter
 
 import pytest
@@ -165,8 +166,8 @@ def test_words_numbers_and_dates_are_those_of_the_language() -> None:
             *("1 Aufgabe", "2.000 Aufgaben", "nächste"),
         ),
         "es": (
-            *("1.234,5", "1.240,50", "1,23 MB", "3.º", "3 nov", "lun", "X", "ene"),
-            *("1 tarea", "2.000 tareas", "próxima"),
+            *("1234,5", "1240,50", "1,23 MB", "3.º", "3 nov", "lun", "X", "ene"),
+            *("1 tarea", "2000 tareas", "próxima"),
         ),
     }
 
@@ -177,6 +178,78 @@ def test_a_country_has_its_own_numbers_and_an_impossible_one_those_of_the_langua
     use(choose("de_XX"))
     assert number(1234.5, ",.1f") == "1.234,5"
     assert day_names()[0] == "Mo"
+
+
+@pytest.mark.parametrize(
+    ("locale", "thousands", "ten_thousands", "millions"),
+    [
+        ("es", "+1234,50", "12.345,50", "1.234.567"),
+        ("es_ES", "+1234,50", "12.345,50", "1.234.567"),
+        ("es_MX", "+1,234.50", "12,345.50", "1,234,567"),
+        ("es_AR", "+1.234,50", "12.345,50", "1.234.567"),
+        ("de_DE", "+1.234,50", "12.345,50", "1.234.567"),
+    ],
+)
+def test_four_digits_are_one_group_where_the_country_writes_them_so(
+    locale: str, thousands: str, ten_thousands: str, millions: str
+) -> None:
+    use(choose("auto", {"LANG": locale}))
+    told = number(1234.5, "+,.2f"), number(12345.5, ",.2f"), number(1_234_567, ",")
+    assert told == (thousands, ten_thousands, millions)
+
+
+@pytest.mark.parametrize("language", SHIPPED)
+def test_files_are_read_as_gettexts_tools_read_them(language: str) -> None:
+    with (LANGUAGES / f"{language}.po").open("rb") as file:
+        known = read_po(file, locale=language)
+    wanted = {(m.context or "", sources(m)[0]): forms(m) for m in known if m.id}
+    read = load(language)
+    assert read.messages == wanted
+    assert [read.form(n) for n in (0, 1, 2, 21)] == [1, 0, 1, 1]
+
+
+def test_what_an_editor_leaves_in_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "xx.po").write_bytes(EDITED.encode())
+    monkeypatch.setattr(catalogue, "FOLDER", tmp_path)
+    read = catalogue.load.__wrapped__("xx")
+    assert read.messages == {
+        ("", 'a "quoted" one\n\\n'): ("uno\t",),
+        ("here", "{n} of them"): ("a", "b", "c"),
+    }
+    assert [read.form(n) for n in (1, 2, 5)] == [0, 1, 2]
+
+
+EDITED = r"""# Somebody's.
+msgid ""
+msgstr ""
+"Language: xx\n"
+"Plural-Forms: nplurals=3; plural=(n==1 ? 0 : n==2 ? 1 : 2);\n"
+
+#: a.py
+msgid ""
+"a \"quoted\" "
+"one\n\\n"
+msgstr "uno\t"
+
+#, fuzzy, python-brace-format
+msgid "a guess"
+msgstr "adivinado"
+
+msgid "not yet"
+msgstr ""
+
+#~ msgid "gone"
+#~ msgstr "ido"
+
+msgctxt "here"
+msgid "{n} of them"
+msgid_plural "{n} of them all"
+msgstr[0] "a"
+msgstr[1] "b"
+msgstr[2] "c"
+"""
 
 
 @pytest.mark.parametrize("bad", ["{nobody}", "{n.__class__}", "{", "{0}", "{n!x}", "{n:q}"])
