@@ -251,7 +251,7 @@ class Auditor:
         except (NotFound, InvalidFrame) as error:  # of what was revealed: the rest is checked
             return Outcome(unusable=error.message)
         except Unavailable as error:
-            return _trouble(error, failed=False)
+            return _trouble(error, failed=not ended.is_set())
         except Exception as error:  # of the device, as like as not
             return _trouble(error)
         return Outcome(found=found, seconds=seconds)

@@ -24,6 +24,7 @@ from coordinator.scheduling.lease_message import own_data
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.local_data import LocalData
+from shared.protocol.contributions import SubmitRequest
 from shared.workloads.base import ChunkRef, DatasetManifest, Job, seed_from
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Case(_Stored, frozen=True, kw_only=True):
             chunks = order.reach(part.start, part.stop)
         return cls(
             run=run,
-            job=job,
+            job=msgspec.structs.replace(job, halved=decode(row.report, SubmitRequest).halved),
             base_sha256=base.published_sha256,
             chunks=chunks,
             device=task.device,

@@ -102,7 +102,8 @@ def redo(
 ) -> Redone:
     """Do a task again and compare: the update as its codec wrote it, and the state that was left.
 
-    Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped.
+    Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped and
+    where this machine has less memory than cutting the batches alike takes.
     """
     about = definition(case.run)
     base = read_weights(files.weights, about)
@@ -120,7 +121,9 @@ def redo(
             continue
         if tell is not None:
             tell(found.step, found.steps)
-    result = work.result()[1]
+    report, result = work.result()
+    if len(report.halved) > len(case.job.halved):
+        raise Unavailable("memory was short here: the batches could not be cut as they were")
     cosine, ratio = _beside(case, files, result)
     state = None if files.left is None else state_cosine(work.state(), _tensors(files.left))
     return Redone(cosine=cosine, norm_ratio=ratio, state_cosine=state)

@@ -445,12 +445,14 @@ class Intake:
 
 
 def _digest(request: SubmitRequest) -> str:
-    """Return the hash of all that was submitted; of a volunteer of before without the
-    commitment that it did not send, so that the same is the same after an upgrade.
+    """Return the hash of all that was submitted; of a volunteer of before without what it did
+    not send, so that the same is the same after an upgrade.
     """
     said = msgspec.to_builtins(request)
     if request.commitment == Commitment():
         del said["commitment"]
+    if not request.halved:
+        del said["halved"]
     return digest(canonical(said))
 
 

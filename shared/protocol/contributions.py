@@ -10,6 +10,7 @@ from msgspec import Meta
 from shared.protocol.accounts import Me
 from shared.protocol.base import ContributionState, Count, Message, Number, Size, Word
 from shared.protocol.limits import NEWS_MAX
+from shared.workloads.base import HALVINGS_MAX
 
 REVEAL_MAX = 3  # files
 METRICS_MAX = 64  # of one submission; they are stored for as long as the run
@@ -70,6 +71,9 @@ class SubmitRequest(Message, kw_only=True):
     metrics: Metrics = msgspec.field(default_factory=dict)
     games: Word = ""  # sha256 of an uploaded games file, for self-play
     commitment: Commitment = Commitment()
+    # Turns done each time the portions of a batch were halved for lack of memory, where that
+    # changes what is learnt: the task is done again alike.
+    halved: Annotated[tuple[Number, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 
 class Verdict(Message):

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from shared.workloads.games import Games
 
 ENTRY_POINTS = "volunteer.workloads"
+HALVINGS_MAX = 8  # of the portions of a task
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -136,6 +137,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}  # the workload's own `[task]` keys, e.g. games, simulations
     base_version: int = 0  # filled in when work begins, like the hash of its published weights
     base_sha256: str = ""
+    # Of a task that is done again: where its worker halved its portions (see `Result`).
+    halved: Annotated[tuple[int, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 
 def seed_from(seed: int, first: int) -> int:
@@ -168,6 +171,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     loss_last: float  # mean of the last tenth of the steps
     metrics: dict[str, float] = {}
     games: bytes = b""  # of self-play or a match: a file that the workload's own checks read
+    # Where memory was short and what is learnt depends on how a batch is cut (batch norm): turns
+    # done when the portions were halved, once for each time; `Job.halved` does the same again.
+    halved: tuple[int, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -299,6 +299,7 @@ class LocalTask:
             paused_s=spent.paused_s,
             metrics=result.metrics,
             commitment=self._commitment(made),
+            halved=result.halved,
         )
         return QueuedResult(
             task=lease.task,

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Data, Job, Progress, Result
+from shared.workloads.base import HALVINGS_MAX, Data, Job, Progress, Result
 from shared.workloads.data.image_chunks import Images, images_of, to_pixels
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.resize import braille, tile
@@ -43,8 +43,9 @@ _PREVIEW_S = 2.0
 _PREVIEWED, _PREVIEW_SIGNS = 3, 54
 _PORTION_FLOPS = 9e9  # a third of a second of a slow core: a pause is that near
 _PORTION_MIN = 16  # images: of fewer, statistics say little
+_PORTION_LEAST = 4  # ... and where memory is short, of fewer nothing
 _FIGURES = ("loss_d", "loss_g", "real_known", "fakes_known")
-_COUNTERS = "counters"
+_COUNTERS, _HALVED = "counters", "halved"
 
 
 class DcganWork:
@@ -75,6 +76,9 @@ class DcganWork:
         ]
         self._autocast = autocast(job.train.precision, device)
         self._portion = portion(min(job.batch_size, len(rows)), config)
+        self._least = min(_PORTION_LEAST, self._portion)
+        self._halved: list[int] = []  # turns done when memory was short
+        self._to_halve = deque(job.halved)  # ... of the machine whose task is done again
         self._step = 0
         self._turn = 0
         self._in_turn = 0  # images of the turn in progress that are done
@@ -96,6 +100,7 @@ class DcganWork:
         if self.done:
             raise RuntimeError("this task is done")
         began = perf_counter()
+        self._follow()
         first = self._step * self._job.batch_size
         size = min(self._job.batch_size, len(self._images) - first)
         micro = len(self._fakes[0]) if self._turn and self._fakes else self._micro(size)
@@ -134,6 +139,7 @@ class DcganWork:
             loss_first=head[0] + head[1],
             loss_last=means[0] + means[1],
             metrics=metrics | {"micro_batch": float(self._portion), "lr": rate},
+            halved=tuple(self._halved),
         )
         found = {name: to_host(value) for name, value in self._model.named_buffers()}
         for learner in self._learners:
@@ -151,11 +157,14 @@ class DcganWork:
     def halve(self) -> int:
         """Halve the micro-batch; the turn in progress starts over.
 
-        Raises MemoryError when it is one image already.
+        Raises MemoryError when it is so small already that a step would teach nothing.
         """
-        if self._portion <= 1:
-            raise MemoryError("one sample alone does not fit into the memory of this device")
+        if self._portion // 2 < self._least or len(self._halved) == HALVINGS_MAX:
+            raise MemoryError(
+                f"not even {self._portion} images at once fit into the memory of this device"
+            )
         self._portion //= 2
+        self._halved.append(2 * self._step + self._turn)
         self._learners[self._turn].drop()
         self._frugal = True
         self._fakes.clear()
@@ -178,13 +187,14 @@ class DcganWork:
         found |= {name: to_host(value) for name, value in self._model.named_buffers()}
         found["figures"] = to_host(self._figures)
         found[_COUNTERS] = torch.tensor([self._step, self._portion], dtype=torch.int64)
+        found[_HALVED] = torch.tensor(self._halved, dtype=torch.int64)
         return found
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
         own = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
-        fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps
+        fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps and _HALVED in snapshot
         for name, value in own.items():
             fits = fits and name in snapshot and snapshot[name].shape == value.shape
         if not fits or not all(
@@ -198,9 +208,16 @@ class DcganWork:
         self._turn = self._in_turn = 0
         self._step = int(counters[0])
         self._portion = min(self._portion, max(1, int(counters[1])))  # memory was short before
+        self._halved = snapshot[_HALVED].flatten().tolist()[:HALVINGS_MAX]
 
     def _named(self) -> Iterator[tuple[str, Learner]]:
         yield from zip((DISCRIMINATOR, GENERATOR), self._learners, strict=True)
+
+    def _follow(self) -> None:
+        """Cut the batches of this turn as the machine did whose task is done again."""
+        while self._to_halve and self._to_halve[0] <= 2 * self._step + self._turn:
+            self.halve()
+            self._to_halve.popleft()
 
     def _micro(self, size: int) -> int:
         left = size - self._in_turn

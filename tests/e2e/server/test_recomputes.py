@@ -21,7 +21,7 @@ from coordinator.database import volunteers
 from coordinator.database.ledger import payments
 from coordinator.database.recomputes import open_count
 from coordinator.database.tables.trust import recomputes
-from shared.workloads.base import Result, Work, Workload, load
+from shared.workloads.base import Progress, Result, Work, Workload, load
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
@@ -125,6 +125,23 @@ async def test_honest_work_passes_whatever_its_codec(
         assert not [*(tmp_path / "machine").glob("**/evidence/*.json")]
 
 
+class Short:
+    """Runs out of memory once, in the turn of the generator."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._advances = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def advance(self) -> Progress:
+        self._advances += 1
+        if self._advances == 2:
+            raise MemoryError("not enough")
+        return self._work.advance()
+
+
 class Lazy:
     """Adds noise of about the length of the update."""
 
@@ -140,12 +157,21 @@ class Lazy:
         return report, noise
 
 
-def lazy(name: str) -> Workload:
-    """Return a workload whose work is not what was leased."""
+def wrapped(name: str, kind: Callable[[Work], Any]) -> Workload:
     workload = load(name)
     begin: Callable[..., Work] = workload.begin
-    workload.begin = lambda *a, **k: Lazy(begin(*a, **k))  # type: ignore[method-assign,assignment]
+    workload.begin = lambda *a, **k: kind(begin(*a, **k))  # type: ignore[method-assign]
     return workload
+
+
+def lazy(name: str) -> Workload:
+    """Return a workload whose work is not what was leased."""
+    return wrapped(name, Lazy)
+
+
+def short(name: str) -> Workload:
+    """Return a workload that runs out of memory."""
+    return wrapped(name, Short)
 
 
 async def test_other_work_ends_its_account_and_earns_nothing(tmp_path: Path) -> None:
@@ -219,8 +245,14 @@ async def test_garbage_as_evidence_proves_nothing_and_earns_nothing(
         assert (standing, earned) == ("probation", 0)
 
 
-@pytest.mark.parametrize("preset", ["fedavg", "gradient-average"])
-async def test_pictures_are_done_again_like_text(tmp_path: Path, preset: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "workload"),
+    [("fedavg", None), ("gradient-average", None), ("fedavg", short)],
+)
+async def test_pictures_are_done_again_like_text(
+    tmp_path: Path, preset: str, workload: Callable[[str], Workload] | None
+) -> None:
+    """Also those of a machine that was short of memory: its batches are cut alike."""
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.datasets.add(copied)
         text = RUN.replace("[plan]\n", "[plan]\n" + PRESETS[preset])
@@ -229,7 +261,7 @@ async def test_pictures_are_done_again_like_text(tmp_path: Path, preset: str) ->
         async with home.coordinator.working():
             machine = LocalMachine(tmp_path / "machine", home)
             await machine.join("Ann")
-            async with machine.working(max_tasks=TASKS) as process:
+            async with machine.working(workload, max_tasks=TASKS) as process:
                 assert await process.ended(120) == 0
                 found = await results(home, TASKS - 1)  # one may be cancelled by a merge
         assert {result for result, _ in found} == {"passed"}, found

@@ -239,11 +239,50 @@ def test_out_of_memory_starts_the_turn_over_in_smaller_pieces(data: Folder) -> N
     for network in NETWORKS:  # statistics of half a batch are not quite those of a whole one
         assert cosine(work.result()[1], convs, network) > 0.95
     other = WORKLOAD.begin(task, weights, data, "cpu", None)
-    for expected in (16, 8, 4, 2, 1):
+    for expected in (16, 8, 4):
         assert other.halve() == expected
-    with pytest.raises(MemoryError, match="one sample alone"):
+    with pytest.raises(MemoryError, match="not even 4 images at once"):
         other.halve()
     finish(other)
+
+
+@pytest.mark.parametrize("advances", [0, 1, 4, 5])
+def test_a_task_is_done_again_as_a_machine_cut_it_that_was_short_of_memory(
+    data: Folder, advances: int
+) -> None:
+    """Once before it began, or in a turn of either network, also after a restart."""
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    task = job(model, steps=4, batch=32)
+    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    for _ in range(advances):
+        work.advance()
+    work.halve()
+    work.halve()
+    if advances % 2 == 0:
+        kept = work.snapshot()
+        work = WORKLOAD.begin(task, weights, data, "cpu", None)
+        work.restore(kept)
+    theirs = finish(work)
+    report = work.result()[0]
+    assert report.halved == (advances, advances)
+    again = msgspec.structs.replace(task, halved=report.halved)
+    redone = WORKLOAD.begin(again, weights, data, "cpu", None)
+    ours = finish(redone)
+    assert redone.result()[0].halved == report.halved
+    learnt = [name for name in theirs if "running" not in name and "tracked" not in name]
+    assert same({name: theirs[name] for name in learnt}, {name: ours[name] for name in learnt})
+    assert not same(finish(WORKLOAD.begin(task, weights, data, "cpu", None)), theirs)
+
+
+@pytest.mark.parametrize("halved", [(0,) * 6, (3,) * 8])
+def test_nobody_makes_another_machine_learn_from_single_images(
+    data: Folder, halved: tuple[int, ...]
+) -> None:
+    model = config(data)
+    task = msgspec.structs.replace(job(model, steps=4, batch=32), halved=halved)
+    with pytest.raises(MemoryError):
+        finish(WORKLOAD.begin(task, WORKLOAD.init(model, 0), data, "cpu", None))
 
 
 def test_a_loss_that_is_no_number_ends_the_task_with_advice(data: Folder) -> None:
