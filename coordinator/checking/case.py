@@ -18,6 +18,7 @@ from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
 from coordinator.rules import checks as rules
 from coordinator.rules.checks import Kind, Rates, Streaks
+from coordinator.rules.sizing import Reached
 from coordinator.runs.definition import Definition, definition
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
@@ -81,7 +82,7 @@ class Case(_Stored, frozen=True, kw_only=True):
             steps=row.steps,
             seed=seed_from(task.seed, row.part * task.part_steps),
         )
-        job = lease_message.job(spec, plan, base.global_step, part)
+        job = lease_message.job(spec, plan, Reached(base.global_step, base.tokens), part)
         chunks = tuple(range(len(manifest.chunks)))
         if window is None:
             order = lease_message.order_of(spec.counts, job.order_seed)

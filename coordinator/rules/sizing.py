@@ -22,6 +22,10 @@ SLOWER = 0.75
 SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
 UPLOAD_SLACK_BYTES = 1 << 20
 CLAMP = 16.0  # a newcomer counts as so much faster or slower than the median at most
+# A schedule may be so much longer than the run: its rate is then not at its lowest when the run ends,
+# and merges of several workers average the noise out that a low rate would. More is too much.
+LONGER = 1.5
+STEPS_MAX = (1 << 31) - 1  # of a run, as a message tells it
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 
 
@@ -191,16 +195,35 @@ def steps_of_update(plan: Plan, local_steps: int) -> int:
     return min(whole, plan.gradient_every) if parted else whole
 
 
-def total_steps(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> int:
-    """Global steps that a run will make as far as `[stop]` tells, phase by phase; 0 = unknown.
+class Reached(NamedTuple):
+    """How far a run has come at a version."""
 
-    A pass has so many samples (0 = no end), each of `sample_size` items. A phase that only its loss
-    ends is left out.
+    global_step: int
+    tokens: int
+
+
+def total_steps(
+    file: RunFile, plan: Plan, samples: int, sample_size: int = 1, reached: Reached | None = None
+) -> int:
+    """Global steps that a run will make as far as `[stop]` tells; 0 = unknown.
+
+    A pass has so many samples (0 = no end), each of `sample_size` items. The steps of a run that
+    ends by samples or tokens depend on how many workers train side by side: the plan lets expect as
+    many as its quorum, phase by phase (one that only its loss ends is left out), and what was
+    `reached` tells, so what is expected counts within `LONGER` of that.
     """
     if file.train.decay_steps:
         return file.train.decay_steps
+    ends = [file.stop.passes * samples * sample_size, file.stop.tokens if samples else 0]
+    tokens = min((end for end in ends if end), default=0)
     phases = phase_lengths(file, plan, samples, sample_size)
-    return math.ceil(sum(phase.versions * phase.local_steps for phase in phases) - 1e-6)
+    expected = math.ceil(sum(phase.versions * phase.local_steps for phase in phases) - 1e-6)
+    if reached is None or not (tokens and reached.tokens and reached.global_step):
+        return expected
+    told = reached.global_step * tokens / reached.tokens
+    if file.stop.versions:  # which may come before the tokens
+        return min(expected, round(LONGER * told))
+    return min(STEPS_MAX, round(max(told, min(expected, LONGER * told))))
 
 
 class PhaseLength(NamedTuple):

@@ -19,7 +19,7 @@ from coordinator.plan.presets import PRESETS, TASKS
 from coordinator.plan.tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
-from coordinator.rules.sizing import total_steps
+from coordinator.rules.sizing import Reached, total_steps
 from shared.errors import InvalidPlan, InvalidRunFile
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
@@ -61,12 +61,15 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     schema_sha256: str
     parameters: int
 
-    def total_steps(self, run: RunRow) -> int:
-        """Global steps the run will make; 0 = unknown."""
+    def total_steps(self, run: RunRow, reached: Reached | None = None) -> int:
+        """Global steps the run will make, as its head lets expect or what was `reached`; 0 =
+        unknown.
+        """
         samples = (
             run.samples_total if self.play is None else 0
         )  # else it makes its own, without an end
-        return total_steps(self.file, self.plan, samples, run.sample_size)
+        reached = reached or Reached(run.global_step, run.tokens)
+        return total_steps(self.file, self.plan, samples, run.sample_size, reached)
 
     @property
     def play(self) -> SelfPlay | None:

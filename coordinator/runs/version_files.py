@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.rules.sizing import Reached
 from coordinator.runs.definition import Definition, definition
 from shared.decoding import decode
 from shared.protocol.transparency import TreeHead
@@ -20,6 +21,7 @@ from shared.protocol.versions import (
 )
 from shared.signing import SigningKey, canonical
 from shared.tensors.frame import FrameWriter, Written, open_frame
+from shared.workloads.training.lr_schedule import warmup
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +112,7 @@ def sign(
     dataset = around.dataset
     about = definition(run)
     tokenizer = dataset.manifest.assets.get("tokenizer") if dataset else None
+    whole = about.total_steps(run, Reached(progress.global_step, progress.tokens))
     manifest = VersionManifest(
         run=run.name,
         version=progress.version,
@@ -130,6 +133,8 @@ def sign(
         chunks_sha256=chunks_digest(dataset.manifest) if dataset else "",
         suites=dict(around.suites),
         tree=around.tree,
+        total_steps=whole if progress.tokens else 0,
+        warmup_steps=warmup(about.file.train, whole) if progress.tokens else 0,
     )
     return signed(key, manifest)
 

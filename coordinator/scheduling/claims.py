@@ -36,7 +36,7 @@ from coordinator.rules.dispatch import (
 )
 from coordinator.rules.fit import Waiter
 from coordinator.rules.placement import Machines
-from coordinator.rules.sizing import Pace, work_of
+from coordinator.rules.sizing import Pace, Reached, work_of
 from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import Spec
@@ -101,7 +101,7 @@ class _About(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: Spec
     plan: Plan
-    global_step: int
+    reached: Reached
 
 
 @dataclass(slots=True)
@@ -224,9 +224,7 @@ class Claims:
             self._renewals.hold(row)
             run, waiter = served.runs[row.run_id], speaks[claim_id]
             self.leases[run.spec.name] += claim_id in served.fresh
-            given = lease_message.lease(
-                run.spec, run.plan, run.global_step, row, now, waiter.codecs
-            )
+            given = lease_message.lease(run.spec, run.plan, run.reached, row, now, waiter.codecs)
             if rates_of(run.spec.file.trust, self._terms.checked).may_recompute:
                 given = msgspec.structs.replace(given, commit=True)
             self._agreements.note(waiter.worker_id, given.run, run.plan.codec, given.grant.codec)
@@ -250,7 +248,8 @@ class Claims:
             spec = self.spec(conn, run_id)
             line = lines.get(run_id) or claims.line(conn, run_id)
             plan = lease_message.phase(spec, line)
-            served.runs[run_id] = _About(spec=spec, plan=plan, global_step=line.global_step)
+            reached = Reached(line.global_step, line.tokens)
+            served.runs[run_id] = _About(spec=spec, plan=plan, reached=reached)
         return served
 
     def _hand_out(

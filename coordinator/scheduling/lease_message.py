@@ -17,6 +17,7 @@ from coordinator.rules.codec_choice import agreed
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import (
     Pace,
+    Reached,
     Run,
     games_bytes_max,
     memory_bytes,
@@ -80,10 +81,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         """Of the ranges of a pass: samples a step, or single games."""
         return self.file.task.batch_size if self.play is None else 1
 
-    @property
-    def total_steps(self) -> int:
-        """Global steps the run will make; 0 = unknown."""
-        return total_steps(self.file, self.plan, sum(self.counts), self.sample_size)
+    def total_steps(self, reached: Reached) -> int:
+        """Global steps the run will make, as what was reached lets expect; 0 = unknown."""
+        return total_steps(self.file, self.plan, sum(self.counts), self.sample_size, reached)
 
 
 def read_spec(conn: Connection, run_id: int) -> Spec:
@@ -182,7 +182,7 @@ def order_of(counts: tuple[int, ...], seed: int) -> PassOrder:
 def lease(
     spec: Spec,
     plan: Plan,
-    global_step: int,
+    reached: Reached,
     task: TaskRow,
     now: float,
     codecs: frozenset[str] = frozenset(),
@@ -197,7 +197,7 @@ def lease(
         task=task.id,
         attempt=task.attempt,
         run=spec.name,
-        job=job(spec, plan, global_step, task),
+        job=job(spec, plan, reached, task),
         dataset=spec.dataset,
         chunks=_chunks(spec, task, order_seed, data),
         renew_by=task.renew_by or now,
@@ -217,10 +217,12 @@ def lease(
     )
 
 
-def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
-    """Return the job of a task: all that its worker needs to compute it."""
-    train = spec.file.train
-    rising = warmup(train, train.decay_steps or spec.total_steps)
+def job(spec: Spec, plan: Plan, reached: Reached, task: TaskRow) -> Job:
+    """Return the job of a task: all that its worker needs to compute it from the version where so
+    much was reached.
+    """
+    train, whole = spec.file.train, spec.total_steps(reached)
+    rising = warmup(train, train.decay_steps or whole)
     train = msgspec.structs.replace(train, warmup_steps=rising)
     if plan.prox_mu:
         train = msgspec.structs.replace(train, prox_mu=plan.prox_mu)
@@ -240,8 +242,8 @@ def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
         seed=task.seed,
         steps=task.steps,
         batch_size=task.batch_size,
-        global_step=global_step,
-        total_steps=spec.total_steps,
+        global_step=reached.global_step,
+        total_steps=whole,
         reset_inner=spec.file.task.inner_state == "reset",
         prompt=spec.file.evaluation.prompt,
         options=options or spec.file.task.options,

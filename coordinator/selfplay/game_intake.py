@@ -24,6 +24,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.rules import trust
+from coordinator.rules.sizing import Reached
 from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
 from coordinator.scheduling import lease_message
@@ -107,7 +108,7 @@ class Harvest:
         base = versions.get(conn, run.id, row.base_version)
         plan = in_phase(spec.plan, base.phase)
         job = msgspec.structs.replace(
-            lease_message.job(spec, plan, base.global_step, task),
+            lease_message.job(spec, plan, Reached(base.global_step, base.tokens), task),
             base_version=base.version,
             base_sha256=base.published_sha256,
         )

@@ -306,7 +306,7 @@ class Machine:
         if halt.is_set():
             raise Gone("the coordinator has called it back")
         job = msgspec.structs.replace(
-            lease.job,
+            manifest.scheduled(lease.job),
             global_step=begun.global_step,
             base_version=begun.version,
             base_sha256=manifest.weights.sha256,

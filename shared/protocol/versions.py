@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared.protocol.base import Message
+from shared.protocol.base import Count, Message
 from shared.protocol.transparency import TreeHead
 from shared.signing import canonical, digest
-from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest, Job
 
 
 class BlobRef(Message):
@@ -68,6 +68,17 @@ class VersionManifest(Message):
     # SHA-256 of the task suites that its scores are of, by name
     suites: dict[str, str] = msgspec.field(default_factory=dict)
     tree: TreeHead | None = None  # head of the coordinator's record when this was signed
+    # The schedule of what begins from here: global steps that the run will make, and those of its
+    # warm-up; 0 = as the lease says.
+    total_steps: Count = 0
+    warmup_steps: Count = 0
+
+    def scheduled(self, job: Job) -> Job:
+        """Return the job with the schedule of this version, from which it begins."""
+        if self.total_steps <= 0:
+            return job
+        train = msgspec.structs.replace(job.train, warmup_steps=max(0, self.warmup_steps))
+        return msgspec.structs.replace(job, train=train, total_steps=self.total_steps)
 
 
 class SuiteScore(Message):

@@ -195,7 +195,7 @@ class BaseVersions:
 def _bound(lease: Lease, begun: BeginReply, manifest: VersionManifest) -> Lease:
     """Return the lease with what became known when work began."""
     job = msgspec.structs.replace(
-        lease.job,
+        manifest.scheduled(lease.job),
         global_step=begun.global_step,
         base_version=begun.version,
         base_sha256=manifest.weights.sha256,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.leases import ClaimReply
+from shared.protocol.versions import VersionManifest
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
     RUN,
@@ -47,6 +49,23 @@ async def test_those_who_train_and_those_who_check_follow_one_schedule(
     row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
     steps = -(-2 * row.samples_total // (2 * 2))  # batches of two, two updates a version
     assert lease.job.total_steps == definition(row).total_steps(row) == steps > 0
+
+
+async def test_the_schedule_is_as_long_as_those_who_train_make_it(home: LocalCoordinator) -> None:
+    """One worker where the plan expects two: half of the run would be at the lowest rate."""
+    await home.start_run(RUN + "[stop]\npasses = 2\n")
+    ann = await home.join("Ann")
+    assert await work_if_any(ann, 0)
+    assert await home.coordinator.merger.merge_if_due(1)
+    lease = await ann.claim()
+    begun = await ann.begin(lease)
+    assert begun.manifest is not None
+    manifest = msgspec.json.decode(begun.manifest.payload, type=VersionManifest)
+    row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    steps = 2 * row.samples_total // 2  # batches of two
+    job = manifest.scheduled(lease.job)
+    assert job.total_steps == lease.job.total_steps == definition(row).total_steps(row) == steps
+    assert job.train.warmup_steps == lease.job.train.warmup_steps == round(steps / 10)
 
 
 async def sound(home: LocalCoordinator) -> bool:

@@ -181,6 +181,19 @@ def test_a_window_of_full_pushes_closes_after_exactly_so_many() -> None:
     assert masses == [1, 2, 3, 0, 1, 2, 3, 0]
 
 
+def test_a_window_closes_at_the_nearest_push() -> None:
+    """Three workers push a whole and a slow one a fifth, all at once: each such merge is a round."""
+    server = Server(DelayedNesterov(0.7, 0.9, 4), noise(8, 0))
+    for index in range(3):
+        server.push(noise(8, index + 1), Push(work=3.2))
+        assert server.counters["mass"] == 0
+    masses = []
+    for index, work in enumerate((1, 1, 0.2, 1, 1, 1, 0.2, 1, 1)):
+        server.push(noise(8, index + 9), Push(work=work))
+        masses.append(round(server.counters["mass"], 3))
+    assert masses == [1, 2, 2.2, 3.2, 0, 1, 1.2, 2.2, 3.2]
+
+
 def test_a_window_keeps_the_number_of_workers_it_began_with() -> None:
     server = Server(DelayedNesterov(0.7, 0.9, 0), noise(8, 0))
     for workers in (3, 50, 1):

@@ -16,6 +16,7 @@ from coordinator.rules.sizing import (
     CLAMP,
     LEASE_MAX_S,
     Pace,
+    Reached,
     allowance_s,
     clamped,
     estimate_s,
@@ -212,6 +213,32 @@ def test_how_long_a_run_will_be(tables: dict[str, Any], samples: int, steps: int
     file = run_file.from_table({"name": "r", "workload": "gpt", **tables})
     whole = plan({"quorum": 2} | file.plan)
     assert total_steps(file, whole, samples, sample_size=8) == steps
+
+
+@pytest.mark.parametrize(
+    ("side_by_side", "stop", "steps"),
+    [
+        (2, {}, 9375),  # as the quorum of two lets expect
+        (1, {}, 18_750),  # a lone worker does all of it
+        (3, {}, 9375),  # more are faster, and the rate falls a little less
+        (16, {}, 1758),  # but the schedule is at most half as long again as the run
+        (16, {"versions": 7}, 350),
+        (1, {"versions": 7}, 350),
+    ],
+)
+def test_a_run_is_as_long_as_the_workers_side_by_side_make_it(
+    side_by_side: int, stop: dict[str, int], steps: int
+) -> None:
+    file = run_file.from_table(
+        {"name": "r", "workload": "gpt", "stop": {"tokens": 2_400_000, **stop}}
+    )
+    reached = Reached(global_step=50, tokens=50 * 16 * 8 * side_by_side)
+    assert total_steps(file, plan({"quorum": 2}), 1000, 8, reached) == steps
+
+
+def test_the_length_of_a_run_is_no_larger_than_a_message_can_tell() -> None:
+    file = run_file.from_table({"name": "r", "workload": "gpt", "stop": {"tokens": 2**53}})
+    assert total_steps(file, plan({}), 1000, 8, Reached(1000, 1)) == 2**31 - 1
 
 
 @pytest.mark.parametrize(
