@@ -21,7 +21,7 @@ LEAST_AFTER = 0.25  # of the versions are made by the plan's own optimiser, at t
 
 def advice(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> tuple[str, ...]:
     """Return what is known to go wrong with a run; a pass has so many samples (0: no end)."""
-    return (*_unsteady(file, plan), *_too_short(file, plan, samples, sample_size))
+    return (*_unsteady(file, plan), *too_short(file, plan, samples, sample_size))
 
 
 def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -59,7 +59,8 @@ def _unsteady(file: RunFile, plan: Plan) -> Iterator[str]:
         )
 
 
-def _too_short(file: RunFile, plan: Plan, samples: int, sample_size: int) -> tuple[str, ...]:
+def too_short(file: RunFile, plan: Plan, samples: int, sample_size: int) -> tuple[str, ...]:
+    """Return a sentence for a run that ends within the phases of its plan."""
     lengths = phase_lengths(file, plan, samples, sample_size)
     if len(lengths) < 2:  # without phases, or without an end
         return ()

@@ -22,8 +22,8 @@ SLOWER = 0.75
 SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
 UPLOAD_SLACK_BYTES = 1 << 20
 CLAMP = 16.0  # a newcomer counts as so much faster or slower than the median at most
-# A schedule may be so much longer than the run: its rate is then not at its lowest when the run ends,
-# and merges of several workers average the noise out that a low rate would. More is too much.
+# A schedule may be so much longer than its run, which then ends above the lowest rate: merges of
+# several workers average the noise out that a low rate would. More is too much (measured).
 LONGER = 1.5
 STEPS_MAX = (1 << 31) - 1  # of a run, as a message tells it
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
@@ -196,7 +196,7 @@ def steps_of_update(plan: Plan, local_steps: int) -> int:
 
 
 class Reached(NamedTuple):
-    """How far a run has come at a version."""
+    """Progress of a run at a version."""
 
     global_step: int
     tokens: int

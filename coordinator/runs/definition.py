@@ -18,6 +18,7 @@ from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.presets import PRESETS, TASKS
 from coordinator.plan.tables import Plan
 from coordinator.rules import run_file
+from coordinator.rules.advice import too_short
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import Reached, total_steps
 from shared.errors import InvalidPlan, InvalidRunFile
@@ -141,6 +142,18 @@ def _for_strangers(
     for name, values in OPEN_TABLES.items():
         found[name] = {**values, **tables.get(name, {})}
     return found
+
+
+def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
+    """Return a file that names no preset with the one that suits it: its workload's default, or
+    "fedavg" where the run ends within the phases of that one.
+
+    Settled when a run is created and stored with it: one without a word is from before, and goes on
+    with "fedavg".
+    """
+    if not too_short(file, read_plan(file.plan), samples, sample_size):
+        return file
+    return msgspec.structs.replace(file, plan={**file.plan, "preset": "fedavg"})
 
 
 def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:

@@ -30,18 +30,17 @@ n_embd = 128
 dropout = 0.0
 
 [task]
-local_steps = 50                # or target_seconds = 300: sized to each machine
+local_steps = 30                # or target_seconds = 300: sized to each machine
 batch_size = 16
 
 [train]
 lr = 2e-3
-warmup_steps = 100
 
 [stop]
 versions = 500
 
 [plan]
-preset = "fedavg"
+preset = "diloco"               # plain averaging first, then momentum on the server
 quorum = 3                      # contributions of one merge, never more than machines at work
 deadline_seconds = 300
 codec = "bf16"

@@ -34,6 +34,7 @@ from coordinator.runs.definition import (
     step_price_micro,
     table_defaults,
     with_downlink,
+    with_preset,
 )
 from coordinator.runs.export import imported
 from coordinator.runs.queries import RunQueries
@@ -74,6 +75,15 @@ def make_initial(stop: Stop, run: RunRow, path: Path) -> publishing.Prepared:
     return publishing.prepare(order)
 
 
+def _check_samples(file: RunFile, samples: int) -> None:
+    """Raise InvalidRunFile for a dataset that is smaller than a batch."""
+    if samples < file.task.batch_size:
+        raise InvalidRunFile(
+            f'"{file.dataset}" gives {samples} samples under this [model], less than one '
+            f"batch of {file.task.batch_size}: add more data, or lower batch_size"
+        )
+
+
 def _copied(source: Path, target: Path) -> str:
     """Copy a file; return the SHA-256 of the copy."""
     shutil.copyfile(source, target)
@@ -110,24 +120,23 @@ class Runs:
 
     async def create(self, text: str) -> RunInfo:
         """Store a run file as a draft. Raises InvalidRunFile, NotFound, Conflict."""
-        file = run_file.parse(text)
-        workload = load(file.workload)
-        file = run_file.parse(text, table_defaults(file, workload, strangers=await self._opens()))
+        said = run_file.parse(text)
+        workload = load(said.workload)
+        file = run_file.parse(text, table_defaults(said, workload, strangers=await self._opens()))
         dataset = await self._dataset_of(file, workload)
         await self._check_suites(file, dataset)
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
+        counts = list(workload.samples(model, manifest)) if manifest else []
+        if "preset" not in said.plan:
+            file = with_preset(file, sum(counts), workload.items_per_sample(model))
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
         about = of_file(stored)  # checks the plan too
         check_model(about.parameters)
-        counts = list(workload.samples(model, manifest)) if manifest else []
-        if manifest and sum(counts) < file.task.batch_size:
-            raise InvalidRunFile(
-                f'"{file.dataset}" gives {sum(counts)} samples under this [model], less than one '
-                f"batch of {file.task.batch_size}: add more data, or lower batch_size"
-            )
+        if manifest:
+            _check_samples(file, sum(counts))
         step_flops = workload.flops_per_sample(model) * file.task.batch_size
         files = tuple(workload.files(model).values())
         values: dict[str, Any] = {

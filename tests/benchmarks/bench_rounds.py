@@ -58,6 +58,7 @@ n_embd = 3
 local_steps = 1
 batch_size = 1
 [plan]
+preset = "fedavg"
 quorum = {volunteers}
 codec = "float32"
 downlink = "float32"

@@ -40,6 +40,8 @@ block_size = 256
 local_steps = 2
 batch_size = 2
 min_steps = 1
+[plan]
+preset = "fedavg"
 [serve]
 who = "keys"
 [[serve.tiers]]

@@ -33,6 +33,20 @@ from shared.workloads.training.seeded_random import normal
 if TYPE_CHECKING:
     import torch
 
+# Keys of `[plan]` that say how updates become versions: who sets one has a way of merging in mind.
+_OWN_WAY = frozenset(
+    (
+        "preset",
+        "update",
+        "optimizer",
+        "lr",
+        "momentum",
+        "window",
+        "phases",
+        "local_steps",
+        "prox_mu",
+    )
+)
 _STD = 0.02
 _RESIDUAL = ("attn.proj.weight", "mlp.down.weight")  # scaled down with depth, as in GPT-2
 
@@ -45,6 +59,9 @@ class GptWorkload(Workload):
     dataset_kinds = ("tokens",)
     formats = ("transformers",)
     traits = Traits(unit="nats a token")
+
+    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        return {} if plan.keys() & _OWN_WAY else {"plan": {"preset": "diloco"}}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return gpt_config.config_for(raw, manifest).to_dict()

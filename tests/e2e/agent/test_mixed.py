@@ -35,6 +35,7 @@ dropout = 0.0
 local_steps = 16
 batch_size = 2
 [plan]
+preset = "fedavg"
 quorum = 1
 codec = "float32"
 """

@@ -182,7 +182,7 @@ def test_a_window_of_full_pushes_closes_after_exactly_so_many() -> None:
 
 
 def test_a_window_closes_at_the_nearest_push() -> None:
-    """Three workers push a whole and a slow one a fifth, all at once: each such merge is a round."""
+    """Three workers push a whole and a slow one a fifth, all at once: such a merge is a round."""
     server = Server(DelayedNesterov(0.7, 0.9, 4), noise(8, 0))
     for index in range(3):
         server.push(noise(8, index + 1), Push(work=3.2))

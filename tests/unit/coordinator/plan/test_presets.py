@@ -150,7 +150,7 @@ def test_pushes_of_async_diloco_amount_to_one_diloco_merge_of_their_work(tmp_pat
     pushed = in_phase(plan({"preset": "async-diloco", "window": 4}), 1)
     merged = plan({"preset": "diloco", "lr": pushed.lr, "phases": []})
     for window in range(3):
-        works = {10 * window + n: work for n, work in enumerate((1.0, 0.25, 2.0, 0.75))}
+        works = {10 * window + n: work for n, work in enumerate((1.0, 0.25, 0.75, 2.0))}
         for seed, work in works.items():
             _merge(tmp_path, "pushed", {seed: work}, plan=pushed, push=Push(work=work))
         _merge(tmp_path, "merged", works, plan=merged)

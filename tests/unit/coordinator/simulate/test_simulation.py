@@ -78,7 +78,7 @@ def test_a_thin_uplink_is_named_as_what_limits_the_run() -> None:
 
 def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -> None:
     workers = [{"name": "fast", **QUICK}, {"name": "slow", **QUICK, "steps_per_s": 0.1}]
-    plan = {"quorum": 2, "deadline_seconds": 3600}
+    plan = {"preset": "fedavg", "quorum": 2, "deadline_seconds": 3600}
     same = {"plan": plan, "task": {**RUN["task"], "by_speed": False}}
     waiting = predicted(workers=workers, run=RUN | same, hours=0.2)
     assert "slower volunteers" in waiting.bottleneck
@@ -105,7 +105,7 @@ def test_a_machine_may_get_a_task_again_that_it_is_still_handing_in() -> None:
 
 def test_machines_that_wait_hand_in_one_task_for_each_version() -> None:
     fast, slow = {**QUICK, "waits": True}, {**QUICK, "waits": True, "steps_per_s": 0.1}
-    plan = {"quorum": 4, "deadline_seconds": 36_000}
+    plan = {"preset": "fedavg", "quorum": 4, "deadline_seconds": 36_000}
     workers = [{"name": "fast", "count": 3, **fast}, {"name": "slow", **slow}]
     run = RUN | {"plan": plan, "task": {**RUN["task"], "by_speed": False}}
     outcome = played(workers=workers, run=run, hours=1.0)
