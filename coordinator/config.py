@@ -247,9 +247,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inference: Annotated[
         str,
         Meta(
-            description="Engine that answers prompts: builtin, off, or the address of an "
-            "OpenAI-compatible server of yours, e.g. http://127.0.0.1:8000/v1.",
-            pattern=r"^(off|builtin|https?://[^\s@?#]+)$",
+            description="Engine that answers prompts: builtin, transformers (continuous batching of "
+            "this library, from the extra hf), off, or the address of an OpenAI-compatible server "
+            "of yours, e.g. http://127.0.0.1:8000/v1.",
+            pattern=r"^(off|builtin|transformers|https?://[^\s@?#]+)$",
             max_length=2000,
         ),
     ] = "builtin"
@@ -264,17 +265,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     inference_device: Annotated[
         Literal["cpu", "cuda", "auto"],
-        Meta(description="Device of the built-in engine; auto = a GPU where there is one."),
+        Meta(
+            description="Device of the engines builtin and transformers; auto = a GPU where there is one."
+        ),
     ] = "cpu"
     inference_threads: Annotated[
         int,
-        Meta(description="Threads of the built-in engine; 0 = half the cores.", ge=0, le=256),
+        Meta(
+            description="Threads of the engines builtin and transformers; 0 = half the cores.",
+            ge=0,
+            le=256,
+        ),
     ] = 0
     inference_memory_bytes: Annotated[
         int,
         Meta(
-            description="Memory that the built-in engine may take, on a GPU the GPU's; 0 = half "
-            "of it.",
+            description="Memory that the engines builtin and transformers may take, on a GPU "
+            "the GPU's; 0 = half of it.",
             ge=0,
             extra=_Bytes,
         ),
@@ -512,8 +519,8 @@ def _check(settings: Settings) -> None:
     model_names(settings)
     if settings.inference.startswith("http") and not _reachable(settings.inference):
         raise Configuration(
-            "inference must be off, builtin or an address like http://HOST:PORT/v1, not "
-            f'"{settings.inference[:200]}"'
+            "inference must be off, builtin, transformers or an address like "
+            f'http://HOST:PORT/v1, not "{settings.inference[:200]}"'
         )
     _check_mail(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):

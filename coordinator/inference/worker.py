@@ -14,9 +14,12 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Protocol
 
 import psutil
 
@@ -41,8 +44,8 @@ from coordinator.inference.messages import (
     framed,
 )
 from shared.errors import BadRequest, Internal, VolunteerError
-from shared.workloads.base import Decoder
-from shared.workloads.generation.batch import Batch, Made
+from shared.workloads.base import Reader
+from shared.workloads.generation.batch import Batch, Made, Sequence
 from shared.workloads.generation.sampling import agrees, uniform
 
 SLOTS = 16
@@ -51,24 +54,45 @@ MEMORY_SHARE = 0.5  # of the machine's, or of the GPU's; beyond that a version i
 ROOM = 0.9  # of it is filled before versions that nobody asks are dropped
 LOADING = 3.0  # memory that loading a version takes, beside the size of its file: its parts are
 # there twice for a moment, and the keys and values of its slots
+TRANSFORMERS = "transformers"  # the library, and the format that it loads
+PAGES_SHARE = 0.25  # of the memory, for the keys and values of one version in pages
 NICENESS = 10  # sockets go first, then checks and evaluation
 EXPENDABLE = "900"  # short of memory, the kernel ends this process first
+
+
+class Texts(Protocol):
+    """The texts that one version writes: those of `Batch`, or of the library transformers."""
+
+    def __len__(self) -> int: ...
+
+    def add(self, sequence: Sequence) -> None:
+        """Take in a sequence. Raises TooManyRequests when too many wait."""
+
+    def cancel(self, id: str) -> None:
+        """Forget a sequence."""
+
+    def step(self) -> Iterator[Made]:
+        """Yield what was made next, of some sequences or of none."""
+
+    def close(self) -> None:
+        """Let go of the memory; nothing is asked any more."""
 
 
 class Loaded:
     """A version that answers, and what it is asked."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self.batch = Batch(decoder)
+    def __init__(self, reader: Reader, texts: Texts) -> None:
+        self.reader = reader
+        self.texts = texts
         self.probed: set[str] = set()  # sequences whose probabilities are wanted
 
 
 class Worker:
     """Carries out the orders of a server, one token of each sequence at a time."""
 
-    def __init__(self, server: socket.socket, memory: Memory) -> None:
+    def __init__(self, server: socket.socket, memory: Memory, host: str) -> None:
         self._server = server
+        self._host = host
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._memory = memory
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()  # the least lately asked first
@@ -78,11 +102,11 @@ class Worker:
         """Work until the server goes away."""
         Thread(target=self._listen, daemon=True).start()
         while True:
-            busy = [each for each in self._loaded.values() if len(each.batch)]
+            busy = [each for each in self._loaded.values() if len(each.texts)]
             if not self._take(wait=not busy):
                 return
             for each in busy:
-                for made in each.batch.step():
+                for made in each.texts.step():
                     self._tell(_token(each, made))
 
     def _listen(self) -> None:
@@ -107,7 +131,7 @@ class Worker:
     def _obey(self, order: Order) -> None:
         if isinstance(order, Cancel):
             for each in self._loaded.values():
-                each.batch.cancel(order.id)
+                each.texts.cancel(order.id)
                 each.probed.discard(order.id)
             return
         its_id = order.sequence.id if isinstance(order, Generate) else order.id
@@ -134,15 +158,15 @@ class Worker:
             return
         loaded = self._of(order.model)
         if isinstance(order, Prepare):
-            context = loaded.decoder.context
+            context = loaded.reader.context
             check_length(len(order.prompt), context)
-            tokens = tuple(loaded.decoder.encode(order.prompt))
+            tokens = tuple(loaded.reader.encode(order.prompt))
             self._tell(Prepared(id=order.id, tokens=tokens, context=context))
         elif isinstance(order, Compare):
-            looked, wrong = compared(loaded.decoder, order)
+            looked, wrong = compared(loaded.reader, order)
             self._tell(Compared(id=order.id, looked=looked, wrong=wrong))
         else:
-            loaded.batch.add(order.sequence)
+            loaded.texts.add(order.sequence)
             if order.sequence.logprobs is not None:
                 loaded.probed.add(order.sequence.id)
 
@@ -153,20 +177,20 @@ class Worker:
             while not self._memory.holds(size) and self._drop():
                 pass
             try:
-                decoder = _load(model, self._memory.device)
+                found = _load(model, self._memory, self._host)
             except (MemoryError, RuntimeError) as error:
                 if not _too_large(error) or not self._drop(everything=True):
                     raise
-                decoder = _load(model, self._memory.device)
-            found = self._loaded[model.key] = Loaded(decoder)
+                found = _load(model, self._memory, self._host)
+            self._loaded[model.key] = found
         self._loaded.move_to_end(model.key)
         return found
 
     def _drop(self, everything: bool = False) -> bool:
         """Forget the version that was asked least lately, or all; none that is being asked."""
-        idle = [key for key, each in self._loaded.items() if not len(each.batch)]
+        idle = [key for key, each in self._loaded.items() if not len(each.texts)]
         for key in idle if everything else idle[:1]:
-            del self._loaded[key]
+            self._loaded.pop(key).texts.close()
         gc.collect()
         return bool(idle)
 
@@ -180,22 +204,22 @@ class Worker:
         self._server.sendall(framed(event))
 
 
-def compared(decoder: Decoder, order: Compare) -> tuple[int, int]:
+def compared(reader: Reader, order: Compare) -> tuple[int, int]:
     """Return how many tokens of an answer were looked at, and how many of them are wrong.
 
     Of a long answer some are drawn: a cheat does not know which.
     """
     asked, tokens = order.sequence, list(order.tokens)
-    if order.ended and decoder.end is not None:
-        tokens.append(decoder.end)
+    if order.ended and reader.end is not None:
+        tokens.append(reader.end)
     whole = [*asked.prompt, *tokens]
-    if len(whole) > decoder.context + 1:
+    if len(whole) > reader.context + 1:
         return len(tokens), len(tokens)
     looked = sorted(random.SystemRandom().sample(range(len(tokens)), min(len(tokens), LOOKED_MAX)))
-    wrong = sum(not 0 <= token < decoder.vocabulary for token in tokens)
+    wrong = sum(not 0 <= token < reader.vocabulary for token in tokens)
     if wrong or not looked:
         return len(looked), wrong
-    rows = decoder.scores(whole[:-1], [len(asked.prompt) + index - 1 for index in looked])
+    rows = reader.scores(whole[:-1], [len(asked.prompt) + index - 1 for index in looked])
     for index, logits in zip(looked, rows, strict=True):
         draw = uniform(asked.seed, asked.place + index)
         how = {"temperature": asked.temperature, "top_p": asked.top_p}
@@ -212,7 +236,7 @@ def _token(loaded: Loaded, made: Made) -> Token:
     if chosen is None or not wanted:
         token = None if chosen is None else chosen.token
         return Token(id=made.id, text=made.text, token=token, finish=made.finish)
-    decode = loaded.decoder.decode
+    decode = loaded.reader.decode
     return Token(
         id=made.id,
         text=made.text,
@@ -256,21 +280,21 @@ class Memory:
 
     def __init__(self, bytes_max: int, device: str) -> None:
         self.device = device
-        self._bytes_max = bytes_max or int(self._size() * MEMORY_SHARE)
+        self.bytes_max = bytes_max or int(self._size() * MEMORY_SHARE)
 
     def limit(self) -> None:
         """Make the system refuse more."""
         if self.device == "cuda":  # its driver reserves addresses beyond any limit of the process
             import torch
 
-            torch.cuda.set_per_process_memory_fraction(min(1.0, self._bytes_max / self._size()))
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self.bytes_max / self._size()))
             return
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, (self._bytes_max, self._bytes_max))
+            resource.setrlimit(resource.RLIMIT_DATA, (self.bytes_max, self.bytes_max))
 
     def holds(self, more: float) -> bool:
         """Return True if there is room for so many bytes more."""
-        return self._used() + more <= ROOM * self._bytes_max
+        return self._used() + more <= ROOM * self.bytes_max
 
     def _used(self) -> int:
         if self.device == "cuda":
@@ -298,23 +322,34 @@ def _device(wanted: str) -> str:
     return "cuda" if there and wanted != "cpu" else "cpu"
 
 
-def _load(model: ModelFiles, device: str) -> Decoder:
+def _load(model: ModelFiles, memory: Memory, host: str) -> Loaded:
     from coordinator.runs.definition import of_file
     from coordinator.runs.version_files import read_weights
 
     about = of_file(model.file)
+    workload, config = about.workload, about.file.model
     tokenizer = None if model.tokenizer is None else Path(model.tokenizer).read_bytes()
     files = {name: Path(path) for name, path in model.files.items()}
-    weights = about.workload.whole(
-        about.file.model, read_weights(Path(model.weights), about), files
-    )
-    found = about.workload.decoder(about.file.model, weights, tokenizer, SLOTS, device)
+    weights = workload.whole(config, read_weights(Path(model.weights), about), files)
+    if host == TRANSFORMERS and TRANSFORMERS in workload.formats:
+        from coordinator.inference.paged_batch import PagedBatch, Room
+
+        room = Room(
+            context=workload.items_per_sample(config),
+            cache_bytes=int(memory.bytes_max * PAGES_SHARE),
+            device=memory.device,
+        )
+        paged = PagedBatch(
+            workload.convert(TRANSFORMERS, config, weights, tokenizer), tokenizer, room
+        )
+        return Loaded(paged, paged)
+    found = workload.decoder(config, weights, tokenizer, SLOTS, memory.device)
     if found is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
-    return found
+    return Loaded(found, Batch(found))
 
 
-def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
+def main(descriptor: str, threads: str, memory_bytes: str, wanted: str, host: str) -> None:
     """Serve the socket of this number with so many threads and so much memory on a device."""
     import torch
 
@@ -326,7 +361,11 @@ def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
     torch.set_num_threads(int(threads))
     memory = Memory(int(memory_bytes), _device(wanted))
     memory.limit()
-    Worker(socket.socket(fileno=int(descriptor)), memory).run()
+    try:
+        Worker(socket.socket(fileno=int(descriptor)), memory, host).run()
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # whatever threads of a library still run
 
 
 if __name__ == "__main__":

@@ -365,7 +365,7 @@ def _answers(figures: Any) -> str:
     first_token = "" if first is None else f", first token after {first:.2f} s"
     machines = figures.answering_machines
     others = f", {machines} machines of volunteers" if machines else ""
-    engine = "builtin" if figures.answers == "builtin" else "upstream"
+    engine = "upstream" if "://" in figures.answers else figures.answers
     return (
         f"{engine}, {figures.answers_waiting} under way, "
         f"{count(figures.answer_tokens)} tokens{first_token}{others}"

@@ -241,15 +241,10 @@ class Work(Protocol):
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
 
 
-class Decoder(Protocol):
-    """A version that continues texts: many at once, each in a slot of its own.
+class Reader(Protocol):
+    """A version that reads texts and says how they go on."""
 
-    Tokens at places 0, 1, ... of a slot are read in order; `logits` are float32 (V,) of the token
-    after the last one read. Nothing is ever cleared: who begins a slot anew starts at place 0.
-    """
-
-    slots: int
-    context: int  # tokens that fit into a slot
+    context: int  # tokens that fit, prompt and answer together
     end: int | None  # token that ends a text
     vocabulary: int  # tokens that the model knows
 
@@ -257,6 +252,19 @@ class Decoder(Protocol):
         """Return the tokens of a prompt, at least one. Raises InvalidRunFile for unknown ones."""
 
     def decode(self, tokens: Sequence[int]) -> str: ...
+
+    def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
+        """Return logits (len(places), V) after the tokens at some places, all read at once."""
+
+
+class Decoder(Reader, Protocol):
+    """A version that continues texts: many at once, each in a slot of its own.
+
+    Tokens at places 0, 1, ... of a slot are read in order; `logits` are float32 (V,) of the token
+    after the last one read. Nothing is ever cleared: who begins a slot anew starts at place 0.
+    """
+
+    slots: int
 
     def share(self, source: int, slot: int, count: int) -> None:
         """Let a slot begin with the first `count` tokens that another one has read."""
@@ -275,9 +283,6 @@ class Decoder(Protocol):
         self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
     ) -> NDArray[np.float32]:
         """Read one token of each slot (slots ascending); return logits (len(slots), V)."""
-
-    def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
-        """Return logits (len(places), V) after the tokens at some places, all read at once."""
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,10 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import TooManyRequests
-from shared.workloads.base import Decoder
+from shared.workloads.base import Decoder, Reader
 from shared.workloads.generation.sampling import Chosen, choose, uniform
 from shared.workloads.generation.text_stream import TextStream
 
@@ -49,13 +50,49 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish | None = None
 
 
+class Continuation:
+    """The answer to a sequence as its tokens come: draws them, and knows where it ends."""
+
+    def __init__(self, sequence: Sequence, reader: Reader) -> None:
+        self.sequence = sequence
+        self.made = 0
+        self._end, self._context = reader.end, reader.context
+        self._stream = TextStream(reader.decode, sequence.stop)
+
+    def draw(self, logits: NDArray[np.floating], number: int) -> Chosen:
+        """Choose token `number` of the answer from logits (V,)."""
+        asked = self.sequence
+        return choose(
+            logits,
+            uniform(asked.seed, asked.place + number),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            logprobs=asked.logprobs,
+        )
+
+    def add(self, chosen: Chosen) -> Made:
+        """Take in the next token; return what it adds to the text."""
+        asked = self.sequence
+        if chosen.token == self._end:
+            return Made(id=asked.id, text=self._stream.end(), finish="stop")
+        self.made += 1
+        text = self._stream.add(chosen.token)
+        finish: Finish | None = None
+        full = len(asked.prompt) + self.made >= self._context
+        if self._stream.stopped:
+            finish = "stop"
+        elif self.made >= asked.max_tokens or full:
+            finish = "length"
+            text += self._stream.end()
+        return Made(id=asked.id, text=text, chosen=chosen, finish=finish)
+
+
 @dataclass
 class _Running:
     sequence: Sequence
     slot: int
-    stream: TextStream
+    answer: Continuation
     read: int = 0  # tokens of the prompt
-    made: int = 0
     last: int = 0  # token that is fed next
 
 
@@ -91,6 +128,14 @@ class Batch:
         if (found := self._running.pop(id, None)) is not None:
             self._release(found)
 
+    def close(self) -> None:
+        """Forget every sequence."""
+        for each in (*self._reading, *self._running.values()):
+            self._release(each)
+        self._waiting.clear()
+        self._reading.clear()
+        self._running.clear()
+
     def step(self) -> Iterator[Made]:
         """Advance by a token; yield what was made."""
         self._admit()
@@ -114,8 +159,8 @@ class Batch:
         while self._waiting and self._free:
             sequence = self._waiting.popleft()
             self._free.sort()  # slots in a row from the first on are read without a copy
-            stream = TextStream(self._decoder.decode, sequence.stop)
-            self._reading.append(_Running(sequence, self._free.pop(0), stream))
+            answer = Continuation(sequence, self._decoder)
+            self._reading.append(_Running(sequence, self._free.pop(0), answer))
 
     def _share(self, one: _Running) -> None:
         """Take what a sequence with the same prompt has read: several answers read it once."""
@@ -166,38 +211,20 @@ class Batch:
 
     def _decode(self) -> Iterator[Made]:
         ones = sorted(self._running.values(), key=lambda one: one.slot)
-        places = [len(one.sequence.prompt) + one.made - 1 for one in ones]
+        places = [len(one.sequence.prompt) + one.answer.made - 1 for one in ones]
         logits = self._decoder.decode_step(
             [one.slot for one in ones], [one.last for one in ones], places
         )
         for one, row in zip(ones, logits, strict=True):
             yield self._next(one, row)
 
-    def _next(self, one: _Running, logits: np.ndarray) -> Made:
-        asked = one.sequence
-        chosen = choose(
-            logits,
-            uniform(asked.seed, asked.place + one.made),
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            logprobs=asked.logprobs,
-        )
-        if chosen.token == self._decoder.end:
-            self._end(one)
-            return Made(id=asked.id, text=one.stream.end(), finish="stop")
-        one.made += 1
+    def _next(self, one: _Running, logits: NDArray[np.floating]) -> Made:
+        chosen = one.answer.draw(logits, one.answer.made)
+        made = one.answer.add(chosen)
         one.last = chosen.token
-        text = one.stream.add(chosen.token)
-        finish: Finish | None = None
-        full = len(asked.prompt) + one.made >= self._decoder.context
-        if one.stream.stopped:
-            finish = "stop"
-        elif one.made >= asked.max_tokens or full:
-            finish = "length"
-            text += one.stream.end()
-        if finish:
+        if made.finish:
             self._end(one)
-        return Made(id=asked.id, text=text, chosen=chosen, finish=finish)
+        return made
 
     def _end(self, one: _Running) -> None:
         self._running.pop(one.sequence.id)

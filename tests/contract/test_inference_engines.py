@@ -1,0 +1,219 @@
+"""One contract, three engines: the built-in one, that of the library transformers, and a URL, which
+is that of another coordinator. Each writes what a plain loop over the model writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece
+from coordinator.inference.upstream import Upstream, UpstreamEngine
+from coordinator.runs.definition import of_file
+from coordinator.runs.version_files import read_weights
+from shared.clock import SystemClock
+from shared.errors import BadRequest, NotFound, Unavailable
+from shared.workloads.base import Decoder
+from shared.workloads.generation.batch import Batch, Sequence
+from tests.support.answering import Answering, answering
+from tests.support.local_coordinator import RUN
+
+pytest.importorskip("transformers", reason="the extra hf is not installed")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = RUN.replace("block_size = 8", "block_size = 1024")
+MANY = """
+[[serve.tiers]]
+requests_per_minute = 100000
+tokens = 4096
+tokens_waiting = 1000000
+"""
+PROMPT = "1 plus 1 is"
+NAMES = ("builtin", "transformers", "url")
+
+
+@dataclass
+class Engines:
+    """All engines, with the same two versions, and these versions in this process."""
+
+    house: Answering
+    builtin: BuiltinEngine
+    transformers: BuiltinEngine
+    url: UpstreamEngine
+    decoders: list[Decoder]
+
+    def named(self, name: str) -> Engine:
+        found: Engine = getattr(self, name)
+        return found
+
+    def expected(self, version: int = 0, prompt: str = PROMPT, **more: Any) -> list[Any]:
+        """What one sequence alone, in this process, is given token by token."""
+        decoder = self.decoders[version]
+        asked = {"max_tokens": 12, "seed": 3, **more}
+        batch = Batch(decoder)
+        batch.add(Sequence(id="a", prompt=tuple(decoder.encode(prompt)), **asked))
+        made = []
+        while len(batch):
+            made += list(batch.step())
+        return made
+
+
+def process(house: Answering, **power: Any) -> BuiltinEngine:
+    inside = house.coordinator
+    return BuiltinEngine(inside.db, SystemClock(), inside.blobs, Power(threads=1, **power))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+    async with answering(tmp_path_factory.mktemp("house"), LONG + MANY) as house:
+        inside = house.coordinator
+        own, library = process(house), process(house, host="transformers")
+        inside.answers.connect(own)
+        there = Upstream(url=f"{house.url}/v1", key=house.key)
+        url = UpstreamEngine(inside.db, SystemClock(), inside.blobs, there)
+        decoders = []
+        for version in (0, 1):
+            files = await own._files(_model(version))
+            about = of_file(files.file)
+            assert files.tokenizer is not None
+            tokenizer = Path(files.tokenizer).read_bytes()
+            weights = read_weights(Path(files.weights), about)
+            found = about.workload.decoder(about.file.model, weights, tokenizer, 1, "cpu")
+            assert found is not None
+            decoders.append(found)
+        try:
+            yield Engines(house, own, library, url, decoders)
+        finally:
+            for each in (own, library, url):
+                await each.close()
+
+
+@pytest.fixture(params=NAMES)
+def engine(request: pytest.FixtureRequest, engines: Engines) -> Engine:
+    return engines.named(request.param)
+
+
+def _model(version: int) -> ModelVersion:
+    return ModelVersion(run_id=1, run="tiny", version=version)
+
+
+async def ask(engine: Engine, version: int = 0, prompt: str = PROMPT, **more: Any) -> list[Piece]:
+    return [piece async for piece in await begin(engine, version, prompt, **more)]
+
+
+async def begin(
+    engine: Engine, version: int = 0, prompt: str = PROMPT, **more: Any
+) -> AsyncIterator[Piece]:
+    model = _model(version)
+    prepared = await engine.prepare(model, prompt)
+    asked = {"max_tokens": 12, "seed": 3, **more}
+    return engine.generate(
+        Generation(id="a", model=model, prompt=prepared.tokens, text=prompt, **asked)
+    )
+
+
+def text(pieces: list[Any]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def tokens(pieces: list[Piece]) -> int:
+    return sum(len(piece.tokens) for piece in pieces)
+
+
+async def test_greedy_is_the_likeliest_token_each_time_of_whatever_version_is_asked(
+    engine: Engine, engines: Engines
+) -> None:
+    versions = (0, 1, 0, 1, 1, 0)
+    found = await asyncio.gather(*(ask(engine, each, temperature=0.0) for each in versions))
+    wanted = [text(engines.expected(each, temperature=0.0)) for each in (0, 1)]
+    assert [text(each) for each in found] == [wanted[each] for each in versions]
+    assert wanted[0] != wanted[1]
+
+
+async def test_a_seed_is_a_text_alone_and_among_others(engine: Engine, engines: Engines) -> None:
+    seeds = range(20)
+    how = {"temperature": 1.3, "top_p": 0.9}
+    found = await asyncio.gather(*(ask(engine, seed=seed, **how) for seed in seeds))
+    wanted = [text(engines.expected(seed=seed, **how)) for seed in seeds]
+    assert [text(each) for each in found] == wanted
+    assert text(await ask(engine, seed=7, **how)) == wanted[7]
+    assert len(set(wanted)) > 10
+
+
+async def test_it_ends_at_the_most_tokens_and_at_a_stop_string(
+    engine: Engine, engines: Engines
+) -> None:
+    whole = text(engines.expected(max_tokens=40, seed=5))
+    found = await ask(engine, max_tokens=40, seed=5)
+    assert (text(found), tokens(found), found[-1].finish) == (whole, 40, "length")
+    stop = whole[20:23]
+    found = await ask(engine, max_tokens=40, seed=5, stop=("never there", stop))
+    assert (text(found), found[-1].finish) == (whole[: whole.index(stop)], "stop")
+    assert 0 < tokens(found) < 40
+
+
+async def test_probabilities_are_the_models(engine: Engine, engines: Engines) -> None:
+    found = await ask(engine, logprobs=2, temperature=0.7)
+    said = [each for piece in found for each in piece.logprobs]
+    wanted = [each.chosen for each in engines.expected(logprobs=2, temperature=0.7)]
+    assert [each.logprob for each in said] == pytest.approx(
+        [each.logprob for each in wanted], abs=1e-4
+    )
+    assert {len(each.top) for each in said} == {2}
+
+
+async def test_who_goes_away_leaves_room(engine: Engine, engines: Engines) -> None:
+    async def leave() -> None:
+        stream = await begin(engine, max_tokens=900)
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    await asyncio.gather(*(leave() for _ in range(32)))
+    assert text(await ask(engine)) == text(engines.expected())
+
+
+async def test_what_cannot_be_answered_is_said(engine: Engine) -> None:
+    with pytest.raises(NotFound):
+        await ask(engine, version=9)
+    with pytest.raises(BadRequest, match="1,000,000 characters, and 1024 tokens fit"):
+        await ask(engine, prompt="x" * 1_000_000)
+    with pytest.raises(BadRequest):
+        await engine.images(_model(0), 1, 0)
+    assert await ask(engine)
+
+
+async def test_killed_processes_cost_what_they_worked_on_and_nothing_else(
+    engines: Engines,
+) -> None:
+    every = [engines.named(name) for name in NAMES]
+    streams = [await begin(each, max_tokens=900) for each in every]
+    await asyncio.gather(*(anext(stream) for stream in streams))
+    for each in (engines.builtin, engines.transformers):
+        assert each.pid is not None
+        os.kill(each.pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(Unavailable):
+            async for _ in stream:
+                pass
+    wanted = text(engines.expected())
+    async with asyncio.timeout(60):
+        said = await asyncio.gather(*(_in_the_end(lambda each=each: ask(each)) for each in every))
+    assert [text(each) for each in said] == [wanted] * len(every)
+
+
+async def _in_the_end(asked: Callable[[], Any]) -> list[Piece]:
+    while True:
+        try:
+            found: list[Piece] = await asked()
+            return found
+        except Unavailable as error:
+            await asyncio.sleep(min(0.2, error.retry_after_s or 0.2))
