@@ -51,6 +51,12 @@ class ServeOptions:
         str | None, Parameter(group=SERVER, help="Certificate file of your own.")
     ] = None
     tls_key: Annotated[str | None, Parameter(group=SERVER, help="Key file of tls-cert.")] = None
+    inference: Annotated[
+        str | None,
+        Parameter(
+            group=SERVER, help="What answers prompts: builtin, transformers, off or an address."
+        ),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         Parameter(group=SERVER, help="Lowest log level shown."),

