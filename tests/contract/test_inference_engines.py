@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ async def test_greedy_is_the_likeliest_token_each_time_of_whatever_version_is_as
 
 async def test_a_seed_is_a_text_alone_and_among_others(engine: Engine, engines: Engines) -> None:
     seeds = range(20)
-    how = {"temperature": 1.3, "top_p": 0.9}
+    how: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9}
     found = await asyncio.gather(*(ask(engine, seed=seed, **how) for seed in seeds))
     wanted = [text(engines.expected(seed=seed, **how)) for seed in seeds]
     assert [text(each) for each in found] == wanted
@@ -206,14 +206,13 @@ async def test_killed_processes_cost_what_they_worked_on_and_nothing_else(
                 pass
     wanted = text(engines.expected())
     async with asyncio.timeout(60):
-        said = await asyncio.gather(*(_in_the_end(lambda each=each: ask(each)) for each in every))
+        said = await asyncio.gather(*(_in_the_end(each) for each in every))
     assert [text(each) for each in said] == [wanted] * len(every)
 
 
-async def _in_the_end(asked: Callable[[], Any]) -> list[Piece]:
+async def _in_the_end(engine: Engine) -> list[Piece]:
     while True:
         try:
-            found: list[Piece] = await asked()
-            return found
+            return await ask(engine)
         except Unavailable as error:
             await asyncio.sleep(min(0.2, error.retry_after_s or 0.2))
