@@ -247,9 +247,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inference: Annotated[
         str,
         Meta(
-            description="Engine that answers prompts: builtin, transformers (continuous batching of "
-            "this library, from the extra hf), off, or the address of an OpenAI-compatible server "
-            "of yours, e.g. http://127.0.0.1:8000/v1.",
+            description="Engine that answers prompts: builtin, transformers (this library's "
+            "continuous batching, with the extra hf), off, or the address of an OpenAI-compatible "
+            "server of yours, e.g. http://127.0.0.1:8000/v1.",
             pattern=r"^(off|builtin|transformers|https?://[^\s@?#]+)$",
             max_length=2000,
         ),
@@ -265,23 +265,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     inference_device: Annotated[
         Literal["cpu", "cuda", "auto"],
-        Meta(
-            description="Device of the engines builtin and transformers; auto = a GPU where there is one."
-        ),
+        Meta(description="Device that computes answers here; auto = a GPU where there is one."),
     ] = "cpu"
     inference_threads: Annotated[
         int,
-        Meta(
-            description="Threads of the engines builtin and transformers; 0 = half the cores.",
-            ge=0,
-            le=256,
-        ),
+        Meta(description="Threads that compute answers here; 0 = half the cores.", ge=0, le=256),
     ] = 0
     inference_memory_bytes: Annotated[
         int,
         Meta(
-            description="Memory that the engines builtin and transformers may take, on a GPU "
-            "the GPU's; 0 = half of it.",
+            description="Memory that the process for answers may take, on a GPU the GPU's; "
+            "0 = half of it.",
             ge=0,
             extra=_Bytes,
         ),

@@ -55,7 +55,7 @@ class Engines:
         return found
 
     def expected(self, version: int = 0, prompt: str = PROMPT, **more: Any) -> list[Any]:
-        """What one sequence alone, in this process, is given token by token."""
+        """Return the tokens of one sequence alone, written in this process."""
         decoder = self.decoders[version]
         asked = {"max_tokens": 12, "seed": 3, **more}
         batch = Batch(decoder)

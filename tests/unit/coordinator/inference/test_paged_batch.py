@@ -1,5 +1,5 @@
-"""Texts by the continuous batching of the library transformers, whatever the architecture and however
-few pages there are: the same as those of the workload's own decoder.
+"""Texts by the continuous batching of the library transformers, of each architecture and with few
+pages: the same as those of the workload's own decoder.
 """
 
 from __future__ import annotations
