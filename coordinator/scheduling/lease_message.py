@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.database import datasets, runs
-from coordinator.database.tasks import BESIDE, GAMES
+from coordinator.database.tasks import BESIDE, GAMES, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.tables import Plan
@@ -28,6 +28,7 @@ from coordinator.rules.sizing import (
 )
 from coordinator.runs.definition import price_of_flops
 from shared.decoding import convert, decode
+from shared.errors import Conflict
 from shared.protocol.leases import Grant, Lease
 from shared.workloads.base import DatasetManifest, Job, installed, load
 from shared.workloads.data.pass_order import PassOrder
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.claims import RunLine
-    from coordinator.database.tasks import TaskRow
+    from coordinator.database.runs import RunRow
     from shared.workloads.games import SelfPlay
 
 UPDATES = {
@@ -46,6 +47,8 @@ UPDATES = {
     "learn": "delta",
 }  # but "train": the plan's
 
+
+TRIAL_STEPS = 3
 
 DATA = "data"  # among the options of a task beside the pass: the manifest of what it reads
 
@@ -215,6 +218,50 @@ def lease(
         now=now,
         data=data,
     )
+
+
+def trial(spec: Spec, plan: Plan, run: RunRow, now: float) -> Lease:
+    """Return a lease of no task: the first steps of the pass under way, for a worker to measure.
+
+    It is stored nowhere, so nothing can be handed in for it. Raises Conflict.
+    """
+    if spec.play is not None or not spec.counts:
+        raise Conflict(
+            f'"{spec.name}" makes its own data by playing: its steps are measured in the first '
+            "task that learns from games"
+        )
+    stop = min(TRIAL_STEPS * spec.batch_size, sum(spec.counts))
+    task = TaskRow(
+        id=0,
+        run_id=spec.id,
+        kind=spec.kind,
+        pass_no=run.pass_no,
+        start=0,
+        stop=stop,
+        seed=spec.seed,
+        steps=-(-stop // spec.batch_size),
+        batch_size=spec.batch_size,
+        price_micro=0,
+        state="doing",
+        attempt=0,
+        claim_id=None,
+        worker_id=None,
+        volunteer_id=None,
+        device="",
+        claimed_at=now,
+        begun_at=None,
+        base_version=None,
+        renew_by=None,
+        finish_by=None,
+        finish_limit=None,
+        returned=False,
+        failures=0,
+        timeouts=0,
+        created_at=now,
+        ended_at=None,
+        options="{}",
+    )
+    return lease(spec, plan, Reached(run.global_step, run.tokens), task, now)
 
 
 def job(spec: Spec, plan: Plan, reached: Reached, task: TaskRow) -> Job:

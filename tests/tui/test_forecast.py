@@ -13,6 +13,7 @@ from shared.protocol.listings import LeaderRow
 from tests.tui import scenes
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
+from volunteer.control.model_step import ModelStep
 from volunteer.control.status import Status, fold
 from volunteer.stats.milestones import milestones
 from volunteer.tui.run_estimate import estimate
@@ -52,6 +53,27 @@ def worked(tasks: int, *, pause_after: int = 0) -> Status:
             stop = events.Paused(at=now - 7100, device="", by="you", message="by you")
             status = folded((stop, events.Resumed(at=now, device="")), status)
     return status
+
+
+def test_a_real_step_of_the_model_counts_more_than_the_benchmark_until_three_tasks() -> None:
+    step = ModelStep(
+        run=scenes.RUN.name,
+        device=scenes.CPU.id,
+        key="",
+        step_s=0.5,
+        steps=3,
+        peak_bytes=0,
+        micro_batch=4,
+        batch_size=16,
+        halved=False,
+        at=scenes.NOW,
+    )
+    told = events.StepMeasured(at=scenes.NOW, step=step)
+    able = estimate(scenes.RUN, folded([told], worked(2)), ("gpt",))
+    assert able.step_s == 0.5
+    assert able.credits_per_hour == pytest.approx(scenes.RUN.credits_per_step * 7200)
+    assert able.basis == "its first steps here"
+    assert estimate(scenes.RUN, folded([told], worked(3)), ("gpt",)).tasks == 3
 
 
 def test_the_benchmark_counts_until_three_tasks_were_trained() -> None:

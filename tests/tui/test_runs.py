@@ -25,8 +25,9 @@ from tests.tui.pages import (
 )
 from volunteer.control import commands
 from volunteer.control.status import Status
+from volunteer.i18n.formats import duration_words
 from volunteer.tui.look import Look
-from volunteer.tui.run_estimate import duration_words, estimate
+from volunteer.tui.run_estimate import estimate
 
 PAGE = Look(page="runs")
 CPU_ONLY = (scenes.CPU,)

@@ -27,6 +27,7 @@ from shared.errors import Configuration, StorageFull
 from shared.protocol.accounts import Benchmark, ServerInfo
 from shared.protocol.contributions import Verdict
 from shared.signing import digest
+from volunteer.control.model_step import ModelStep
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 from volunteer.machine.energy import Today
 
@@ -65,6 +66,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     measured: tuple[Benchmark, ...] = ()  # all of them, oldest first
     disturbed: tuple[str, ...] = ()  # devices that were measured beside other programs
     torch: str = ""  # version the benchmarks were made with
+    steps: tuple[ModelStep, ...] = ()  # of the runs' own models
     tasks: int = 0  # submitted, ever
     read: tuple[int, ...] = ()  # announcements that were read and may still stand
     energy: Today = Today()  # that the devices used

@@ -39,6 +39,7 @@ from volunteer.agent.heartbeat import Heartbeat
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.model_steps import ModelSteps
 from volunteer.agent.pause_board import YOU, PauseBoard
 from volunteer.agent.pipeline import Pipeline
 from volunteer.agent.receipt_keeper import ReceiptKeeper
@@ -142,6 +143,7 @@ class Agent:
             settings=settings,
             scratch=store.cache.root,
         )
+        self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
         self._diary = DiaryKeeper(store.home.diary, hub, timing.clock)
         self._guard = Guard(settings.rules, self._watched(), self._pauses)
         self._sensors = Watch(hub, timing.clock, self._sense, self._meter())
@@ -266,6 +268,7 @@ class Agent:
         self._trainers = {chosen[0].id: first}
         pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen]
         first.device = chosen[0].id
+        self._steps.announce()
         await self._benchmarks.know(pairs, measure=self._machine.measure)
         return pairs
 
@@ -475,6 +478,7 @@ class Agent:
             life=life,
             hub=hub,
             snapshot_s=self._settings.snapshot_seconds,
+            steps=self._steps,
         )
         return Pipeline(
             downloads=downloads,
@@ -503,6 +507,7 @@ class Agent:
             outbox=store.outbox,
             memory_bytes=device.memory_bytes,
             now=self._timing.clock.now,
+            step=self._steps.known(lease.job, base.manifest.workload_version, device.id),
         )
 
     async def _revive(self) -> tuple[HeldLease, ...]:

@@ -27,6 +27,7 @@ from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.model_steps import ModelSteps
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.training.job import Assignment, Finished, Interrupted, TrainingReport
@@ -93,6 +94,7 @@ class StretchRunner:
     life: Lifecycle
     hub: Hub
     snapshot_s: float
+    steps: ModelSteps
 
     async def run(
         self, held: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
@@ -110,10 +112,13 @@ class StretchRunner:
             self._announce(held, report, task)
             on_report(report)
 
-        def halved(micro: int) -> None:
+        def on_loop(act: Callable[[], None]) -> None:
             if not loop.is_closed():
-                event = events.Halved(task=held.key[0], device=self.device.id, micro_batch=micro)
-                loop.call_soon_threadsafe(self.hub.emit, event)
+                loop.call_soon_threadsafe(act)
+
+        def halved(micro: int) -> None:
+            event = events.Halved(task=held.key[0], device=self.device.id, micro_batch=micro)
+            on_loop(partial(self.hub.emit, event))
 
         handle = self.device.trainer.submit(
             Assignment(
@@ -124,6 +129,9 @@ class StretchRunner:
                 halved=halved,
                 save=task.save,
                 save_every_s=self.snapshot_s,
+                meter=self.steps.meter(
+                    job, task.files.manifest.workload_version, self.device.id, on_loop
+                ),
             )
         )
         held.phase, held.handle = "train", handle

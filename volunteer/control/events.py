@@ -13,6 +13,7 @@ import msgspec
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import Announcement, RunBeat
+from volunteer.control.model_step import ModelStep
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -54,6 +55,13 @@ class DevicesFound(Event):
 
 class Benchmarked(Event):
     benchmark: Benchmark
+
+
+class StepMeasured(Event):
+    """A real step of a run's model was measured here."""
+
+    step: ModelStep
+    known: bool = False  # by an earlier start
 
 
 class BenchmarkProgress(Event):
@@ -290,6 +298,7 @@ AnyEvent = (
     | Connection
     | DevicesFound
     | Benchmarked
+    | StepMeasured
     | BenchmarkProgress
     | Registering
     | RunsListed

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from shared.protocol.accounts import Me
 from shared.protocol.heartbeat import Announcement
 from shared.protocol.limits import VEST_AFTER, VEST_DAYS
-from shared.text import duration
+from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.i18n.catalogue import N_, _, ngettext, number
-from volunteer.i18n.formats import credit, size
+from volunteer.i18n.formats import credit, duration_words, size
 from volunteer.text import loss
 
 YOU = "you"  # who pauses by hand
@@ -97,6 +97,20 @@ def _benchmarked(e: events.Benchmarked) -> str:
         training=number(e.benchmark.step_flops / 1e9, ",.0f"),
         products=number(e.benchmark.fp32_flops / 1e9, ",.0f"),
     )
+
+
+def _step_measured(e: events.StepMeasured) -> str | None:
+    if e.known:
+        return None
+    said = _(
+        '{device}: a step of "{run}" takes {time}',
+        device=e.step.device,
+        run=printable(e.step.run, 64),
+        time=duration_words(e.step.step_s),
+    )
+    if not e.step.peak_bytes:
+        return said
+    return _("{said}, {size} of memory at the most", said=said, size=size(e.step.peak_bytes))
 
 
 def _idle(e: events.Idle) -> str | None:
@@ -270,6 +284,7 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Connection: _connection,
     events.DevicesFound: _devices,
     events.Benchmarked: _benchmarked,
+    events.StepMeasured: _step_measured,
     events.Idle: _idle,
     events.Claimed: _claimed,
     events.Training: _training,

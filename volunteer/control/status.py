@@ -13,6 +13,7 @@ from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import Announcement, RunBeat
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
+from volunteer.control.model_step import ModelStep, newest
 
 VERDICTS_MAX = 50
 NOTICES_MAX = 50
@@ -113,6 +114,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     lent_bytes: dict[str, int] = {}  # that a task may use, by device; 0 = unknown
     benchmarks: tuple[Benchmark, ...] = ()
+    steps: tuple[ModelStep, ...] = ()  # of the runs' own models, as measured here
     tasks: tuple[TaskStatus, ...] = ()
     runs: tuple[RunInfo, ...] = ()
     beats: tuple[RunBeat, ...] = ()
@@ -208,6 +210,8 @@ def _fold_work(status: Status, event: AnyEvent) -> Status:
         case events.Benchmarked(benchmark=new):
             kept = tuple(b for b in status.benchmarks if b.device != new.device)
             return PLAIN(status, benchmarks=(*kept, new))
+        case events.StepMeasured(step=step):
+            return PLAIN(status, steps=newest((*status.steps, step), event.at))
         case events.RunProgress(beat=new_beat):
             beats = tuple(b for b in status.beats if b.run != new_beat.run)
             return PLAIN(status, beats=(*beats, new_beat))

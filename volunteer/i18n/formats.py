@@ -26,6 +26,15 @@ def size(count: float) -> str:
     return localized(plain.size(count))
 
 
+def duration_words(seconds: float) -> str:
+    """Return a short time: 2.1 ms, 0.35 s, 12 s, 3.4 min."""
+    if seconds < 0.0995:
+        return f"{number(seconds * 1000, '.2g')} ms"
+    if seconds < 9.95:
+        return f"{number(seconds, '.2g')} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{number(seconds / 60, '.2g')} min"
+
+
 def ordinal(place: int) -> str:
     """Return an ordinal number: 1st, 2nd, 3rd, 4th, 11th."""
     if current().language != ENGLISH:

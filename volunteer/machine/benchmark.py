@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from shared.protocol.accounts import Benchmark
+from volunteer.machine.device_memory import synchronize
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +109,7 @@ class _Bench:
         budget = FULL_S[stage] * self._share
         began = time.perf_counter()
         once()  # warm: memory, kernels
-        self._wait()
+        synchronize(self.device)
         best, tries = float("inf"), 0
         while True:
             spent = time.perf_counter() - began
@@ -118,7 +119,7 @@ class _Bench:
                 return best
             start = time.perf_counter()
             once()
-            self._wait()
+            synchronize(self.device)
             best, tries = min(best, time.perf_counter() - start), tries + 1
 
     def _tell(self, stage: str, spent: float) -> None:
@@ -130,17 +131,6 @@ class _Bench:
         self._told_at = now
         whole = sum(FULL_S.values()) * self._share
         self._report(stage, min(1.0, (self._done_s + spent) / whole))
-
-    def _wait(self) -> None:
-        import torch
-
-        kind = self.device.partition(":")[0]
-        if kind == "cuda":
-            torch.cuda.synchronize(self.device)
-        elif kind == "xpu":
-            torch.xpu.synchronize(self.device)
-        elif kind == "mps":
-            torch.mps.synchronize()
 
 
 def benchmark(

@@ -1,4 +1,4 @@
-"""Memory of a device: telling that it ran out, and giving it back.
+"""Memory of a device: telling that it ran out, giving it back, and how much was taken at most.
 
 Torch is only touched if somebody has loaded it.
 """
@@ -6,7 +6,15 @@ Torch is only touched if somebody has loaded it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
+import threading
+import time
+from typing import Any
+
+import psutil
+
+LOOK_S = 0.004
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -51,3 +59,67 @@ def release_device() -> None:
         if ready():
             with contextlib.suppress(RuntimeError):
                 getattr(torch, name).empty_cache()
+
+
+def synchronize(device: str) -> float:
+    """Wait until a device has done what was given to it; return the seconds waited."""
+    torch = sys.modules.get("torch")
+    kind = device.partition(":")[0]
+    began = time.perf_counter()
+    if torch is None or kind == "cpu":
+        return 0.0
+    if kind == "mps":
+        torch.mps.synchronize()
+    else:
+        getattr(torch, kind).synchronize(device)
+    return time.perf_counter() - began
+
+
+class PeakMemory:
+    """The most memory that is taken on a device from now until `close`, beyond what is taken now.
+
+    Torch counts that of a GPU. That of the processor is looked at every few milliseconds by a
+    thread: a confined process may not reset the peak that its system keeps.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._counter = _allocator(device)
+        self._closed = threading.Event()
+        self._before = self._high = 0
+        if self._counter is not None:
+            self._counter.init()
+            self._counter.reset_peak_memory_stats(device)
+            self._before = self._counter.memory_allocated(device)
+        elif device == "cpu":
+            _trim()
+            self._process = psutil.Process()
+            self._before = self._high = self._process.memory_info().rss
+            threading.Thread(target=self._look, name="peak memory", daemon=True).start()
+
+    def most(self) -> int:
+        """Return the bytes; 0 where the device does not tell."""
+        if self._counter is not None:
+            self._high = int(self._counter.max_memory_allocated(self._device))
+        return max(0, self._high - self._before)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            self._high = max(self._high, self._process.memory_info().rss)
+
+
+def _trim() -> None:
+    """Give freed memory back to the system, where its C library can: taken again it counts."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _allocator(device: str) -> Any:
+    """Return the part of torch that counts the memory of a device, if there is one."""
+    kind, torch = device.partition(":")[0], sys.modules.get("torch")
+    return getattr(torch, kind) if torch is not None and kind in ("cuda", "xpu") else None

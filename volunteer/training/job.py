@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from shared.workloads.base import Work
+from volunteer.training.step_meter import StepMeter
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Assignment(Generic[T]):
     halved: Callable[[int], None]
     save: Callable[[Work], None] | None = None
     save_every_s: float = 30.0
+    meter: StepMeter | None = None  # measures its first steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,9 @@ from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
 from shared.text import size as bytes_in_words
-from shared.workloads.base import Result, Traits, Work, Workload
+from shared.workloads.base import Paced, Result, Traits, Work, Workload
 from shared.workloads.games import Actor
+from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
 from volunteer.storage.carried import Carried, InnerState
 from volunteer.storage.evidence import Evidence
@@ -81,6 +82,7 @@ class TaskFiles:
     outbox: Outbox
     memory_bytes: int  # what the device may spend; 0 = unknown
     now: Callable[[], float]
+    step: ModelStep | None = None  # of this model on this device, as it was measured before
 
 
 class LocalTask:
@@ -131,6 +133,8 @@ class LocalTask:
         snapshot = load(files.snapshot)
         device = files.held.device
         work = workload.begin(job, self._weights(), files.data, device, inner)
+        if files.step is not None and files.step.micro_batch and isinstance(work, Paced):
+            work.begin_with(files.step.micro_batch, most=files.step.halved)
         if snapshot is not None:
             try:
                 work.restore(snapshot)

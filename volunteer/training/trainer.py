@@ -286,7 +286,9 @@ class _Session(Generic[T]):
         work: Work | None = None
         try:
             self._paused_s += self._trainer.obey(self._handle, None)
-            loading = self._clock.monotonic()
+            loading, meter = self._clock.monotonic(), self._assignment.meter
+            if meter is not None:
+                meter.begin()
             work = self._assignment.begin()
             self._began += self._clock.monotonic() - loading  # it is no training
             while not work.done:
@@ -295,7 +297,10 @@ class _Session(Generic[T]):
                     self._handle.orders.popleft()(work)
                 self._trainer.interlude()
                 began = self._clock.monotonic()
-                self._after(work, self._advance(work))
+                progress = self._advance(work)
+                if meter is not None:
+                    meter.advanced(work, progress, self._clock.monotonic() - began)
+                self._after(work, progress)
                 self._trainer.rest(self._handle, self._clock.monotonic() - began)
             value = self._assignment.finish(work, self._spent())
             return Finished(value=value, spent=self._spent())
@@ -304,6 +309,9 @@ class _Session(Generic[T]):
                 self._save_last(work)
             reason = self._handle.stopping or "the program ends"
             return Interrupted(reason=reason, saved=self._saved)
+        finally:
+            if self._assignment.meter is not None:
+                self._assignment.meter.close()
 
     def _advance(self, work: Work) -> Progress:
         """Do one micro-batch, in smaller and smaller pieces until it fits the memory."""
@@ -315,6 +323,8 @@ class _Session(Generic[T]):
                     raise
             # Outside of the handler: there the trace would keep the failed tensors alive.
             release_device()
+            if self._assignment.meter is not None:
+                self._assignment.meter.halved()
             self._assignment.halved(work.halve())
 
     def _after(self, work: Work, progress: Progress) -> None:

@@ -13,7 +13,7 @@ from shared.text import MICRO, duration
 from shared.workloads.base import is_here
 from volunteer.control.status import Status, WorkDone
 from volunteer.i18n.catalogue import N_, _, ngettext, number
-from volunteer.i18n.formats import size
+from volunteer.i18n.formats import duration_words, size
 
 STATES = {
     "draft": N_("being prepared"),
@@ -40,10 +40,13 @@ class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = None
     credits_per_hour: float | None = None
     tasks: int = 0  # trained here that it was measured in; 0: computed from the benchmark
+    measured: bool = False  # by the run's own model, in the first steps
 
     @property
     def basis(self) -> str:
         """Return the source of the figures in words."""
+        if self.measured:
+            return _("its first steps here")
         return (
             ngettext("your last {n} task", "your last {n} tasks", self.tasks)
             if self.tasks
@@ -180,7 +183,21 @@ def estimate(
             credits_per_hour=seen.credits_per_hour,
             tasks=seen.tasks,
         )
-    return _measured(info, able, status.benchmarks)
+    return _stepped(info, able, status) or _measured(info, able, status.benchmarks)
+
+
+def _stepped(info: RunInfo, devices: Sequence[Device], status: Status) -> RunEstimate | None:
+    """Return the estimate by real steps of the run's model, where these were measured."""
+    ids = {device.id for device in devices}
+    steps = [step for step in status.steps if step.run == info.name and step.device in ids]
+    best = min(steps, key=lambda step: step.step_s, default=None)
+    if best is None:
+        return None
+    sentence = _("fits {id}, {time} per step", id=best.device, time=duration_words(best.step_s))
+    earns = info.credits_per_step * 3600 / best.step_s
+    return RunEstimate(
+        fits=True, sentence=sentence, step_s=best.step_s, credits_per_hour=earns, measured=True
+    )
 
 
 def _measured(
@@ -204,15 +221,6 @@ def _measured(
     else:
         sentence = _("fits {id}, {time} per step", id=best.id, time=duration_words(step_s))
     return RunEstimate(fits=True, sentence=sentence, step_s=step_s, credits_per_hour=earns)
-
-
-def duration_words(seconds: float) -> str:
-    """Return a short time: 2.1 ms, 0.35 s, 12 s, 3.4 min."""
-    if seconds < 0.0995:
-        return f"{number(seconds * 1000, '.2g')} ms"
-    if seconds < 9.95:
-        return f"{number(seconds, '.2g')} s"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{number(seconds / 60, '.2g')} min"
 
 
 def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:

@@ -92,6 +92,18 @@ class DcganWork:
     def done(self) -> bool:
         return self._step == self._job.steps
 
+    @property
+    def micro_batch(self) -> int:
+        """Return how many images a micro-batch has."""
+        return self._portion
+
+    def begin_with(self, micro_batch: int, *, most: bool) -> None:
+        """Begin with micro-batches as memory allowed before. Otherwise a batch is cut alike on
+        every machine: its statistics depend on it.
+        """
+        if most:
+            self._portion = max(1, min(self._portion, micro_batch))
+
     def advance(self) -> Progress:
         """Do one micro-batch of one turn.
 

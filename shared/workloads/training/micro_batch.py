@@ -46,6 +46,12 @@ class Pace:
         self.micro = min(self._cap, micro)
         self._seconds.clear()
 
+    def begin_with(self, micro: int, *, most: bool) -> None:
+        """Begin with a size that earlier work came to have; `most`: memory allows no more."""
+        if most:
+            self._cap = max(1, min(self._cap, micro))
+        self.set(max(1, micro))
+
     def halve(self) -> int:
         """Out of memory: never again more than half of this.
 

@@ -77,6 +77,15 @@ class StepWork(ABC):
     def done(self) -> bool:
         return self._step == self.job.steps
 
+    @property
+    def micro_batch(self) -> int:
+        """Return how many samples the next micro-batch has."""
+        return self._pace.micro
+
+    def begin_with(self, micro_batch: int, *, most: bool) -> None:
+        """Begin with micro-batches as earlier work came to have them; see `Paced`."""
+        self._pace.begin_with(micro_batch, most=most)
+
     def advance(self) -> Progress:
         """Do one micro-batch.
 

@@ -14,14 +14,15 @@ from textual.containers import Horizontal, Vertical
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
+from shared.protocol.limits import memory_on
 from shared.text import printable
 from volunteer.control.commands import SettingRow
 from volunteer.control.control import Control
 from volunteer.i18n.catalogue import N_, _, ngettext, number
-from volunteer.i18n.formats import size
+from volunteer.i18n.formats import duration_words, size
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
-from volunteer.tui.run_estimate import duration_words, estimate, part_words
+from volunteer.tui.run_estimate import estimate, part_words
 from volunteer.tui.screens.copy_text import CopyText
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
 from volunteer.tui.widgets.benchmark_progress import progress_lines
@@ -435,13 +436,37 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
             credits=count(able.credits_per_hour),
             basis=able.basis,
         )
-    said += " " + _(
-        "It needs {needs} of memory; {id} has {has}.",
-        needs=size(info.memory_bytes),
-        id=fit(device.id, 12),
-        has=size(device.memory_bytes),
-    )
+    said += " " + memory_words(info, device, scene)
     return [*lines, *(((text, "text"),) for text in wrap(said, cells, 6))]
+
+
+def memory_words(info: RunInfo, device: Device, scene: Scene) -> str:
+    """Return what a task of a run needs of a device's memory, and how its batches are cut there,
+    as far as that was measured.
+    """
+    names = {"id": fit(device.id, 12), "has": size(device.memory_bytes)}
+    steps = scene.view.status.steps
+    found = next((s for s in steps if (s.run, s.device) == (info.name, device.id)), None)
+    if found is None or not found.peak_bytes:
+        needs = size(memory_on(device.id, info.memory_bytes))
+        said = _("It needs {needs} of memory; {id} has {has}.", needs=needs, **names)
+    else:
+        said = _(
+            "A task took {peak} of memory at the most; {id} has {has}.",
+            peak=size(found.peak_bytes),
+            **names,
+        )
+    if found is None or not 0 < found.micro_batch < found.batch_size:
+        return said
+    return (
+        said
+        + " "
+        + _(
+            "Its batch of {batch} is cut into pieces of {micro}.",
+            batch=found.batch_size,
+            micro=found.micro_batch,
+        )
+    )
 
 
 def _fact(name: str, text: str, room: int, role: str = "text") -> Line:

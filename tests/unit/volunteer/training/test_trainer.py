@@ -17,6 +17,7 @@ import pytest
 from shared.workloads.base import Progress, Result
 from volunteer.machine.device_memory import out_of_memory
 from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
+from volunteer.training.step_meter import Measured, StepMeter
 from volunteer.training.trainer import Handle, ThreadDied, Trainer
 
 WAIT_S = 20.0
@@ -341,3 +342,35 @@ def test_whoever_waits_for_a_thread_that_dies_is_told(monkeypatch: pytest.Monkey
     with pytest.raises(ThreadDied):
         trainer.call(lambda: 4).result(0)  # and whoever comes after that
     assert trainer.close(WAIT_S)
+
+
+def metered(work: Steps, clock: Ticking) -> list[Measured]:
+    """Train work with a meter; return what was measured."""
+    found: list[Measured] = []
+    with training(clock) as trainer:
+        meter = StepMeter("cpu", found.append)
+        outcome(trainer.submit(assignment(work, meter=meter)))
+    return found
+
+
+def test_the_first_steps_of_a_task_are_measured_once() -> None:
+    clock = Ticking()
+    (measured,) = metered(Steps(9, clock), clock)
+    assert measured.step_s == pytest.approx(0.2)  # two micro-batches
+    assert (measured.steps, measured.halved) == (3, False)
+
+
+def test_a_step_that_ran_out_of_memory_counts_from_where_it_started_over() -> None:
+    clock = Ticking()
+    work = Steps(9, clock)
+    work.errors.append(MemoryError("no room"))
+    (measured,) = metered(work, clock)
+    assert measured.halved
+    assert measured.step_s == pytest.approx(0.2)
+
+
+def test_work_that_goes_on_from_a_snapshot_is_not_measured() -> None:
+    clock = Ticking()
+    work = Steps(9, clock)
+    work.count = 7
+    assert metered(work, clock) == []

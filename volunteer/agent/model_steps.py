@@ -1,0 +1,87 @@
+"""Real steps of the runs' own models, measured in their first tasks on each device and remembered
+until the model, the device or the software changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shared.clock import Clock
+from shared.workloads.base import Job
+from volunteer.account.profile import Home
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+from volunteer.control.model_step import ModelStep, key_of, newest
+from volunteer.machine.devices import default_threads, hardware
+from volunteer.settings.settings import Settings
+from volunteer.training.step_meter import Measured, StepMeter
+
+LEARNS = ("train", "learn")  # kinds of tasks whose steps are those of an optimiser
+
+
+@dataclass(eq=False, kw_only=True)
+class ModelSteps:
+    """Keeps the measured steps, announces them, and makes the meters of tasks."""
+
+    home: Home
+    hub: Hub
+    clock: Clock
+    settings: Settings
+    _torch: str = field(default_factory=lambda: hardware().torch, init=False)
+
+    def announce(self) -> None:
+        """Announce the steps that earlier starts measured."""
+        for step in newest(self.home.memory.steps, self.clock.now()):
+            self.hub.emit(events.StepMeasured(step=step, known=True))
+
+    def known(self, job: Job, version: int, device: str) -> ModelStep | None:
+        """Return the step of a job of this model on a device, if it was measured lately."""
+        key = self._key(job, version, device)
+        steps = newest(self.home.memory.steps, self.clock.now())
+        return next((step for step in steps if step.key == key and step.run == job.run), None)
+
+    def meter(
+        self, job: Job, version: int, device: str, pass_on: Callable[[Callable[[], None]], None]
+    ) -> StepMeter | None:
+        """Return what measures a task, where its step is not known; `pass_on` calls a function on
+        the loop, from the training thread.
+        """
+        if job.kind not in LEARNS or self.known(job, version, device) is not None:
+            return None
+        key = self._key(job, version, device)
+
+        def tell(measured: Measured) -> None:
+            pass_on(lambda: self.keep(step_of(measured, job, device, key, self.clock.now())))
+
+        return StepMeter(device, tell)
+
+    def keep(self, step: ModelStep) -> None:
+        """Remember a step and announce it."""
+        self.home.remember(steps=newest((*self.home.memory.steps, step), self.clock.now()))
+        self.hub.emit(events.StepMeasured(step=step))
+
+    def _key(self, job: Job, version: int, device: str) -> str:
+        return key_of(job, version, machine_of(device, self.settings, self._torch))
+
+
+def machine_of(device: str, settings: Settings, torch: str) -> tuple[str, ...]:
+    """Return what a step depends on beside the job."""
+    threads = settings.threads or default_threads()
+    return (device, str(threads if device == "cpu" else 0), str(settings.memory_gb), torch)
+
+
+def step_of(measured: Measured, job: Job, device: str, key: str, now: float) -> ModelStep:
+    """Return a measured step with what it is of."""
+    return ModelStep(
+        run=job.run,
+        device=device,
+        key=key,
+        step_s=measured.step_s,
+        steps=measured.steps,
+        peak_bytes=measured.peak_bytes,
+        micro_batch=measured.micro_batch,
+        batch_size=job.batch_size,
+        halved=measured.halved,
+        at=now,
+    )

@@ -1,0 +1,214 @@
+"""`volunteer benchmark --run`: some real steps of a run's own model on this machine, before any
+task: its weights, its data, its batch. Nothing of it is handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shared.clock import SystemClock
+from shared.errors import Configuration, TooLarge
+from shared.protocol.accounts import Device
+from shared.text import ascii_json, printable, size
+from shared.workloads.base import load
+from volunteer.account.join import connector
+from volunteer.account.profile import Home, Identity, Profile
+from volunteer.agent.collaborators import GIB, Remote, ServerClock, usable_bytes
+from volunteer.agent.downloads import Downloads
+from volunteer.agent.held_leases import LeaseInWork
+from volunteer.agent.model_steps import machine_of, step_of
+from volunteer.agent.run_choice import check_chosen
+from volunteer.control.event_bus import Hub
+from volunteer.control.model_step import ModelStep, key_of, newest
+from volunteer.control.status import Status
+from volunteer.i18n.formats import duration_words
+from volunteer.machine.devices import choose, default_threads, detect, hardware
+from volunteer.net.api import Api
+from volunteer.net.tls import Address
+from volunteer.net.transfers import Transfers, hub_address
+from volunteer.net.weights import Weights
+from volunteer.settings import settings as config
+from volunteer.settings.settings import Directories, Settings
+from volunteer.storage.blob_cache import Cache
+from volunteer.storage.carried import Residuals
+from volunteer.storage.evidence import Evidence
+from volunteer.storage.leases import HeldLease
+from volunteer.storage.outbox import Outbox
+from volunteer.storage.receipts import ReceiptBook
+from volunteer.training.gradient_sum import Summed
+from volunteer.training.job import Assignment, TrainingReport
+from volunteer.training.local_task import LocalTask, Place, TaskFiles
+from volunteer.training.step_meter import Measured, StepMeter
+from volunteer.training.trainer import Trainer
+
+LIMIT_S = 300.0  # for the steps of one device
+
+
+def measure_run(directories: Directories, run: str, device: str, *, json: bool) -> int:
+    """Measure, print, remember. Returns the exit code.
+
+    Raises Configuration where nothing was joined, a volunteer is at work or the licence was not
+    agreed to, BadRequest for a run that is not there, Conflict for one without steps.
+    """
+    settings = config.load(path=directories.config / "config.toml").settings
+    profile = Profile(directories.profile)
+    identity = profile.current()
+    if identity is None or not identity.registered:
+        raise Configuration("join a coordinator first: volunteer join LINK")
+    with profile.lock(), tempfile.TemporaryDirectory() as scratch:
+        trial = _Trial(directories, settings, identity, profile.home(identity), Path(scratch))
+        steps = asyncio.run(trial.measured(run, device))
+    if json:
+        print(ascii_json(msgspec.json.encode(steps).decode()))
+    else:
+        print("\n".join(_lines(steps)))
+    return 0
+
+
+def _lines(steps: list[ModelStep]) -> list[str]:
+    lines = [f"{'device':<11}{'a step':<12}{'memory':<12}{'pieces':<16}run"]
+    for step in steps:
+        memory = size(step.peak_bytes) if step.peak_bytes else "not known"
+        pieces = f"{min(step.micro_batch, step.batch_size)} of {step.batch_size}"
+        lines.append(
+            f"{step.device:<11}{duration_words(step.step_s):<12}{memory:<12}"
+            f"{pieces if step.micro_batch else '-':<16}{printable(step.run, 64)}"
+        )
+    return lines
+
+
+@dataclass(eq=False)
+class _Trial:
+    """Trial leases of one account on this machine."""
+
+    directories: Directories
+    settings: Settings
+    identity: Identity
+    home: Home
+    scratch: Path
+
+    async def measured(self, run: str, device: str) -> list[ModelStep]:
+        """Return a measured step for each chosen device, and remember them."""
+        clock = SystemClock()
+        address = Address(url=self.identity.url, tls_pin=self.identity.tls_pin)
+        api = Api(connector(clock)(address, self.identity.token))
+        trainer = Trainer("trial", threads=self.settings.threads or default_threads(), clock=clock)
+        trainer.start()
+        try:
+            check_chosen((run,), await api.runs())
+            if self.settings.consent != "all" and run not in self.home.memory.consents:
+                raise Configuration(
+                    f'"{run}" was not agreed to yet: its licence and data are shown by '
+                    f"`volunteer` on the page of runs, and `volunteer --no-ui --run {run}` "
+                    "agrees to them"
+                )
+            devices = await asyncio.wrap_future(trainer.call(detect))
+            downloads = self._downloads(api, clock)
+            found = [
+                await self._one(run, chosen, trainer, downloads)
+                for chosen in choose(device, devices)
+            ]
+        finally:
+            trainer.close()
+            await api.client.close()
+        kept = (*self.home.memory.steps, *found)
+        self.home.remember(steps=newest(kept, clock.now()))
+        return found
+
+    def _downloads(self, api: Api, clock: SystemClock) -> Downloads:
+        cache = Cache(self.directories.cache, int(self.settings.cache_gb * GIB))
+        transfers = Transfers(api, cache, hub_address if self.settings.hub else None)
+
+        def say(message: str, level: str = "") -> None:
+            print(f"volunteer: {printable(message)}", file=sys.stderr)
+
+        return Downloads(
+            remote=Remote(
+                identity=self.identity,
+                api=api,
+                transfers=transfers,
+                weights=Weights(transfers, cache, say),
+            ),
+            cache=cache,
+            hub=Hub(clock, Status()),
+            server_clock=ServerClock(clock),
+            receipts=ReceiptBook(self.home.receipts),
+            monotonic=clock.monotonic,
+            load=lambda name: load(name, self.settings.workloads),
+        )
+
+    async def _one(
+        self, run: str, device: Device, trainer: Trainer, downloads: Downloads
+    ) -> ModelStep:
+        lease = await downloads.remote.api.trial(run)
+        downloads.server_clock.learn(lease.now)
+        held = LeaseInWork(HeldLease(lease=lease, device=device.id, claim_id=""))
+        with ExitStack() as stack:
+            data = await downloads.data(held, stack)
+            manifest, _ = await downloads.newest(lease)
+            downloads.check_data(manifest, lease, data.manifest)
+            weights = await downloads.held_weights(held, manifest, stack)
+            outbox = Outbox(self.scratch / "outbox", print)
+            files = TaskFiles(
+                held=held.stored,
+                manifest=manifest,
+                workload=lambda: downloads.load(lease.job.workload),
+                weights=weights,
+                data=data,
+                carried=Residuals(self.scratch / "inner").of(run, device.id),
+                evidence=Evidence(self.scratch / "evidence", outbox.__contains__),
+                snapshot=self.scratch / "snapshot",
+                outbox=outbox,
+                memory_bytes=usable_bytes(device, self.settings.memory_gb),
+                now=downloads.server_clock.now,
+            )
+            measured = await _steps(trainer, device.id, LocalTask(files, Place(), Summed()))
+        machine = machine_of(device.id, self.settings, hardware().torch)
+        key = key_of(lease.job, manifest.workload_version, machine)
+        return step_of(measured, lease.job, device.id, key, SystemClock().now())
+
+
+async def _steps(trainer: Trainer, device: str, task: LocalTask) -> Measured:
+    """Train the steps of a trial on the training thread. Raises TooLarge where they take too long,
+    and what training raises.
+    """
+    found: list[Measured] = []
+    tty, job = sys.stderr.isatty(), task.files.held.lease.job
+
+    def report(told: TrainingReport) -> None:
+        if tty:
+            said = f"\r{device}: step {told.step} of {told.steps}"
+            print(said, end="", file=sys.stderr, flush=True)
+
+    handle = trainer.submit(
+        Assignment(
+            begin=task.begin,
+            finish=lambda work, spent: None,
+            samples=job.stop - job.start,
+            report=report,
+            halved=lambda micro: None,
+            meter=StepMeter(device, found.append),
+        )
+    )
+    future = asyncio.wrap_future(handle.future)
+    try:
+        await asyncio.wait({future}, timeout=LIMIT_S)
+        handle.stop("the trial is over")
+        await future
+    finally:
+        handle.stop("the trial is over")
+        if tty:
+            print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+    if not found:
+        raise TooLarge(
+            f"a step of {job.run} takes longer than {duration_words(LIMIT_S)} on {device}: it is "
+            "too large for it"
+        )
+    return found[0]

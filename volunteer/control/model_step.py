@@ -1,0 +1,50 @@
+"""A real optimiser step of a run's own model on a device: its time, its memory, and the size of a
+micro-batch that it came to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shared.signing import canonical, digest
+from shared.workloads.base import Job
+
+KEPT_MAX = 50
+AGE_MAX_S = 7 * 86400.0  # then it is measured again: drivers and other programs change
+
+
+class ModelStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured step."""
+
+    run: str
+    device: str
+    key: str  # of model, batch, precision, device, threads and torch; see `key_of`
+    step_s: float  # waiting for the device included
+    steps: int  # measured
+    peak_bytes: int  # that the task took at most until then; 0: not known
+    micro_batch: int  # samples; 0: the workload does not cut its batches
+    batch_size: int
+    halved: bool  # memory was too short for larger micro-batches
+    at: float
+
+
+def key_of(job: Job, workload_version: int, machine: Iterable[str]) -> str:
+    """Return the hash of all that the time and memory of a step depend on; `machine` names the
+    device and the software.
+    """
+    train = job.train
+    what = (job.workload, str(workload_version), job.update, str(job.batch_size))
+    how = (train.optimizer, train.precision, str(train.prox_mu > 0))
+    return digest(canonical([[*what, *how, *machine], job.config]))
+
+
+def newest(steps: Iterable[ModelStep], now: float) -> tuple[ModelStep, ...]:
+    """Return the newest step of each run and device that is young enough, oldest first."""
+    found: dict[tuple[str, str], ModelStep] = {}
+    for step in sorted(steps, key=lambda step: step.at):
+        found.pop((step.run, step.device), None)
+        if now - step.at <= AGE_MAX_S:
+            found[step.run, step.device] = step
+    return tuple(found.values())[-KEPT_MAX:]

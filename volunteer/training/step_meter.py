@@ -1,0 +1,89 @@
+"""Measures the first steps of a task on its training thread, beside the work itself: nothing is
+computed for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import msgspec
+
+from shared.workloads.base import Paced, Progress, Work
+from volunteer.machine.device_memory import PeakMemory, synchronize
+
+STEPS = 3  # the first of them warms up and counts only where it is the only one
+LONG_S = 20.0  # after so long one step is enough
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of the first steps."""
+
+    step_s: float
+    steps: int
+    peak_bytes: int  # 0: not known
+    micro_batch: int  # 0: the work does not cut its batches
+    halved: bool
+
+
+class StepMeter:
+    """Measures one task from its beginning; `tell` is called once, on the training thread.
+
+    A task that goes on from a snapshot is not measured.
+    """
+
+    def __init__(self, device: str, tell: Callable[[Measured], None]) -> None:
+        self._device = device
+        self._tell = tell
+        self._memory: PeakMemory | None = None
+        self._times: list[float] = []
+        self._spent_s = 0.0  # on the step in progress
+        self._step = 0
+        self._halved = False
+        self._over = False
+
+    def begin(self) -> None:
+        """The work is about to be made: memory counts from here."""
+        self._memory = PeakMemory(self._device)
+
+    def close(self) -> None:
+        """Measure no more."""
+        self._over = True
+        if self._memory is not None:
+            self._memory.close()
+
+    def halved(self) -> None:
+        """Memory ran out: the step in progress starts over, in smaller pieces."""
+        self._halved = True
+        self._spent_s = 0.0
+
+    def advanced(self, work: Work, progress: Progress, spent_s: float) -> None:
+        """A micro-batch was done in so many seconds."""
+        if self._over:
+            return
+        if progress.step > self._step + 1:  # it began in the middle
+            self.close()
+            return
+        self._spent_s += spent_s
+        if progress.step == self._step:
+            return
+        self._step = progress.step
+        self._spent_s += synchronize(self._device)
+        self._times.append(self._spent_s)
+        self._spent_s = 0.0
+        if work.done or len(self._times) == STEPS or sum(self._times) >= LONG_S:
+            self._end(work)
+
+    def _end(self, work: Work) -> None:
+        self.close()
+        step_s = statistics.median(self._times[1:] or self._times)
+        if step_s <= 0:
+            return
+        measured = Measured(
+            step_s=step_s,
+            steps=len(self._times),
+            peak_bytes=self._memory.most() if self._memory is not None else 0,
+            micro_batch=work.micro_batch if isinstance(work, Paced) else 0,
+            halved=self._halved,
+        )
+        self._tell(measured)
