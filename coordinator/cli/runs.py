@@ -288,6 +288,7 @@ def _suites(run: RunInfo) -> None:
     columns = {
         "suite": lambda s: s.name,
         "examples": lambda s: s.total,
+        "asked": lambda s: "by chat template" if s.chat else "plainly",
         "by chance": lambda s: f"{s.chance:.1%}",
         "before": lambda s: s.first and s.first.text,
         "after": lambda s: s.newest and s.newest.text,

@@ -15,6 +15,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import BadRequest, VolunteerError
 from shared.local_data import LocalData
+from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.data.task_suite import read_suite
 from shared.workloads.generation.suite_score import Score, score
 
@@ -66,6 +67,7 @@ def measure_suites(
     decoder = workload.decoder(config, whole, tokenizer, SLOTS, "cpu")
     if decoder is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
+    frame = ChatFrame.of(data.manifest)
     scores: dict[str, Score] = {}
     failures: dict[str, str] = {}
     ends = monotonic() + about.file.evaluation.suites_budget_seconds
@@ -73,7 +75,7 @@ def measure_suites(
         budget = max(0.0, ends - monotonic()) / (len(wanted) - number)
         try:
             suite = read_suite(Path(each.file).read_bytes(), each.name)
-            scores[each.name] = score(decoder, suite, budget, stop)
+            scores[each.name] = score(decoder, suite, budget, stop, frame)
         except VolunteerError as error:
             failures[each.name] = error.message
         if stop():

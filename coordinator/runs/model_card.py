@@ -88,8 +88,9 @@ def _suites(courses: Sequence[SuiteCourse]) -> list[str]:
     rows = [
         f"| {s.name} | {s.chance:.1%} | {_score(s.first)} | {_score(s.newest)} |" for s in courses
     ]
+    chat = " Prompts are asked by the chat template of its data." if courses[0].chat else ""
     return [
-        "Task suites: share answered rightly, with its standard error.",
+        f"Task suites: share answered rightly, with its standard error.{chat}",
         "",
         "| suite | by chance | before | after |",
         "|---|---|---|---|",

@@ -42,6 +42,7 @@ from shared.protocol.versions import (
     SuiteScore,
     VersionInfo,
 )
+from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.generation.suite_score import standard_error
 
 if TYPE_CHECKING:
@@ -361,6 +362,8 @@ def suite_courses(
     if not names:
         return ()
     found = scores.course(conn, run.id, up_to)
+    data = datasets.by_id(conn, run.dataset_id).manifest if run.dataset_id is not None else None
+    chat = data is not None and ChatFrame.of(data) is not None
     courses = []
     for name in names:
         manifest = datasets.by_name(conn, name).manifest
@@ -372,6 +375,7 @@ def suite_courses(
                 name=name,
                 chance=float(manifest.meta.get("chance", 0.0)),
                 total=manifest.heldout[0].items,
+                chat=chat,
                 first=first,
                 newest=_suite_score(rows[1]) if rows is not None and later else None,
             )

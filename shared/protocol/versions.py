@@ -101,6 +101,7 @@ class SuiteCourse(Message):
     name: str
     chance: float  # share that guessing gets right
     total: int  # examples
+    chat: bool = False  # prompts are written by the chat template of the run's data
     first: SuiteScore | None = None
     newest: SuiteScore | None = None  # of a later version
 

@@ -248,8 +248,10 @@ class Reader(Protocol):
     end: int | None  # token that ends a text
     vocabulary: int  # tokens that the model knows
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a prompt, at least one. Raises InvalidRunFile for unknown ones."""
+    def encode(self, text: str, *, marks: bool = False) -> list[int]:
+        """Return the tokens of a prompt, at least one; with `marks` its special tokens, such as
+        those of a chat template, count as such. Raises InvalidRunFile for unknown ones.
+        """
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 

@@ -127,6 +127,7 @@ def build_chat(
         "bytes_per_token": _bytes_per_token(by_digest[:held]),
         **lengths([len(each.tokens) for each in by_digest], "tokens"),
         **told_languages(some),
+        **(frame.meta if (frame := settings.template.frame()) else {}),
     }
     digest = put(settings.tokenizer)
     asset = ChunkRef(sha256=digest, size=len(settings.tokenizer), items=vocab_size)

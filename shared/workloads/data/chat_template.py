@@ -10,19 +10,23 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Self
 
 import msgspec
 
 from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.text import escaped
+from shared.workloads.base import DatasetManifest
 
 NO_TOKENIZER = (
     "dialogues need the tokenizer of the model that is to learn them, with its chat template beside"
     " it: --tokenizer MODEL/tokenizer.json"
 )
 _FILE_MAX = 4 << 20  # bytes
+_FRAME_MAX = 16 << 10  # characters
+_FRAME = ("asked_before", "asked_after", "asked_end")  # in the manifest of a dataset
+_QUESTION, _ANSWER = "a question 5b1f9e", "an answer 5b1f9e"
 _TEXT_MAX = 1 << 20  # characters
 
 
@@ -66,6 +70,18 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             done = asked + answer
         return [whole]
 
+    def frame(self) -> ChatFrame | None:
+        """Return what it writes around a question; None where that cannot be told, or is long."""
+        asked = [Message("user", _QUESTION)]
+        try:
+            text = self._rendered(asked, prompt=True)
+            told = self._rendered([*asked, Message("assistant", _ANSWER)], prompt=False)
+        except InvalidRunFile:  # a dialogue that begins otherwise
+            return None
+        before, mark, after = text.partition(_QUESTION)
+        whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
+        return ChatFrame(before, after, told.rpartition(_ANSWER)[2]) if whole else None
+
     def _turn(self, messages: Sequence[Message]) -> tuple[str, str]:
         """Return the text before the last message, and that message as it is answered."""
         asked = self._rendered(messages[:-1], prompt=True)
@@ -106,6 +122,31 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             return around.from_string(self.source)
         except jinja2.TemplateError as error:
             raise InvalidRunFile(f"the chat template is broken: {escaped(error, 200)}") from error
+
+
+class ChatFrame(msgspec.Struct, frozen=True):
+    """The text that a template writes around one question, up to where its answer begins, and
+    behind the answer: kept with a dataset of dialogues, so that a model which learnt them is asked
+    in the same way.
+    """
+
+    before: str
+    after: str
+    end: str = ""
+
+    @classmethod
+    def of(cls, manifest: DatasetManifest) -> Self | None:
+        """Return the frame of a dataset; None for one without dialogues."""
+        found = [manifest.meta.get(name) for name in _FRAME]
+        return cls(*map(str, found)) if all(isinstance(each, str) for each in found) else None
+
+    @property
+    def meta(self) -> dict[str, str | int | float]:
+        """As it stands in the manifest of a dataset."""
+        return dict(zip(_FRAME, (self.before, self.after, self.end), strict=True))
+
+    def asked(self, question: str) -> str:
+        return f"{self.before}{question.strip()}{self.after}"
 
 
 def template_beside(tokenizer: Path) -> ChatTemplate:

@@ -37,6 +37,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
+    ends: tuple[int, ...] = ()  # tokens that end it, beside the decoder's own
     logprobs: int | None = None
     place: int = 0  # tokens of the answer that are in the prompt already
 
@@ -73,7 +74,7 @@ class Continuation:
     def add(self, chosen: Chosen) -> Made:
         """Take in the next token; return what it adds to the text."""
         asked = self.sequence
-        if chosen.token == self._end:
+        if chosen.token == self._end or chosen.token in asked.ends:
             return Made(id=asked.id, text=self._stream.end(), finish="stop")
         self.made += 1
         text = self._stream.add(chosen.token)

@@ -5,9 +5,14 @@ its tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from shared.errors import InvalidRunFile
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 DIGITS_MAX = 12
 
@@ -18,15 +23,17 @@ class PromptText:
     def __init__(self, tokenizer: bytes | None, vocabulary: int) -> None:
         """Read a tokenizer.json, if there is one. Raises InvalidRunFile."""
         self.vocabulary = vocabulary
+        self._data = tokenizer
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
         self.end = end_of_text(self._tokenizer) if self._tokenizer else None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, marks: bool = False) -> list[int]:
         """Return the tokens of a prompt; an empty one is the end of the text before.
 
-        Raises InvalidRunFile for what this model does not know.
+        With `marks` special tokens in it count as such, elsewhere they are text. Raises
+        InvalidRunFile for what this model does not know.
         """
-        tokens = self._tokens(text)
+        tokens = self._tokens(text, self._marking if marks else self._tokenizer)
         if any(token >= self.vocabulary for token in tokens):
             raise InvalidRunFile("the prompt has tokens that this model does not know")
         return tokens or [self.end or 0]
@@ -38,9 +45,17 @@ class PromptText:
             return text
         return "".join(f"{token} " for token in tokens)
 
-    def _tokens(self, text: str) -> list[int]:
-        if self._tokenizer:
-            found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+    @cached_property
+    def _marking(self) -> Tokenizer | None:
+        """The same tokenizer, for texts of which special tokens are a part."""
+        found = load_tokenizer(self._data) if self._data is not None else None
+        if found is not None:
+            found.encode_special_tokens = False
+        return found
+
+    def _tokens(self, text: str, tokenizer: Tokenizer | None) -> list[int]:
+        if tokenizer:
+            found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
             return found
         words = text.split()
         if wrong := [each for each in words if not (each.isascii() and each.isdecimal())]:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from shared.workloads.base import Decoder
+from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.task_suite import Example, Suite
 from shared.workloads.generation.batch import Batch, Sequence
@@ -46,8 +47,15 @@ def standard_error(correct: int, examples: int) -> float:
     return math.sqrt(share * (1 - share) / examples)
 
 
-def score(decoder: Decoder, suite: Suite, budget_s: float, stop: Callable[[], bool]) -> Score:
-    """Measure a suite in an order that is the same for every version.
+def score(
+    decoder: Decoder,
+    suite: Suite,
+    budget_s: float,
+    stop: Callable[[], bool],
+    frame: ChatFrame | None = None,
+) -> Score:
+    """Measure a suite in an order that is the same for every version. With `frame` a prompt is a
+    question of a dialogue and what follows is its answer, as the model learnt them.
 
     `budget_s` and `stop` end it early, after one example at least: what was measured then is a
     random part of the suite, the beginning of that order.
@@ -57,7 +65,8 @@ def score(decoder: Decoder, suite: Suite, budget_s: float, stop: Callable[[], bo
     counts = np.zeros(3, np.int64)  # correct, examples, cut
     marked = _chosen if suite.kind == "choice" else _written
     waiting = (suite.examples[index] for index in order)
-    for right, cut in marked(decoder, _until(waiting, lambda: stop() or monotonic() > ends)):
+    asking = _Asking(decoder, frame)
+    for right, cut in marked(asking, _until(waiting, lambda: stop() or monotonic() > ends)):
         counts += (right, 1, cut)
     correct, examples, shortened = map(int, counts)
     return Score(correct=correct, examples=examples, cut=shortened)
@@ -70,21 +79,52 @@ def _until(examples: Iterator[Example], over: Callable[[], bool]) -> Iterator[Ex
         yield each
 
 
-def _chosen(decoder: Decoder, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
+class _Asking:
+    """A decoder, and how prompts are written for it."""
+
+    def __init__(self, decoder: Decoder, frame: ChatFrame | None) -> None:
+        self.decoder = decoder
+        self._frame = frame
+        self.ends: tuple[int, ...] = ()  # tokens that end an answer
+        self.stop: tuple[str, ...] = ()  # texts that do
+        if frame is not None and frame.end.strip():
+            first = decoder.encode(frame.end, marks=True)[:1]
+            if decoder.decode(first):
+                self.stop = (frame.end.rstrip(),)
+            else:  # a special token, which is no text
+                self.ends = tuple(first)
+
+    def prompt(self, text: str) -> list[int]:
+        """Return the tokens of a prompt."""
+        if self._frame is None:
+            return self.decoder.encode(text)
+        return self.decoder.encode(self._frame.asked(text), marks=True)
+
+    def continued(self, prompt: str, text: str) -> list[int]:
+        """Return the tokens of a prompt and a text after it: of an answer by themselves, as they
+        were learnt.
+        """
+        if self._frame is not None:
+            return [*self.prompt(prompt), *self.decoder.encode(text.strip())]
+        whole = self.decoder.encode
+        return whole(prompt + text) if prompt else [*whole(prompt), *whole(text)]
+
+
+def _chosen(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
     for each in examples:
-        found = [_likelihood(decoder, each.prompt, text) for text in each.choices]
+        found = [_likelihood(asking, each.prompt, text) for text in each.choices]
         values = [value for value, _ in found]
         best = int(np.argmax(values))
         right = best == each.answer and math.isfinite(values[best])
         yield right, any(cut for _, cut in found)
 
 
-def _likelihood(decoder: Decoder, prompt: str, text: str) -> tuple[float, bool]:
+def _likelihood(asking: _Asking, prompt: str, text: str) -> tuple[float, bool]:
     """Return the log-probability of a text after a prompt, nats a byte; -inf where a diverged model
     has none. The flag says that the beginning of the prompt was cut off.
     """
-    before = decoder.encode(prompt)
-    whole = decoder.encode(prompt + text) if prompt else [*before, *decoder.encode(text)]
+    decoder = asking.decoder
+    before, whole = asking.prompt(prompt), asking.continued(prompt, text)
     same = next((n for n, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), None)
     start = len(before) if same is None else same  # a token may reach over the seam
     over = max(0, len(whole) - 1 - decoder.context)
@@ -104,8 +144,9 @@ def _log_probability(logits: np.ndarray, token: int) -> float:
     return float(wide[token]) - top - math.log(float(np.exp(wide - top).sum()))
 
 
-def _written(decoder: Decoder, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
+def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
     """Generate answers, as many at once as there are slots; none is left half written."""
+    decoder = asking.decoder
     batch, texts = Batch(decoder), dict[str, str]()
     running: dict[str, tuple[Example, bool]] = {}
     more = True
@@ -116,7 +157,7 @@ def _written(decoder: Decoder, examples: Iterator[Example]) -> Iterator[tuple[bo
                 more = False
                 break
             name = str(len(texts))
-            asked = _asked(decoder, each, name)
+            asked = _asked(asking, each, name)
             running[name], texts[name] = (each, asked[1]), ""
             batch.add(asked[0])
         for made in batch.step() if running else ():
@@ -126,9 +167,10 @@ def _written(decoder: Decoder, examples: Iterator[Example]) -> Iterator[tuple[bo
                 yield texts[made.id].strip() in each.answers, cut
 
 
-def _asked(decoder: Decoder, example: Example, name: str) -> tuple[Sequence, bool]:
+def _asked(asking: _Asking, example: Example, name: str) -> tuple[Sequence, bool]:
     """Return what is generated, and if the beginning of the prompt was cut off to make room."""
-    tokens = decoder.encode(example.prompt)
+    decoder = asking.decoder
+    tokens = asking.prompt(example.prompt)
     most = min(example.max_tokens, max(1, decoder.context - 1))
     room = max(1, decoder.context - most)
     sequence = Sequence(
@@ -137,6 +179,7 @@ def _asked(decoder: Decoder, example: Example, name: str) -> tuple[Sequence, boo
         max_tokens=most,
         seed=0,
         temperature=0.0,
-        stop=(example.stop,),
+        stop=(example.stop, *asking.stop),
+        ends=asking.ends,
     )
     return sequence, len(tokens) > room

@@ -21,6 +21,9 @@ from coordinator.runs.public import PublicRuns
 from shared import decoding
 from shared.errors import InvalidRunFile, NotFound
 from shared.protocol.versions import VersionManifest
+from shared.workloads.data.chat_dataset import build_chat
+from shared.workloads.data.chat_template import ChatTemplate
+from shared.workloads.data.tokenizer import train_tokenizer
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from tests.support.workloads import tiny_causal
 
@@ -176,3 +179,29 @@ async def test_suites_that_cannot_be_measured_leave_the_loss_alone(
         assert await home.coordinator.evaluation.evaluate_next()
         courses = (await home.coordinator.runs.queries.info("tiny")).suites
         assert [course.first.version for course in courses if course.first] == [0, 0]
+
+
+async def test_a_run_of_dialogues_is_asked_by_its_template(tmp_path: Path) -> None:
+    talk = tmp_path / "talk.jsonl"
+    lines = [{"prompt": f"{n} plus {n}?", "completion": f"{2 * n}."} for n in range(200)]
+    talk.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    texts = [f"<user>{n} plus {n}? <assistant>{2 * n}." for n in range(200)]
+    template = ChatTemplate(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}",
+        eos_token="<|endoftext|>",
+    )
+    tokenizer = train_tokenizer(texts, 300)
+    async with local_coordinator(tmp_path / "home") as home:
+        await add_suites(home, tmp_path)
+        await home.coordinator.datasets.add(
+            lambda put: build_chat("sums", [talk], put, tokenizer=tokenizer, template=template)
+        )
+        await create_run(home.coordinator, CreateRun(text=CAUSAL + SUITES.format(every=1)))
+        await home.coordinator.runs.start("tiny")
+        while await home.coordinator.evaluation.evaluate_next():
+            pass
+        info = await home.coordinator.runs.queries.info("tiny")
+        assert [(each.chat, each.first is not None) for each in info.suites] == [(True, True)] * 2
+        exported = await home.coordinator.export.export("tiny", tmp_path / "out", 0)
+        assert "asked by the chat template" in (Path(exported.path) / "README.md").read_text()

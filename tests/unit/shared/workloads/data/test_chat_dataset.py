@@ -13,7 +13,7 @@ import pytest
 from shared.errors import InvalidRunFile
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_dataset import build_chat
-from shared.workloads.data.chat_template import ChatTemplate, Message, template_beside
+from shared.workloads.data.chat_template import ChatFrame, ChatTemplate, Message, template_beside
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.tokenizer import (
     FIRST,
@@ -76,6 +76,12 @@ def test_a_template_that_cannot_be_used_is_refused(source: str, sentence: str) -
         ChatTemplate(source).documents(turns("a", "b"))
 
 
+def test_a_template_that_hides_the_question_has_no_frame() -> None:
+    assert ChatTemplate("{{ raise_exception('no') }}").frame() is None
+    assert ChatTemplate("{% for m in messages %}{{ m.content|upper }}{% endfor %}").frame() is None
+    assert ChatTemplate("{{ 'x' * 20000 }}" + PLAIN.source).frame() is None
+
+
 def test_a_template_is_found_beside_its_tokenizer(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     with pytest.raises(InvalidRunFile, match="no chat template beside"):
@@ -117,6 +123,9 @@ def test_tokens_say_what_is_learnt_and_where_dialogues_begin(tmp_path: Path) -> 
     answers = tokens[(tokens & LEARNT) != 0] & TOKEN_BITS
     said = tokenizer.decode(answers.tolist(), skip_special_tokens=False)
     assert said == "eight.<|endoftext|>\n" * 8
+    frame = ChatFrame.of(manifest)
+    assert frame == ChatFrame("<user>", "<|endoftext|>\n<assistant>", "<|endoftext|>\n")
+    assert frame.asked(" a? ") == "<user>a?<|endoftext|>\n<assistant>"
     share = manifest.meta["answer_share"]
     assert share == pytest.approx(np.mean((tokens & LEARNT) != 0))
 

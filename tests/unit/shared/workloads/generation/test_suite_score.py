@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.data.task_suite import Example, Suite
 from shared.workloads.generation.suite_score import score
 
@@ -25,7 +26,7 @@ class Bytes:
         self.sure, self.context = sure, context
         self.longest = 0
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, marks: bool = False) -> list[int]:
         return list(text.encode()) or [END]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -125,3 +126,30 @@ def test_a_measurement_ends_early_with_the_same_part_each_time() -> None:
     assert found.examples == 1
     asked = iter([False] * 9 + [True] * 99)
     assert score(Bytes(), examples, 60.0, lambda: next(asked)).examples == 10
+
+
+FRAME = ChatFrame("u", " b")
+
+
+def test_a_model_of_dialogues_is_asked_by_its_template() -> None:
+    asked = choice(" q ", (" cde", "xyz"), 0)
+    assert score(Bytes(), suite(asked), 60.0, never, FRAME).share == 1.0  # "b" is followed by "c"
+    assert score(Bytes(), suite(choice("q", ("rst", "cde"), 0)), 60.0, never).share == 1.0
+    assert score(Bytes(), suite(choice("q", ("rst", "cde"), 0)), 60.0, never, FRAME).share == 0.0
+
+
+class Marked(Bytes):
+    """A decoder whose special token, written <end>, is the byte of a "g": no text."""
+
+    def encode(self, text: str, *, marks: bool = False) -> list[int]:
+        return super().encode(text.replace("<end>", "g") if marks else text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return super().decode([token for token in tokens if token != ord("g")])
+
+
+@pytest.mark.parametrize(("decoder", "end"), [(Bytes(), "gh"), (Marked(), "<end>\n")])
+def test_an_answer_of_a_dialogue_ends_where_its_template_ends_it(decoder: Bytes, end: str) -> None:
+    example = Example(prompt="q", answer="cdef", stop="z", max_tokens=30)
+    assert score(decoder, suite(example), 60.0, never, ChatFrame("", "b", end)).share == 1.0
+    assert score(decoder, suite(example), 60.0, never).share == 0.0
