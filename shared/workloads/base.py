@@ -249,9 +249,7 @@ class Reader(Protocol):
     vocabulary: int  # tokens that the model knows
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return the tokens of a prompt, at least one; with `marks` its special tokens, such as
-        those of a chat template, count as such. Raises InvalidRunFile for unknown ones.
-        """
+        """Return tokens, at least one; special ones only with `marks`. Raises InvalidRunFile."""
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 

@@ -21,8 +21,9 @@ from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
 from shared.text import size as bytes_in_words
-from shared.workloads.base import Paced, Result, Traits, Work, Workload
+from shared.workloads.base import Result, Traits, Work, Workload
 from shared.workloads.games import Actor
+from shared.workloads.training.micro_batch import Paced
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
 from volunteer.storage.carried import Carried, InnerState

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from shared.workloads.base import Paced, Progress, Work
+from shared.workloads.base import Progress, Work
+from shared.workloads.training.micro_batch import Paced
 from volunteer.machine.device_memory import PeakMemory, synchronize
 
 STEPS = 3  # the first of them warms up and counts only where it is the only one

@@ -98,8 +98,7 @@ def build_chat(
     tokenizer = load_tokenizer(settings.tokenizer)
     tokenizer.encode_special_tokens = False  # a template writes them as text
     found: dict[bytes, _Dialogue] = {}
-    some: list[str] = []
-    copies = 0
+    some, copies = list[str](), 0
     for place, messages in _dialogues(sources, skipped):
         try:
             for each in _encoded(tokenizer, settings.template, messages):

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol, runtime_checkable
 
 _LIMIT_S = 0.45
 _REMEMBERED = 4
 _GUESS_S = 0.3  # what the first micro-batch should take
 _CPU_FLOPS = 3e10  # a slow core: the first guess errs towards a quick answer
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """Work that cuts its steps into micro-batches, by time and memory."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of the next micro-batch."""
+
+    def begin_with(self, micro_batch: int, *, most: bool) -> None:
+        """Begin with micro-batches as earlier work on this device came to have them; `most`: larger
+        ones did not fit its memory.
+        """
 
 
 class Pace:
