@@ -25,20 +25,24 @@ EARLY_MOMENTUM: tuple[dict[str, Any], ...] = (
 )
 # From nothing, merging arrivals as they come was no better than one worker alone
 # (docs/experiments.md): begin in step.
+_IN_STEP: dict[str, Any] = {
+    "quorum": 3,
+    "quorum_share": 0.5,
+    "deadline_seconds": 300.0,
+    "arrival_scale": "share",
+    "damping": False,
+    "overlap": False,
+}
 ASYNC_WARM_UP: dict[str, Any] = {
     "until_versions": 60,
-    "overrides": WARM_UP["overrides"]
-    | {
-        "quorum": 3,
-        "quorum_share": 0.5,
-        "deadline_seconds": 300.0,
-        "arrival_scale": "share",
-        "damping": False,
-        "overlap": False,
-    },
+    "overrides": WARM_UP["overrides"] | _IN_STEP,
 }
+ASYNC_EARLY_MOMENTUM: tuple[dict[str, Any], ...] = tuple(
+    phase | {"overrides": phase["overrides"] | _IN_STEP} for phase in EARLY_MOMENTUM
+)
 
 _AVERAGING: dict[str, Any] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
+_OUTER_MOMENTUM: dict[str, Any] = {"update": "delta", "lr": 0.4, "momentum": 0.9}
 # Adam's step on deltas has the size of lr in every coordinate, so lr is about what a coordinate
 # moves in one task.
 _ADAPTIVE: dict[str, Any] = {
@@ -78,35 +82,30 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedavgm": _AVERAGING | {"lr": 0.35, "momentum": 0.8, "phases": [WARM_UP]},
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
-    "diloco": {
-        "update": "delta",
-        "optimizer": "nesterov",
-        "lr": 0.4,
-        "momentum": 0.9,
-        "phases": [*EARLY_MOMENTUM],
-    },
-    "fedbuff": _AVERAGING
+    "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov", "phases": [*EARLY_MOMENTUM]},
+    "fedbuff": _OUTER_MOMENTUM
     | {
+        "optimizer": "nesterov",
         "quorum": 2,
         "quorum_share": 0.5,
-        "grace": 0.0,
         "table": "polynomial",
         "damping": True,
-        "overlap": True,
-        "phases": [ASYNC_WARM_UP],
+        "phases": [*ASYNC_EARLY_MOMENTUM],
     },
     "fedasync": _AVERAGING
     | _EVERY_ARRIVAL
     | {"lr": 0.6, "table": "polynomial", "max_staleness": 50, "phases": [ASYNC_WARM_UP]},
-    "async-diloco": _EVERY_ARRIVAL
+    # In pairs: who is out of step with the others waits for one of them once, and is in step from
+    # then on; merged one by one, machines stay a round apart for ever, and so do their bases. A
+    # version of a slow machine's short task is no age of the others' work, so nothing is damped.
+    "async-diloco": _OUTER_MOMENTUM
     | {
-        "update": "delta",
+        "optimizer": "delayed-nesterov",
+        "quorum": 2,
         "table": "polynomial",
         "max_staleness": 100,
-        "optimizer": "delayed-nesterov",
-        "lr": 0.7,
-        "momentum": 0.9,
-        "phases": [ASYNC_WARM_UP],
+        "arrival_scale": "one",
+        "phases": [*ASYNC_EARLY_MOMENTUM],
     },
     "gradient-average": _GRADIENT | _SAME_VERSION | {"in_flight": "cancel"},
     "sync-sgd": _GRADIENT

@@ -67,8 +67,8 @@ async def handed_in(house: VirtualQueue, **table: Any) -> tuple[int, int, Lease]
 
 
 async def test_a_phase_in_step_makes_a_worker_wait_for_its_merge(house: VirtualQueue) -> None:
-    """async-diloco overlaps in the end and begins in step."""
-    run, waiting, lease = await handed_in(house, preset="async-diloco")
+    """fedasync overlaps in the end and begins in step."""
+    run, waiting, lease = await handed_in(house, preset="fedasync")
     assert lease.in_step
     beginning = asyncio.ensure_future(house.queue.begin(house.a, lease.task, 1))
     for _ in range(10):  # time enough to begin too early

@@ -263,7 +263,8 @@ def test_every_preset_has_its_optimizer() -> None:
     assert found["fedavg"] == Sgd(1.0)
     assert found["fedavgm"] == Momentum(0.35, 0.8, ahead=False)
     assert found["diloco"] == Momentum(0.4, 0.9, ahead=True)
-    assert found["async-diloco"] == DelayedNesterov(0.7, 0.9, 0)
+    assert found["async-diloco"] == DelayedNesterov(0.4, 0.9, 0)
+    assert found["fedbuff"] == found["diloco"]
     assert found["fedyogi"] == Adaptive(
         0.003, (0.9, 0.99), 1e-3, bias_correction=False, additive=True
     )

@@ -237,7 +237,16 @@ def test_fedbuff_fills_a_buffer_of_half_the_workers() -> None:
     assert [quorum_of(wants, live) for live in (0, 1, 2, 3, 8, 9)] == [1, 1, 2, 2, 4, 5]
 
 
-@pytest.mark.parametrize("name", ["fedasync", "async-diloco", "async-sgd"])
+def test_async_diloco_merges_pairs_and_waits_for_nobody_beyond() -> None:
+    wants = in_phase(plan({"preset": "async-diloco"}), 99)
+    assert [quorum_of(wants, live) for live in (0, 1, 2, 3, 100)] == [1, 1, 2, 2, 2]
+    pair = Pending(count=2, round_s=30.0, quiet_s=2.9, live_workers=4)
+    assert not ready(wants, pair).now  # the others of its round come within a tenth of it
+    assert ready(wants, msgspec.structs.replace(pair, quiet_s=3.0)).now
+    assert not wants.overlap
+
+
+@pytest.mark.parametrize("name", ["fedasync", "async-sgd"])
 def test_async_plans_merge_every_arrival(name: str) -> None:
     wants = in_phase(plan({"preset": name}), 99)
     assert ready(wants, Pending(count=1, live_workers=100)).now

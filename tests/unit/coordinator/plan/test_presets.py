@@ -147,7 +147,7 @@ def test_pushes_of_async_diloco_amount_to_one_diloco_merge_of_their_work(tmp_pat
         with FrameWriter(tmp_path / name, SCHEMA, {}) as writer:
             for spec in SCHEMA:
                 writer.write(spec.name, np.ones(spec.shape, np.float32))
-    pushed = in_phase(plan({"preset": "async-diloco", "window": 4}), 1)
+    pushed = in_phase(plan({"preset": "async-diloco", "window": 4}), 2)
     merged = plan({"preset": "diloco", "lr": pushed.lr, "phases": []})
     for window in range(3):
         works = {10 * window + n: work for n, work in enumerate((1.0, 0.25, 0.75, 2.0))}

@@ -93,6 +93,22 @@ def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -
     assert all(row.lost == 0 for row in unasked.machines)  # short tasks are no hostile ones
 
 
+@pytest.mark.parametrize("preset", ["async-diloco", "fedbuff"])
+def test_asynchronous_merges_bring_a_crowd_into_step(preset: str) -> None:
+    """Merged one by one, machines stay a round apart, and each trains from a base without the
+    newest work of all others.
+    """
+    workers = [
+        {"name": "fast", "count": 3, **QUICK},
+        {"name": "slow", **QUICK, "steps_per_s": 0.2},
+    ]
+    task = {"local_steps": 60, "batch_size": 4, "min_steps": 1}
+    run = RUN | {"plan": {"preset": preset, "phases": []}, "task": task}
+    found = predicted(workers=workers, run=run, hours=0.25)
+    assert found.contributions_per_version > 3.3
+    assert found.device_idle_share < 0.1
+
+
 def test_a_machine_may_get_a_task_again_that_it_is_still_handing_in() -> None:
     """What came too late for its version goes back into the queue while its upload is still being
     answered.
