@@ -41,6 +41,7 @@ STREAMS = int(os.environ.get("CHAOS_STREAMS", "12"))  # at once, until the kills
 KILLS = int(os.environ.get("CHAOS_KILLS", "3"))
 TOKENS = 400
 SAID = 3  # tokens by a volunteer of an answer in whose middle its machine is killed
+SETTLED = 8  # looks, 0.25 s apart, that see the same
 LIMIT_S = 900.0
 BY_VOLUNTEERS = '[serve]\nanswered_by = "volunteers"\nhouse_share = 0.25\n'
 UNLIMITED = {"COORDINATOR_RATE_WORKER": "off", "COORDINATOR_RATE_IP": "off"}
@@ -256,19 +257,29 @@ class House:
     async def hit_volunteer(self, asking: Asking) -> str:
         """Kill the volunteer in the middle of an answer; the request, which went on elsewhere."""
         while True:
-            found = self.answered_by_volunteer(asking.stay)
-            if found[0]:
+            if self.answered_by_volunteer(asking.stay)[0]:
                 self.volunteer.send_signal(signal.SIGSTOP)
-                await asyncio.sleep(0.5)  # what it sent before has arrived
-                if found == self.answered_by_volunteer(asking.stay):
+                request, made = await self._settled(asking)
+                if request:
                     self.kill_volunteer()
-                    while not asking.ended(found[0]):
+                    while not asking.ended(request):
                         await asyncio.sleep(0.02)
                     self.volunteer = self._lend()
-                    if asking.whole.get(found[0], 0) > found[1]:
-                        return found[0]
+                    if asking.whole.get(request, 0) > made:
+                        return request
                 self.volunteer.send_signal(signal.SIGCONT)  # the answer had ended by itself
             await asyncio.sleep(0.02)
+
+    async def _settled(self, asking: Asking) -> tuple[str, int]:
+        """What the halted volunteer is answering, when all that it sent has arrived, and an answer
+        that had ended is written down.
+        """
+        before, now, same = None, self.answered_by_volunteer(asking.stay), 0
+        while now[0] and same < SETTLED:
+            await asyncio.sleep(0.25)
+            before, now = now, self.answered_by_volunteer(asking.stay)
+            same = same + 1 if before == now else 0
+        return now
 
     def kill_volunteer(self) -> None:
         self.volunteer.kill()
