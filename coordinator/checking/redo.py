@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 ACCELERATORS = ("cuda", "xpu", "mps")
+SHORT = "memory was short here: the batches could not be cut as they were"
 
 Tell = Callable[[int, int], None]  # steps done, steps in all
 
@@ -117,13 +118,16 @@ def redo(
         except Exception as error:
             if not _out_of_memory(error):
                 raise
-            work.halve()  # the same samples, in smaller portions
+            try:
+                work.halve()  # the same samples, in smaller portions
+            except MemoryError:
+                raise Unavailable(SHORT) from error
             continue
         if tell is not None:
             tell(found.step, found.steps)
     report, result = work.result()
     if len(report.halved) > len(case.job.halved):
-        raise Unavailable("memory was short here: the batches could not be cut as they were")
+        raise Unavailable(SHORT)
     cosine, ratio = _beside(case, files, result)
     state = None if files.left is None else state_cosine(work.state(), _tensors(files.left))
     return Redone(cosine=cosine, norm_ratio=ratio, state_cosine=state)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.errors import InvalidRunFile
+from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import HALVINGS_MAX, Data, Job, Progress, Result
 from shared.workloads.data.image_chunks import Images, images_of, to_pixels
 from shared.workloads.data.pass_order import PassOrder
@@ -171,7 +171,7 @@ class DcganWork:
 
         Raises MemoryError when it is so small already that a step would teach nothing.
         """
-        if self._portion // 2 < self._least or len(self._halved) == HALVINGS_MAX:
+        if not self._may_halve:
             raise MemoryError(
                 f"not even {self._portion} images at once fit into the memory of this device"
             )
@@ -225,9 +225,18 @@ class DcganWork:
     def _named(self) -> Iterator[tuple[str, Learner]]:
         yield from zip((DISCRIMINATOR, GENERATOR), self._learners, strict=True)
 
+    @property
+    def _may_halve(self) -> bool:
+        return self._portion // 2 >= self._least and len(self._halved) < HALVINGS_MAX
+
     def _follow(self) -> None:
-        """Cut the batches of this turn as the machine did whose task is done again."""
+        """Cut the batches of this turn as the machine did whose task is done again.
+
+        Raises BadRequest where no machine can have cut them so: memory here is not to blame.
+        """
         while self._to_halve and self._to_halve[0] <= 2 * self._step + self._turn:
+            if not self._may_halve:
+                raise BadRequest("no machine halves the portions of this task so often")
             self.halve()
             self._to_halve.popleft()
 

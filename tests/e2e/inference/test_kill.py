@@ -271,8 +271,8 @@ class House:
             await asyncio.sleep(0.02)
 
     async def _settled(self, asking: Asking) -> tuple[str, int]:
-        """What the halted volunteer is answering, when all that it sent has arrived, and an answer
-        that had ended is written down.
+        """Return what the halted volunteer is answering, when all that it sent has arrived, and an
+        answer that had ended is written down.
         """
         before, now, same = None, self.answered_by_volunteer(asking.stay), 0
         while now[0] and same < SETTLED:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared.errors import InvalidRunFile
+from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.dcgan.config import DcganConfig
 from shared.workloads.dcgan.model import Dcgan, build
 from shared.workloads.dcgan.train import portion
@@ -281,7 +281,7 @@ def test_nobody_makes_another_machine_learn_from_single_images(
 ) -> None:
     model = config(data)
     task = msgspec.structs.replace(job(model, steps=4, batch=32), halved=halved)
-    with pytest.raises(MemoryError):
+    with pytest.raises(BadRequest, match="no machine halves"):
         finish(WORKLOAD.begin(task, WORKLOAD.init(model, 0), data, "cpu", None))
 
 
