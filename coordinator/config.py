@@ -30,6 +30,8 @@ FLAGS = "command line"  # the last of the sources
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MAIL_ADDRESSES_MAX = 10
 
+ENGINES = ("off", "builtin", "transformers")  # that answer prompts; else one at an address
+_ADDRESS = re.compile(r"https?://[^\s@?#]+")
 _MODEL = re.compile(r"(?P<run>[^\s=@]+)(@(?P<version>[0-9]{1,9}))?\s*=\s*(?P<name>[^\s=]{1,200})")
 _MAIL = re.compile(r"[^\s@,<>\x00-\x1f]{1,64}@[A-Za-z0-9.\-\[\]:]{1,190}")
 _Seconds = {"unit": "s"}
@@ -250,7 +252,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="Engine that answers prompts: builtin, transformers (this library's "
             "continuous batching, with the extra hf), off, or the address of an OpenAI-compatible "
             "server of yours, e.g. http://127.0.0.1:8000/v1.",
-            pattern=r"^(off|builtin|transformers|https?://[^\s@?#]+)$",
             max_length=2000,
         ),
     ] = "builtin"
@@ -511,10 +512,9 @@ def _check_mail(settings: Settings) -> None:
 
 def _check(settings: Settings) -> None:
     model_names(settings)
-    if settings.inference.startswith("http") and not _reachable(settings.inference):
+    if settings.inference not in ENGINES and not _reachable(settings.inference):
         raise Configuration(
-            "inference must be off, builtin, transformers or an address like "
-            f'http://HOST:PORT/v1, not "{settings.inference[:200]}"'
+            f"inference must be {', '.join(ENGINES)} or an address like http://HOST:PORT/v1"
         )
     _check_mail(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):
@@ -590,6 +590,8 @@ def without_password(url: str) -> str:
 
 def _reachable(address: str) -> bool:
     """Look whether a connection could be tried: a host that has a name and a port that exists."""
+    if not _ADDRESS.fullmatch(address):
+        return False
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port
