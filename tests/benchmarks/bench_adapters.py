@@ -3,19 +3,24 @@ thread, taking turns.
 
     python -m tests.benchmarks.bench_adapters --json adapters.json
     python -m tests.benchmarks.bench_adapters --pairs 4 --steps 20 --width 768 --layers 12
+    python -m tests.benchmarks.bench_adapters --memory --steps 2 --width 768 --layers 12
 
 "bare" is forward, backward, clip, fused AdamW, the loss read every ten steps. Also: bytes of an
-update of the adapters in int8 for each of their parameters, and beside the whole model.
+update of the adapters in int8 for each of their parameters, and beside the whole model. With
+`--memory` each side runs alone in a process of its own, from weights in a file, and tells the most
+that it held beyond its libraries; ours also to the end of a task, with its update in int8.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +28,10 @@ import peft
 import torch
 import transformers
 
+from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.spec import count
+from shared.tensors.update import delta
 from shared.workloads.base import Job, TrainSettings, load
 from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig
@@ -32,8 +39,9 @@ from shared.workloads.causal_lm.model import library_config
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from tests.support.workloads import tiny_gpt
+from volunteer.machine.device_memory import PeakMemory
 
-GOAL = 0.95
+GOAL, MEMORY_GOAL = 0.95, 1.1
 BATCH, CONTEXT = 8, 128
 WORKLOAD = load("causal-lm")
 Weights = Mapping[str, torch.Tensor]
@@ -108,15 +116,10 @@ def bytes_of_update(config: dict[str, Any], folder: Path) -> dict[str, float]:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    data = tiny_gpt.sums(folder, documents=400)
     found: list[dict[str, Any]] = []
     for train in ("lora", "all"):
-        table = {"config": model_of(options), "context": CONTEXT, "train": train}
-        config = WORKLOAD.config(table, data.manifest)
-        weights = WORKLOAD.init(config, 3)
-        settings = TrainSettings(lr=1e-3, warmup_steps=0)
-        task = tiny_gpt.job(config, options.steps, BATCH, workload="causal-lm", train=settings)
-        rates = []
+        data, task, weights = prepared(options, folder, train)
+        config, rates = task.config, []
         for turn in range(options.pairs + 1):
             sides = {"bare": bare, "ours": ours}
             names = sorted(sides, reverse=bool(turn % 2))
@@ -136,17 +139,82 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def memory(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Peaks of both sides in processes of their own, in MB."""
+    context = multiprocessing.get_context("spawn")
+    found: list[dict[str, Any]] = []
+    for train in ("lora", "all"):
+        row: dict[str, Any] = {"train": train}
+        for side in ("bare", "ours", "whole task"):
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                row[side] = round(pool.submit(peak, options, train, side).result() / 1e6)
+        ratio = row["ours"] / row["bare"]
+        found.append(row | {"ratio": round(ratio, 3), "reached": ratio <= MEMORY_GOAL})
+    return found
+
+
+def peak(options: argparse.Namespace, train: str, side: str) -> int:
+    """Bytes that one side takes at the most."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data, task, weights = prepared(options, folder, train)
+        schema = WORKLOAD.schema(task.config)
+        whole = frame_bytes({key: value.numpy() for key, value in weights.items()})
+        (folder / "weights").write_bytes(whole)
+        del weights, whole
+        bare(tiny_gpt.job(small(data), 1, BATCH, workload="causal-lm"), data, {})  # libraries
+        looking = PeakMemory("cpu")
+        with open_frame(folder / "weights", schema, copy_on_write=True) as frame:
+            loaded = {key: torch.from_numpy(frame.array(key)) for key in frame}
+            if side == "bare":
+                bare(task, data, loaded)
+            else:
+                work = WORKLOAD.begin(task, loaded, data, "cpu", None)
+                while not work.done:
+                    work.advance()
+                if side == "whole task":
+                    ended = {key: value.numpy() for key, value in work.result()[1].items()}
+                    update = delta(frame, ended, schema)
+                    codec("int8").encode(update, schema, folder / "update")
+        return looking.most()
+
+
+def small(data: tiny_gpt.Folder) -> dict[str, Any]:
+    """A model that warms up the libraries."""
+    shape = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1}
+    config = {**shape, "intermediate_size": 128, "num_attention_heads": 2}
+    table = {"config": config, "context": CONTEXT, "train": "lora"}
+    return dict(WORKLOAD.config(table, data.manifest))
+
+
+def prepared(
+    options: argparse.Namespace, folder: Path, train: str
+) -> tuple[tiny_gpt.Folder, Job, dict[str, torch.Tensor]]:
+    """Data, a task, and weights to begin with."""
+    data = tiny_gpt.sums(folder, documents=400)
+    table = {"config": model_of(options), "context": CONTEXT, "train": train}
+    config = WORKLOAD.config(table, data.manifest)
+    settings = TrainSettings(lr=1e-3, warmup_steps=0)
+    task = tiny_gpt.job(config, options.steps, BATCH, workload="causal-lm", train=settings)
+    return data, task, WORKLOAD.init(config, 3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        rows = measure(options, Path(folder))
+    if options.memory:
+        rows = memory(options)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = measure(options, Path(folder))
     for row in rows:
         print("\n".join(f"{name:18} {value}" for name, value in row.items()))
     if options.json:
