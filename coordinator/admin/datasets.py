@@ -206,7 +206,10 @@ def _template(told: str) -> ChatTemplate:
 
 
 def _read(path: Path) -> bytes:
+    from shared.workloads.data.tokenizer import check_size
+
     try:
+        check_size(path)
         return path.read_bytes()
     except OSError as error:
         raise BadRequest(f"the tokenizer {path} cannot be read: {why(error)}") from error

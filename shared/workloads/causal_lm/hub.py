@@ -21,6 +21,7 @@ from shared.errors import Configuration, InvalidRunFile, Unavailable, VolunteerE
 from shared.text import escaped, size
 from shared.workloads.causal_lm import architectures, model_folder
 from shared.workloads.causal_lm.model_folder import INDEX, SETTINGS, TOKENIZER
+from shared.workloads.data.tokenizer import FILE_BYTES_MAX
 
 PREFIX = "hub:"
 _REFERENCE = re.compile(
@@ -30,7 +31,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 # Beside the settings and the weights; each may be missing.
 _BESIDE = (TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
-_BESIDE_MAX = {TOKENIZER: model_folder.TOKENIZER_MAX}
+_BESIDE_MAX = {TOKENIZER: FILE_BYTES_MAX}
 _SMALL_MAX = 1 << 20
 _LISTED_MAX = 10_000  # files of a repository
 _ROOM_BYTES = 64 << 20  # of a model's files, beside four bytes a parameter: headers, tables

@@ -20,11 +20,12 @@ from shared.text import escaped
 from shared.workloads.base import ChunkRef
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import Shape, read_shape
+from shared.workloads.data.tokenizer import check_size
 
 SETTINGS, INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
 FILES_MAX = 256
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.safetensors")
-SETTINGS_MAX, INDEX_MAX, TOKENIZER_MAX = 1 << 20, 16 << 20, 64 << 20  # bytes
+SETTINGS_MAX, INDEX_MAX = 1 << 20, 16 << 20  # bytes
 _FLOATS = ("F32", "BF16", "F16")
 _PREFIX = "transformer."  # that the first files of GPT-2 lack
 # Tables that old files hold beside the weights, and that follow from the settings.
@@ -107,11 +108,7 @@ def tokenizer_sha256(folder: Path) -> str | None:
     path = folder / TOKENIZER
     if not path.is_file():
         return None
-    if path.stat().st_size > TOKENIZER_MAX:
-        raise InvalidRunFile(
-            f"{path} has {path.stat().st_size / 1e6:,.0f} MB: a tokenizer of more than"
-            f" {TOKENIZER_MAX / 1e6:,.0f} MB is not read"
-        )
+    check_size(path)
     return hashed(path).sha256
 
 

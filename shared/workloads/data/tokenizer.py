@@ -33,6 +33,7 @@ _ENDS = (
 )  # of tokenizers made elsewhere
 VOCAB_MIN = 257  # every byte and the end of a text
 VOCAB_MAX = 1 << 20
+FILE_BYTES_MAX = 64 << 20  # of a tokenizer.json
 _TOKEN_BYTES_MAX = 32  # longest token: keeps runs of blanks from eating the vocabulary
 _SCAN = 1 << 20  # tokens checked at a time
 _DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
@@ -170,6 +171,16 @@ class ChunkWriter:
     def _store(self, tokens: NDArray[np.unsignedinteger]) -> None:
         blob = tokens.tobytes()
         self._chunks.append(ChunkRef(sha256=self._put(blob), size=len(blob), items=len(tokens)))
+
+
+def check_size(path: Path) -> None:
+    """Refuse a tokenizer.json that is too large, before it is read. Raises InvalidRunFile."""
+    size = path.stat().st_size
+    if size > FILE_BYTES_MAX:
+        raise InvalidRunFile(
+            f"{path} has {size / 1e6:,.0f} MB: a tokenizer of more than"
+            f" {FILE_BYTES_MAX / 1e6:,.0f} MB is not read"
+        )
 
 
 def load_tokenizer(data: bytes) -> Tokenizer:

@@ -50,6 +50,17 @@ def test_texts_are_reported_with_their_length_and_copies(run: Run, tmp_path: Pat
     assert said.out.endswith(" bytes a token.\n")  # numbers are no language
 
 
+def test_a_tokenizer_of_500_mb_is_refused_before_it_is_read(run: Run, tmp_path: Path) -> None:
+    path, place = tmp_path / "tokenizer.json", ("--data-dir", tmp_path / "data")
+    with path.open("wb") as file:
+        file.truncate(500_000_000)  # a hole: it takes no space
+    said = run(
+        "dataset", "add", "notes", "--text", json_lines(tmp_path), "--tokenizer", path, *place
+    )
+    assert (said.code, said.out) == (2, "")
+    assert f"{path} has 500 MB: a tokenizer of more than 67 MB is not read" in said.err
+
+
 def test_a_file_without_one_good_line_is_refused_by_name(run: Run, tmp_path: Path) -> None:
     path, place = tmp_path / "bad.jsonl", ("--data-dir", tmp_path / "data")
     path.write_text("{broken\n" * 30)
