@@ -230,6 +230,8 @@ def trial(spec: Spec, plan: Plan, run: RunRow, now: float) -> Lease:
             f'"{spec.name}" makes its own data by playing: its steps are measured in the first '
             "task that learns from games"
         )
+    if run.head < 0:
+        raise Conflict(f'"{spec.name}" was not started yet: there is no version to measure with')
     stop = min(TRIAL_STEPS * spec.batch_size, sum(spec.counts))
     task = TaskRow(
         id=0,

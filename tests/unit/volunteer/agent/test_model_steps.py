@@ -79,6 +79,9 @@ async def test_a_trial_is_a_lease_that_nothing_can_be_handed_in_for(tmp_path: Pa
         assert (await worker.post("/tasks/0/begin", {"attempt": 0})).status_code == 404
         assert (await worker.get("/runs/other/trial")).status_code == 404
         assert (await home.client().get(f"{API}/runs/tiny/trial")).status_code == 401
+        await home.coordinator.runs.create(RUN.replace('"tiny"', '"later"'))
+        draft = await worker.get("/runs/later/trial")
+        assert (draft.status_code, "not started yet" in draft.text) == (409, True)
 
 
 async def test_a_run_is_measured_before_any_task_of_it(
