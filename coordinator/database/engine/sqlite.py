@@ -73,6 +73,7 @@ def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
             "foreign_keys=ON",
             "journal_size_limit=67108864",
             "cache_size=-32768",
+            "temp_store=MEMORY",  # what undoes a job: the folder for such files may be full
             *(["query_only=ON"] if readers else []),
         ):
             connection.execute(f"PRAGMA {pragma}").close()
