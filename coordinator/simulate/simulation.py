@@ -98,7 +98,10 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
         settings = Settings(data_dir=folder, space_floor_bytes=0, merge_threads=1, **hooks.settings)
         coordinator = await Coordinator.build(settings, clock, database=in_memory())
         try:
-            return await _Simulation(scenario, hooks, coordinator, clock).run()
+            # Of their own: the coordinator clears what lies for long in its folder, and to a clock
+            # of the future that is whatever lies there.
+            (scratch := Path(folder) / "machines").mkdir()
+            return await _Simulation(scenario, hooks, coordinator, clock, scratch).run()
         finally:
             await coordinator.close()
 
@@ -107,12 +110,18 @@ class _Simulation:
     """One of them."""
 
     def __init__(
-        self, scenario: Scenario, hooks: Hooks, coordinator: Coordinator, clock: LoopClock
+        self,
+        scenario: Scenario,
+        hooks: Hooks,
+        coordinator: Coordinator,
+        clock: LoopClock,
+        scratch: Path,
     ) -> None:
         self._scenario = scenario
         self._hooks = hooks
         self._coordinator = coordinator
         self._clock = clock
+        self._scratch = scratch  # of the machines
         self._machines: list[Machine] = []
         self._run_id = 0
         self._seen = 0  # versions shown to `on_version`
@@ -166,7 +175,6 @@ class _Simulation:
         return dataset, table, real
 
     async def _populate(self, world: World, about: Definition, workload: str) -> None:
-        scratch = self._coordinator.blobs.scratch()
         data = await self._local_data(world.dataset)
         for group in self._scenario.workers:
             for number in range(1, group.count + 1):
@@ -174,9 +182,9 @@ class _Simulation:
                 await machine.register(workload)
                 index = len(self._machines)
                 machine.labour = (
-                    self._hooks.labour(about, scratch, data, index)
+                    self._hooks.labour(about, self._scratch, data, index)
                     if self._hooks.labour
-                    else Pretended(about, scratch, self._scenario.seed * 1000 + index)
+                    else Pretended(about, self._scratch, self._scenario.seed * 1000 + index)
                 )
                 self._machines.append(machine)
 

@@ -8,8 +8,9 @@ beside controls at their own best learning rate.
 
 Four equal machines, 1,200 steps each, 30 local steps, 0.1 M parameters. The rate of each control is
 the one of four that is best on the validation texts, by the mean of the seeds; presets take the
-one of data-parallel. The tables are of test texts, which no choice has seen. The large size has
-only `diloco` beside its controls, whose rates are chosen by one seed.
+one of data-parallel. The tables are of test texts, which no choice has seen. Presets that merge
+gradients, whose versions are single steps, make 200. The large size has only `diloco` beside its
+controls, whose rates are chosen by one seed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.experiments.learning import (
     learn,
     unseen_chunks,
 )
-from tests.experiments.learning_cells import ALONE, LONG, ROUNDS_200
+from tests.experiments.learning_cells import ALONE, EVERY_STEP, LONG, ROUNDS_200, SHORT
 
 MODEL = {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 64, "dropout": 0.0}  # 0.1 M
 RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
@@ -128,6 +129,17 @@ def longer(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
         yield name_of("code", "diloco", rate, seed, ROUNDS_200), ("code", rate, run)
 
 
+def gradients(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
+    """Presets that merge gradients, one for each mini-batch: a version is a step."""
+    for seed in FEWER:
+        for name in EVERY_STEP:
+            for texts in TEXTS:
+                rate = best(done, texts, "data-parallel", SHORT)
+                steps = 1 if name == "gradient-average" else 30
+                run = of_preset(name, seed, SHORT, local_steps=steps)
+                yield name_of(texts, name, rate, seed, SHORT), (texts, rate, run)
+
+
 def large(done: Mapping[str, Row], seed: int) -> Iterator[tuple[str, Cell]]:
     """One seed of the larger model: controls at their best rates, and `diloco`."""
     for texts in TEXTS:
@@ -181,9 +193,9 @@ def tables(done: Mapping[str, Row]) -> Iterator[str]:
     yield ""
     yield "| corpus | preset | seeds | mean | worst | sd | busy | bytes up, down a parameter |"
     yield "|---|---|---|---|---|---|---|---|"
-    for what, steps in (("", LONG), (f"{SLOW} ", LONG), ("", ROUNDS_200)):
+    for what, steps in (("", LONG), (f"{SLOW} ", LONG), ("", ROUNDS_200), ("", SHORT)):
         for texts in TEXTS:
-            for name in (*FIRST, *OTHERS):
+            for name in (*FIRST, *OTHERS, *EVERY_STEP):
                 yield from _line(done, texts, what + name, steps)
     yield ""
     yield from _codecs(done)
@@ -250,6 +262,8 @@ def main() -> None:
         done = work_off(options, cells(done), work)
     done = work_off(options, controls(FEWER, ROUNDS_200, ("code",)), work)
     work_off(options, longer(done), work)
+    done = work_off(options, controls(FEWER, SHORT), work)
+    work_off(options, gradients(done), work)
     print("\n".join(tables(read(results(options)))))
 
 

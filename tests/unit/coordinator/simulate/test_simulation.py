@@ -119,6 +119,14 @@ def test_a_machine_may_get_a_task_again_that_it_is_still_handing_in() -> None:
     assert len(outcome.merged_at) > 20
 
 
+def test_an_update_that_is_long_on_its_way_outlives_the_sweeps_of_the_coordinator() -> None:
+    """Files of today are older than anything in virtual time, and a machine's are its own."""
+    slow = {"count": 2, **QUICK, "up_mbit": 0.2, "down_mbit": 1000.0}
+    outcome = played(model={"parameters": 10_000_000}, workers=[slow], hours=0.5)
+    assert len(outcome.merged_at) == 3  # after each eight minutes; a sweep comes every five
+    assert sum(trace.verdicts["accepted"] for trace in outcome.traces) >= 3
+
+
 def test_machines_that_wait_hand_in_one_task_for_each_version() -> None:
     fast, slow = {**QUICK, "waits": True}, {**QUICK, "waits": True, "steps_per_s": 0.1}
     plan = {"preset": "fedavg", "quorum": 4, "deadline_seconds": 36_000}
