@@ -325,8 +325,10 @@ class Judge:
             )
         if len(earned) == 2:
             self.agree(reading, "week and row", earned)
-        if goal and week:
-            self.agree(reading, "week and milestone", [round(earned[0]), _number(goal[1])])
+        if goal and week:  # the week has two decimals, the milestone whole ones
+            whole = {int(earned[0] - 0.005), int(earned[0] + 0.005)}
+            said = _number(goal[1])
+            self.agree(reading, "week and milestone", [said, said if said in whole else earned[0]])
         if merged:
             self.between(reading, "merged", _number(merged[1]), lambda t: t.me.merged, OTHERS_S)
         told = re.search(r"│ (\d+) contributions? of yours", reading.text)

@@ -185,3 +185,10 @@ def test_a_mark_that_was_passed_is_told_beside_the_next() -> None:
     text = ["".join(part for part, _ in line) for line in told]
     assert text[0] == "✓ 10   contributions merged     24 of 50"
     assert text[3] == "◌      hours of work given        0 of 1"
+
+
+def test_a_mark_that_is_not_passed_yet_is_not_told_as_reached() -> None:
+    scene = Scene(view=AgentView(), now=scenes.NOW, glyphs=UNICODE)
+    me = replace(scenes.ME, merged=24, earned_micro=99_600_000)
+    text = ["".join(part for part, _ in line) for line in goal_lines(milestones(me), scene, 60, 9)]
+    assert any("99 of 100" in line for line in text)

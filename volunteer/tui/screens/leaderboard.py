@@ -393,7 +393,10 @@ def goal_lines(found: Sequence[Milestone], scene: Scene, cells: int, height: int
         ahead = (
             _("all marks passed")
             if goal.next is None
-            else _("{have} of {next}", have=number(goal.have, ",.0f"), next=number(goal.next, ","))
+            # whole ones only: 99.6 of 100 is not 100 yet
+            else _(
+                "{have} of {next}", have=number(int(goal.have), ","), next=number(goal.next, ",")
+            )
         )
         if goal.next is not None and goal.name == CREDITS:
             when = time_to(round((goal.next - goal.have) * MICRO), scene.view.status)
