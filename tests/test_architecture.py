@@ -14,6 +14,7 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,13 @@ FORBIDDEN_ATTRIBUTES = (
     "os.system",
     "os.popen",
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_trees_are_left() -> Iterator[None]:
+    """A million nodes of syntax would be walked by the garbage collector in every later test."""
+    yield
+    tree.cache_clear()
 
 
 # ------------------------------------------------------------------------------- who imports whom

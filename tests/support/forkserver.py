@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -213,9 +214,12 @@ def _tell(**news: int) -> None:
 
 
 def _prepare() -> None:
-    """Import what children need; nothing here may start a thread."""
+    """Import what children need, and spare them its walks; nothing here may start a thread."""
+    gc.disable()
     for name in MODULES:
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 def _main() -> None:
