@@ -28,7 +28,8 @@ BIN := $(VENV)/bin
 CONSTRAINTS := packaging/constraints.txt
 PIP_INSTALL := $(BIN)/python -m pip install --no-input --disable-pip-version-check \
 	--progress-bar off --quiet -c $(CONSTRAINTS)
-PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile
+# tests/conftest.py says in which order the files begin
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 CODE := shared coordinator volunteer tests packaging
 
 ifeq ($(SETUP),no)
@@ -39,7 +40,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup format format-check lint types imports check test test-quick test-slow demo bench gpu-check chaos fuzz experiments \
+.PHONY: help setup format format-check lint types imports check test test-quick test-slow test-all demo bench gpu-check chaos fuzz experiments \
 	constraints words clean
 
 help: ## say what there is
@@ -88,9 +89,12 @@ test: $(READY) ## format, lint, types, import rules, the quick tests
 test-quick: $(READY) ## the quick tests alone
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-# tests of properties run twice: quickly with the others, with all their examples here
+# tests of properties are in both: quickly among the others, with all their examples here
 test-slow: $(READY) ## the slow tests: kills, real processes, learning, properties with many examples
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "slow or hypothesis" $(PYTEST_ARGS)
+
+test-all: $(READY) ## every test once, the slow ones among the quick
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(PYTEST_ARGS)
 
 demo: $(READY) ## train a small GPT with two volunteers on this machine
 	$(BIN)/coordinator demo $(DEMO_ARGS)

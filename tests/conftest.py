@@ -41,6 +41,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long: at the end no process waits for another's."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, "e2e" not in item.path.parts))
+
+
 @pytest.fixture(autouse=True)
 def _log_as_found() -> Iterator[None]:
     """A test that sets up the log leaves the others' as it was."""

@@ -1,4 +1,4 @@
-"""Run the quick tests and then the slow ones; run again, alone, what failed, and name it.
+"""Run every test; run again, alone, what failed, and name it.
 
 Tests that start real servers and kill them share a machine with strangers. So what failed runs
 again in one process, at most twice, and has to pass then. Each such test is named at the end: with
@@ -25,17 +25,17 @@ ROOT = Path(__file__).resolve().parents[2]
 KNOWN = ROOT / "tests" / "timing_sensitive.toml"
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 RESULTS = ROOT / "build" / "ci-results.xml"
-TARGETS = ("test-quick", "test-slow")
+TARGET = "test-all"
 TURNS = 2  # at most so often is run again what failed
 AGAIN = "--last-failed --last-failed-no-failures none"
 
-# Runs a make target with these arguments of pytest, alone or not; returns the exit status.
-Make = Callable[[str, str, bool], int]
+# Runs the tests with these arguments of pytest, alone or not; returns the exit status.
+Make = Callable[[str, bool], int]
 
 
 @dataclass
 class Result:
-    """Outcome of one make target: passes, tests that ran again, tests that failed to the end."""
+    """Outcome of the tests: passes, those that ran again, those that failed to the end."""
 
     passed: int = 0
     again: list[str] = field(default_factory=list)
@@ -53,14 +53,12 @@ def reason(test: str, known: Mapping[str, str]) -> str:
     return known.get(test.partition("[")[0], "")
 
 
-def run(
-    target: str, make: Make, last_failed: Path = LAST_FAILED, results: Path = RESULTS
-) -> Result:
-    """Run one make target, and alone what failed in it until it passes or the turns are used up."""
+def run(make: Make, last_failed: Path = LAST_FAILED, results: Path = RESULTS) -> Result:
+    """Run the tests, and alone what failed of them until it passes or the turns are used up."""
     result = Result()
     last_failed.unlink(missing_ok=True)  # an earlier run on this machine is not this one
     results.unlink(missing_ok=True)
-    result.status = make(target, f"--junitxml={relative(results)}", False)
+    result.status = make(f"--junitxml={relative(results)}", False)
     result.passed = passed(results)
     for turn in range(1, TURNS + 1):
         result.failed = failed(last_failed)
@@ -69,7 +67,7 @@ def run(
         result.again += [test for test in result.failed if test not in result.again]
         say(f"turn {turn} of {TURNS}: alone, what failed:", *result.failed)
         results.unlink(missing_ok=True)
-        result.status = make(target, f"{AGAIN} --junitxml={relative(results)}", True)
+        result.status = make(f"{AGAIN} --junitxml={relative(results)}", True)
         result.passed += passed(results)
     result.failed = failed(last_failed) if result.status else []
     return result
@@ -95,14 +93,12 @@ def passed(results: Path) -> int:
     )
 
 
-def summary(results: list[Result], known: Mapping[str, str]) -> list[str]:
+def summary(result: Result, known: Mapping[str, str]) -> list[str]:
     """Return the lines that name each test that was run again, and why it may be."""
-    again = [test for result in results for test in result.again]
-    lost = [test for result in results for test in result.failed]
-    lines = [f"run again: {len(again)}" + "".join(f"\n  {test}" for test in again)]
-    for test in again:
+    lines = [f"run again: {len(result.again)}" + "".join(f"\n  {test}" for test in result.again)]
+    for test in result.again:
         why = reason(test, known)
-        if test in lost:
+        if test in result.failed:
             lines.append(f"FAILED {TURNS} more times alone: {test}")
         elif why:
             lines.append(f"known: {test}: {why}")
@@ -120,9 +116,9 @@ def say(*lines: str) -> None:
     print(*lines, sep="\n", flush=True)
 
 
-def make(target: str, arguments: str, alone: bool) -> int:
-    """Run a make target; its output goes to ours."""
-    words = ["make", "--no-print-directory", target, f"PYTEST_ARGS={arguments}"]
+def make(arguments: str, alone: bool) -> int:
+    """Run the tests by make; their output goes to ours."""
+    words = ["make", "--no-print-directory", TARGET, f"PYTEST_ARGS={arguments}"]
     command = [*words, "WORKERS=0"] if alone else words
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
 
@@ -130,13 +126,12 @@ def make(target: str, arguments: str, alone: bool) -> int:
 def main() -> int:
     began = time.monotonic()
     RESULTS.parent.mkdir(exist_ok=True)
-    results = [run(target, make) for target in TARGETS]
-    say(*summary(results, reasons()))
-    lost = sum(len(result.failed) for result in results)
-    counts = f"{lost} failed, " if lost else ""
-    counts += f"{sum(result.passed for result in results)} passed"
+    result = run(make)
+    say(*summary(result, reasons()))
+    counts = f"{len(result.failed)} failed, " if result.failed else ""
+    counts += f"{result.passed} passed"
     say(f"{f' {counts} in {time.monotonic() - began:.2f}s ':=^80}")
-    return int(any(result.status for result in results))
+    return int(bool(result.status))
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ class FakeMake:
 
     path: Path
     turns: list[list[str]]  # tests that fail in each turn
-    calls: list[tuple[str, bool]] = field(default_factory=list)
+    calls: list[bool] = field(default_factory=list)
 
-    def __call__(self, target: str, arguments: str, alone: bool) -> int:
+    def __call__(self, arguments: str, alone: bool) -> int:
         failed = self.turns[len(self.calls)]
-        self.calls.append((target, alone))
+        self.calls.append(alone)
         self.path.joinpath("lastfailed").write_text(json.dumps(dict.fromkeys(failed, True)))
         cases = "<testcase/><testcase><skipped/></testcase>"
         cases += "<testcase><failure/></testcase>" * len(failed)
@@ -34,23 +34,23 @@ class FakeMake:
         return int(bool(failed))
 
     def run(self) -> ci.Result:
-        return ci.run("test-quick", self, self.path / "lastfailed", self.path / "results")
+        return ci.run(self, self.path / "lastfailed", self.path / "results")
 
 
 def test_what_passes_is_not_run_again(tmp_path: Path) -> None:
     make = FakeMake(tmp_path, [[]])
     assert make.run() == ci.Result(passed=1)
-    assert make.calls == [("test-quick", False)]
+    assert make.calls == [False]
 
 
 def test_what_failed_runs_alone_and_is_named(tmp_path: Path) -> None:
     make = FakeMake(tmp_path, [[FLAKY], []])
     result = make.run()
     assert result == ci.Result(passed=2, again=[FLAKY])
-    assert make.calls == [("test-quick", False), ("test-quick", True)]
-    known = ci.summary([result], {"tests/a.py::test_waits": "it waits"})
+    assert make.calls == [False, True]
+    known = ci.summary(result, {"tests/a.py::test_waits": "it waits"})
     assert known == [f"run again: 1\n  {FLAKY}", f"known: {FLAKY}: it waits"]
-    assert any("!!! UNEXPLAINED" in line for line in ci.summary([result], {}))
+    assert any("!!! UNEXPLAINED" in line for line in ci.summary(result, {}))
 
 
 def test_what_fails_to_the_end_fails_the_check(tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ def test_what_fails_to_the_end_fails_the_check(tmp_path: Path) -> None:
     assert result.status
     assert result.failed == [BROKEN]
     assert result.again == [BROKEN, FLAKY]
-    assert f"FAILED 2 more times alone: {BROKEN}" in ci.summary([result], {})
+    assert f"FAILED 2 more times alone: {BROKEN}" in ci.summary(result, {})
 
 
 def test_an_error_of_pytest_itself_is_not_run_again(tmp_path: Path) -> None:
-    crash = ci.run("test-quick", lambda *_: 3, tmp_path / "lastfailed", tmp_path / "results")
+    crash = ci.run(lambda *_: 3, tmp_path / "lastfailed", tmp_path / "results")
     assert crash == ci.Result(status=3)
 
 
