@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import importlib.util
 import os
 import pwd
@@ -231,11 +232,20 @@ def postgres() -> Iterator[Postgres]:
         server.stop()
 
 
+@functools.cache
+def empty_sqlite() -> bytes:
+    """The file of a migrated SQLite database without rows, which takes 150 ms to make."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.db"
+        _run(migrate(f"sqlite:///{path}"))
+        return path.read_bytes()
+
+
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated file of SQLite to copy."""
     path = tmp_path_factory.mktemp("template") / "template.db"
-    _run(migrate(f"sqlite:///{path}"))
+    path.write_bytes(empty_sqlite())
     return path
 
 

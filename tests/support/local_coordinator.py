@@ -16,6 +16,7 @@ import numpy as np
 
 from coordinator.config import Settings
 from coordinator.database import runs
+from coordinator.database.engine.open import file_of
 from coordinator.http.app import Coordinator, create_app, opened
 from coordinator.runs.datasets import Build
 from coordinator.runs.definition import definition
@@ -27,6 +28,7 @@ from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
 from shared.tensors.quantize import codec
 from shared.workloads.data.documents import Document
+from tests.support.databases import empty_sqlite
 from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
@@ -239,5 +241,16 @@ async def local_coordinator(path: Path, **settings: Any) -> AsyncIterator[LocalC
         "rate_worker": "",
         "rate_register": "",
     }
-    async with opened(Settings(data_dir=str(path), **(quiet | settings)), clock) as coordinator:
+    chosen = Settings(data_dir=str(path), **(quiet | settings))
+    prepare(chosen)
+    async with opened(chosen, clock) as coordinator:
         yield LocalCoordinator(coordinator, clock)
+
+
+def prepare(settings: Settings) -> None:
+    """Put an empty database where settings that name none expect it; what is there stays."""
+    file = file_of(settings.database_url)
+    used = settings.signing_key_file.exists()  # a database that is missing then stays missing
+    if not settings.database and file is not None and not file.exists() and not used:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.write_bytes(empty_sqlite())
