@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.aggregation import sketch
+from shared.tensors import sketch
 from coordinator.database import checks, versions
 from coordinator.database.contributions import ContributionRow
 from coordinator.rules import similarity, validation

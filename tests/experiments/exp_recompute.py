@@ -24,6 +24,7 @@ from coordinator.rules import checks
 from coordinator.rules.checks import Redone
 from coordinator.rules.sizing import pass_seed
 from shared.tensors.quantize import EXACT_CODECS, codec
+from shared.tensors.sketch import places, sketch
 from shared.tensors.update import delta
 from shared.workloads.base import Data, Job, TrainSettings, Workload, load
 from tests.experiments.cells import Row, arguments, results, work_off
@@ -34,6 +35,7 @@ from tests.support.workloads import tiny_causal, tiny_dcgan
 Tensors = Mapping[str, torch.Tensor]
 CODECS = ("float32", "bf16", "int8", "int4", "topk-int4")
 OTHERS = ("causal-lm", "dcgan")
+STRETCHES = (32, 128)  # of which the sums of an audit are made
 HALVINGS = 4  # by none to three times: a worker that is more and more short of memory
 
 
@@ -116,6 +118,33 @@ def written(
     return row.astype(np.float64), {key: np.asarray(value) for key, value in left.items()}
 
 
+class Whole:
+    """The parameters of an update in one row, read like a file."""
+
+    def __init__(self, subject: Subject, row: np.ndarray) -> None:
+        self._row, at = row, 0
+        self._first: dict[str, int] = {}
+        for spec in subject.schema:
+            if spec.role == "parameter":
+                self._first[spec.name] = at
+                at += spec.count
+
+    def read(self, name: str, start: int, stop: int) -> Any:
+        """Elements [start, stop) of a tensor."""
+        first = self._first[name]
+        return self._row[first + start : first + stop].astype(np.float32)
+
+
+def audited(
+    subject: Subject, rows: tuple[np.ndarray, np.ndarray], number: int, most: int
+) -> tuple[float, float]:
+    """Return cosine and ratio of norms of the sums that an audit would compare."""
+    where = places(subject.schema, number.to_bytes(8, "big"), most)
+    one, other = (sketch(Whole(subject, row), where).astype(np.float64) for row in rows)
+    norms = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    return float(one @ other) / max(1e-300, norms[0] * norms[1]), norms[0] / max(1e-300, norms[1])
+
+
 def _numpy(tensors: Tensors) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in tensors.items()}
 
@@ -126,6 +155,7 @@ def play(cell: Cell, subject: Subject) -> Row:
     inner: Tensors | None = None
     residuals: dict[str, Mapping[str, np.ndarray]] = {name: {} for name in CODECS}
     cosines: dict[str, list[float]] = {name: [] for name in CODECS}
+    sums: dict[str, list[float]] = {}
     states, refused = [], 0
     for number in range(cell.tasks):
         job = subject.job(cell, number)
@@ -149,10 +179,16 @@ def play(cell: Cell, subject: Subject) -> Row:
                 checks.judge_recompute(found, name, cell.precision, comparable=True) != "passed"
             )
             cosines[name].append(found.cosine)
+            for stretches in STRETCHES:
+                alike, ratio = audited(subject, (theirs, mine), number, stretches)
+                sums.setdefault(f"{name} sums {stretches}", []).append(alike)
+                sums.setdefault(f"{name} off {stretches}", []).append(abs(ratio - 1))
             residuals[name] = residual
         base, inner = ours, state
     least = {name: round(min(values), 5) for name, values in cosines.items()}
     most = {f"{name} most": round(max(values), 5) for name, values in cosines.items()}
+    for name, values in sums.items():
+        least[name], most[f"{name} most"] = round(min(values), 5), round(max(values), 5)
     compared = cell.tasks * len(CODECS)
     return least | most | {"state": min(states), "compared": compared, "refused": refused}
 

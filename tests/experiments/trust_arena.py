@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from coordinator.aggregation import sketch, step
+from shared.tensors import sketch, step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.tables import Plan

@@ -33,7 +33,7 @@ escrow = Table(
 )
 Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
 
-# Sketches of accepted updates, by which near copies are found (aggregation/sketch.py); those of
+# Sketches of accepted updates, by which near copies are found (shared/tensors/sketch.py); those of
 # bases long past go.
 sketches = Table(
     "sketches",

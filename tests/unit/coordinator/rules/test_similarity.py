@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation import sketch
+from shared.tensors import sketch
 from coordinator.rules.similarity import Known, Suspect, copied
 from shared.tensors import quantize
 from shared.tensors.spec import Schema, TensorSpec

@@ -21,8 +21,11 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from coordinator.aggregation.cohort import Floats
+    from numpy.typing import NDArray
+
     from shared.tensors.spec import Schema
+
+    Floats = NDArray[np.float32]
 
 NUMBERS = 256  # D
 STRETCH = 128  # elements that are read at once
@@ -46,15 +49,17 @@ class Places:
 
 
 @lru_cache(maxsize=8)
-def places(schema: Schema, secret: bytes) -> Places:
-    """Draw the places of a run's sketches: the same for the same secret, on every machine."""
+def places(schema: Schema, secret: bytes, most: int = STRETCHES) -> Places:
+    """Draw the places of sketches, at most so many: the same for the same secret, on every
+    machine.
+    """
     parameters = [spec for spec in schema if spec.role == "parameter" and spec.count]
     blocks = np.array([-(-spec.count // STRETCH) for spec in parameters], np.int64)
     ends = np.cumsum(blocks)
     random = np.random.Generator(np.random.Philox(key=_number(secret)))
     total = int(ends[-1]) if len(ends) else 0
-    chosen = np.unique(random.integers(0, total, 4 * STRETCHES)) if total else np.zeros(0, int)
-    chosen = np.sort(random.permutation(chosen)[:STRETCHES])
+    chosen = np.unique(random.integers(0, total, 4 * most)) if total else np.zeros(0, int)
+    chosen = np.sort(random.permutation(chosen)[:most])
     found = []
     for block in chosen.tolist():
         index = int(np.searchsorted(ends, block, side="right"))
