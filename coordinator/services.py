@@ -28,6 +28,7 @@ from coordinator.accounts.teams import Teams
 from coordinator.accounts.transparency import Transparency
 from coordinator.certificates import CERT_FILE, ends_at
 from coordinator.checking.auditing import Auditing
+from coordinator.checking.audits import Audits
 from coordinator.checking.case import Draws
 from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
@@ -121,6 +122,7 @@ class Coordinator:
     samples: Samples
     intake: Intake
     recomputes: Recomputes
+    audits: Audits
     alerts: Alerts
     merger: Merger
     evaluation: Evaluation
@@ -208,6 +210,7 @@ class Coordinator:
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
+            audits=examiners.audits,
             alerts=Alerts(db, clock, settings, space),
             merger=merger,
             evaluation=evaluation,
@@ -255,6 +258,7 @@ class Coordinator:
             "evaluation": self.evaluation.run,
             "healing": Healing(self.db, self.signals, self.runs).run,
             "recomputes": self.recomputes.run,
+            "audits": self.audits.run,
             "alerts": self.alerts.run,
             "publishing": self.publishing.run,
             "replay": self.replay.run,
@@ -394,6 +398,7 @@ def _examiners(
         games=Harvest(db, clock, blobs, checks),
         updates=ForwardChecks(db, clock, blobs, checks, draws),
         recomputes=Recomputes(db, clock, signals, blobs, recomputes, draws),
+        audits=Audits(db, clock, signals, blobs, draws),
         sketches=Sketches(db, blobs, key) if settings.open else None,
     )
 

@@ -16,6 +16,7 @@ from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
+from coordinator.rules import audits
 from coordinator.rules import checks as rules
 from coordinator.rules.checks import Kind, Rates, Streaks
 from coordinator.rules.sizing import Reached
@@ -166,7 +167,7 @@ class Draws:
     def possible(self, kind: Kind, about: Definition) -> bool:
         """Return True if contributions of a run are checked this way at all."""
         rates = rules.rates_of(about.file.trust, self._usual)
-        return bool(rates.forward if kind == "forward" else rates.recompute)
+        return bool(getattr(rates, kind))
 
     def drawn(self, conn: Connection, kind: Kind, row: ContributionRow, run: RunRow) -> bool:
         """Return True if a contribution of a run is checked this way."""
@@ -183,6 +184,13 @@ class Draws:
         usual = run.price_micro * file.task.local_steps
         chance = rules.chance(kind, streaks, rates, row.price_micro / max(1, usual))
         return rules.drawn(self._secret, kind, row.id, row.digest, chance)
+
+    def confirmed(self, row: ContributionRow, passed: int) -> bool:
+        """Return True if an answer that agrees is done again all the same, of an auditor that
+        passed so many.
+        """
+        chance = audits.confirmed_chance(passed)
+        return rules.drawn(self._secret, "audit", row.id, row.digest, chance)
 
     def seed(self, row: ContributionRow) -> int:
         """Return the seed by which a forward check of a contribution chooses its samples."""

@@ -14,17 +14,20 @@ for such an auditor, is not done again, and counts like one that this server can
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from coordinator.accounts.suspension import suspend
+from coordinator.checking import audits
 from coordinator.checking.case import Case, Draws
-from coordinator.checking.redo import Files, Submitted, missing_library, redo
+from coordinator.checking.redo import Answer, Files, Submitted, missing_library, redo
 from coordinator.compute import Compute
 from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
+from coordinator.database.auditing import audits as orders
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
 from coordinator.database.ledger.payments import Payment
@@ -32,6 +35,7 @@ from coordinator.database.ledger.reversal import take_back
 from coordinator.database.recomputes import RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.rules import checks as rules
+from coordinator.rules.audits import WAIT_S
 from coordinator.rules.checks import Machine, Redone, Result
 from coordinator.signals import Signals
 from shared.clock import Clock
@@ -83,26 +87,31 @@ class Recomputes:
         """Order the recompute of an update if it is drawn or `doubted`, with its verdict; True if
         its pay is to wait for it, which is so for a doubted one of an account on probation.
         """
-        if not (doubted or self._draws.drawn(conn, "recompute", row, run)):
+        now = self._clock.now()
+        own = doubted or self._draws.drawn(conn, "recompute", row, run)
+        by_volunteer = not own and self._draws.drawn(conn, "audit", row, run)
+        if not (own or by_volunteer) or not recomputes.has_room(conn, row):
             return False
-        if not recomputes.has_room(conn, row):
+        if by_volunteer and not audits.possible(conn, row, now):
             return False
         case = Case.of(conn, row, run)
         if case is None:
             return False
         kind = rules.device_kind(case.device)
-        served = recomputes.served(conn, self._clock.now())
-        if case.flops > rules.flops_max(kind, served):
+        too_large = case.flops > rules.flops_max(kind, recomputes.served(conn, now))
+        if own and too_large:
             accounts.count_uncompared(conn, row.volunteer_id)
             return False
         said = recomputes.commitment_of(row)
         keeps = row.kind == "delta" and not case.job.reset_inner
         withheld = doubted and not row.vetted
         wanted = [] if _silent(said, keeps=keeps) else sorted({*_named(said)})
-        due = self._clock.now() + rules.REVEAL_S
+        due = now + rules.REVEAL_S
         self._begin_at_once |= not wanted
         work = wanted, case.stored()
         recomputes.add(conn, row, work, withheld=withheld, due_at=due, kind=kind)
+        if by_volunteer:
+            orders.add(conn, row, secrets.randbits(63), due + WAIT_S)
         return withheld
 
     def wake(self) -> None:
@@ -152,12 +161,16 @@ class Recomputes:
         it. Raises NotFound for a run without a dataset.
         """
 
-        def read(conn: Connection) -> tuple[ContributionRow, Case, bool]:
+        def read(conn: Connection) -> tuple[ContributionRow, Case, bool, Answer | None]:
             found = contributions.by_id(conn, row.contribution_id)
             case = Case.again(conn, row.work, runs.by_id(conn, found.run_id))
-            return found, case, recomputes.follows(conn, found)
+            audit = orders.get(conn, found.id)
+            answer = None
+            if audit is not None and audit.sums is not None:
+                answer = Answer(seed=audit.seed, sums=audit.sums)
+            return found, case, recomputes.follows(conn, found), answer
 
-        contribution, case, follows = await self._db.read(read)
+        contribution, case, follows, answer = await self._db.read(read)
         said = recomputes.commitment_of(contribution)
         keeps = contribution.kind == "delta" and not case.job.reset_inner
         if _silent(said, keeps=keeps):
@@ -167,6 +180,7 @@ class Recomputes:
             await self._end(row, "unproven", "its state is of no earlier task of this machine")
             return None
         given = Submitted(sha256=contribution.sha256, codec=contribution.codec, commitment=said)
+        given = msgspec.structs.replace(given, answer=answer)
         return Prepared(contribution=contribution, case=case, given=given)
 
     async def _make(self, row: RecomputeRow) -> None:
@@ -176,7 +190,8 @@ class Recomputes:
         case = prepared.case
         if case.flops > rules.RECOMPUTE_FLOPS_MAX:  # the auditors that it was meant for are gone
             await self._end(row, "unclear", "no auditor did it, and it is too large for the server")
-            await self._db.write(lambda conn: accounts.count_uncompared(conn, row.volunteer_id))
+            if prepared.given.answer is None:  # else somebody's word, which proves nothing
+                await self._db.write(lambda conn: accounts.count_uncompared(conn, row.volunteer_id))
             return
         lacking = missing_library(case)
         if lacking is not None:
@@ -214,7 +229,7 @@ class Recomputes:
             rules.precision_of(case.job.train.precision, on.kind),
             comparable=rules.comparable(worker, on),
         )
-        await self._end(row, result, _sentence(result, found, device, on), found)
+        await self._end(row, result, _sentence(result, found, device, on), (found, on))
         return result
 
     async def refute(self, row: RecomputeRow, why: str) -> None:
@@ -223,17 +238,27 @@ class Recomputes:
         await self._end(row, "unproven", said[:SENTENCE_CHARS_MAX])
 
     async def _end(
-        self, row: RecomputeRow, result: Result, message: str, found: Redone | None = None
+        self,
+        row: RecomputeRow,
+        result: Result,
+        message: str,
+        made: tuple[Redone, Machine] | None = None,
     ) -> None:
-        measured = "{}" if found is None else msgspec.json.encode(found).decode()
-        if await self._db.write(lambda conn: self._settle(conn, row, result, message, measured)):
+        if await self._db.write(lambda conn: self._settle(conn, row, result, message, made)):
             note = log.info if result == "passed" else log.warning
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
 
     def _settle(
-        self, conn: Connection, row: RecomputeRow, result: Result, message: str, measured: str
+        self,
+        conn: Connection,
+        row: RecomputeRow,
+        result: Result,
+        message: str,
+        made: tuple[Redone, Machine] | None,
     ) -> bool:
         now = self._clock.now()
+        found, on = made or (None, None)
+        measured = "{}" if found is None else msgspec.json.encode(found).decode()
         if not recomputes.end(conn, row, result, message, measured, now):
             return False
         contribution = contributions.by_id(conn, row.contribution_id)
@@ -241,7 +266,9 @@ class Recomputes:
             why = f"task {contribution.task_id} was done again here and is not what was submitted"
             suspend(conn, row.volunteer_id, why, now)
             take_back(conn, [Payment.of(contribution)], why, now)
-        elif row.withheld:
+        if (audit := orders.get(conn, row.contribution_id)) is not None:
+            audits.settle(conn, audit, contribution, found, on, now)
+        if row.withheld and result != "failed":
             settle = escrow.pay if result == "passed" else escrow.withhold
             settle(conn, [contribution], now)
         return True

@@ -11,7 +11,7 @@ import msgspec
 
 from coordinator.checking.case import Case, Local
 from coordinator.compute import Stop
-from coordinator.rules.checks import HERE, Machine, Redone, device_kind
+from coordinator.rules.checks import HERE, Likeness, Machine, Redone, device_kind
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import Configuration, NotFound, Unavailable
@@ -19,11 +19,14 @@ from shared.local_data import LocalData
 from shared.protocol.contributions import Commitment
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, codec, residual_schema
+from shared.tensors.sketch import sums
 from shared.tensors.update import delta
 from shared.workloads.base import libraries_here
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 AUTO = "auto"
 ACCELERATORS = ("cuda", "xpu", "mps")
@@ -32,12 +35,20 @@ SHORT = "memory was short here: the batches could not be cut as they were"
 Tell = Callable[[int, int], None]  # steps done, steps in all
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums that a volunteer's audit found, and the seed that they were to be made with."""
+
+    seed: int
+    sums: bytes  # float32
+
+
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """Update of a worker, and the states that it committed to."""
 
     sha256: str
     codec: str
     commitment: Commitment
+    answer: Answer | None = None  # of a volunteer that did the task again
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +60,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
     inner: Path | None
     left: Path | None
     residual: Path | None
+    answer: Answer | None = None
 
     @classmethod
     async def of(cls, case: Case, given: Submitted, blobs: Local) -> Files:
@@ -61,6 +73,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
             inner=await blobs.local(said.inner) if said.inner else None,
             left=await blobs.local(said.left) if said.left else None,
             residual=await blobs.local(said.residual) if said.residual else None,
+            answer=given.answer,
         )
 
 
@@ -128,9 +141,9 @@ def redo(
     report, result = work.result()
     if len(report.halved) > len(case.job.halved):
         raise Unavailable(SHORT)
-    cosine, ratio = _beside(case, files, result)
+    beside = _beside(case, files, result)
     state = None if files.left is None else state_cosine(work.state(), _tensors(files.left))
-    return Redone(cosine=cosine, norm_ratio=ratio, state_cosine=state)
+    return msgspec.structs.replace(beside, state_cosine=state)
 
 
 def missing_library(case: Case) -> str | None:
@@ -143,8 +156,20 @@ def missing_library(case: Case) -> str | None:
     return next((name for name in workload.libraries(case.job.config) if name not in here), None)
 
 
-def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> tuple[float, float]:
-    """Return cosine and ratio of norms of the submitted update beside ours, encoded alike."""
+def likeness(ours: NDArray[np.float32], theirs: bytes) -> Likeness:
+    """Return the sums of an answer beside others."""
+    import numpy as np
+
+    mine, other = ours.astype(np.float64), np.frombuffer(theirs, np.float32).astype(np.float64)
+    with np.errstate(all="ignore"):
+        norms = float(np.linalg.norm(mine)), float(np.linalg.norm(other))
+        dot = float(mine @ other)
+    cosine = dot / max(1e-300, norms[0] * norms[1])
+    return Likeness(cosine=cosine, norm_ratio=norms[1] / max(1e-300, norms[0]))
+
+
+def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> Redone:
+    """Return the submitted update, and the sums of an audit, beside our update, encoded alike."""
     import numpy as np
 
     about = definition(case.run)
@@ -171,7 +196,15 @@ def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> tup
                 dot += float(mine @ other)
                 ours_2 += float(mine @ mine)
                 theirs_2 += float(other @ other)
-    return dot / max(1e-300, (ours_2 * theirs_2) ** 0.5), (theirs_2 / max(1e-300, ours_2)) ** 0.5
+            answered = None
+            if files.answer is not None:
+                own = sums(ours, schema, files.answer.seed)
+                answered = likeness(own, files.answer.sums)
+    return Redone(
+        cosine=dot / max(1e-300, (ours_2 * theirs_2) ** 0.5),
+        norm_ratio=(theirs_2 / max(1e-300, ours_2)) ** 0.5,
+        sums=answered,
+    )
 
 
 def state_cosine(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:

@@ -8,7 +8,7 @@ other only as long as a claim takes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ from coordinator.database.engine.statements import among, its
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
-from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, row_of
+from coordinator.database.tasks import AUDIT, BESIDE, TaskRow, awaits_verdict, row_of
 from coordinator.rules.dispatch import Holding, Load
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.standing import State
@@ -74,7 +74,7 @@ _DOING = literal_column("tasks.state") == literal_column("'doing'")
 _LOADS = (
     select(
         tasks.c.run_id,
-        func.count().label("open"),
+        func.sum(case((tasks.c.kind == AUDIT, 0), else_=1)).label("open"),  # no pass waits for one
         func.sum(case((_DOING, tasks.c.price_micro), else_=0)).label("price_micro"),
         func.count(case((_DOING, None), else_=1)).label("waiting"),
     )
@@ -107,7 +107,7 @@ def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> View:
         loads=tuple(
             Load(
                 run_id=load.run_id,
-                open=load.open,
+                open=int(load.open),
                 price_micro=int(load.price_micro),
                 holders=_holders(conn, load.run_id) if load.run_id in touchy else frozenset(),
             )
@@ -162,6 +162,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
     workloads: frozenset[str] = frozenset()
     devices: frozenset[str] = frozenset()  # empty: it told none
+    models: Mapping[str, str] = {}  # of its devices
 
 
 def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilities]:
@@ -197,9 +198,10 @@ def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float
 
 @lru_cache(maxsize=1024)
 def _abilities(workloads: str, hardware: str, benchmark: str) -> Abilities:
-    told = [device.id for device in decode(hardware, Hardware).devices]
-    told += [measured.device for measured in decode(benchmark, list[Benchmark])]
-    return Abilities(workloads=frozenset(decode(workloads, list[str])), devices=frozenset(told))
+    models = {device.id: device.name for device in decode(hardware, Hardware).devices}
+    told = [*models, *(measured.device for measured in decode(benchmark, list[Benchmark]))]
+    names = frozenset(decode(workloads, list[str]))
+    return Abilities(workloads=names, devices=frozenset(told), models=models)
 
 
 def _holders(conn: Connection, run_id: int) -> frozenset[str]:

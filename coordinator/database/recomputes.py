@@ -320,6 +320,13 @@ def end(
     return True
 
 
+def close(conn: Connection, contribution_id: int, result: Result, message: str, now: float) -> None:
+    """Record a result that moves nothing of the account."""
+    values = {"result": result, "message": message, "measured": "{}", "ended_at": now}
+    conn.execute(_END, {"its_contribution_id": contribution_id} | values)
+    conn.execute(_FORGET, {"number": contribution_id})
+
+
 def blobs_in_use(conn: Connection) -> set[str]:
     """Return the updates and base weights that recomputes without a result need."""
     return {sha256 for row in conn.execute(_BLOBS) for sha256 in row if sha256}

@@ -26,8 +26,10 @@ from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import games_bytes_max, upload_bytes_max
+from shared.decoding import decode
 from shared.errors import Cancelled, Gone, NotFound, Unavailable
 from shared.protocol.base import TaskState
+from shared.protocol.limits import AUDIT_BYTES
 
 FailureKind = Literal["failure", "timeout"]
 
@@ -36,7 +38,8 @@ ALONE_FACTOR = 2
 TIMED_OUT_MIN = 2  # volunteers that let a task time out before it is given up
 LATELY_S, LATELY = 3600.0, 256  # who had a task since, among the last so many, works for the run
 MESSAGE_CHARS = 500
-BESIDE = ("learn", "evaluate")  # kinds of tasks that are not cut from a pass
+AUDIT = "audit"  # a task of another volunteer that is done again
+BESIDE = ("learn", "evaluate", AUDIT)  # kinds of tasks that are not cut from a pass
 GAMES = ("selfplay", "evaluate")  # kinds whose contributions are files of games
 FREE: dict[str, Any] = {
     "claim_id": None,
@@ -149,6 +152,8 @@ _PARAMETERS = select(runs.c.parameters).where(its(runs.c.id))
 
 def grant_bytes(conn: Connection, row: TaskRow) -> int:
     """The most bytes that one update for this task may have."""
+    if row.kind == AUDIT:
+        return AUDIT_BYTES
     if row.kind in GAMES:
         return games_bytes_max(row.stop - row.start)
     found = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
@@ -161,6 +166,17 @@ _BEGIN = _REBASE.values(
     begun_at=bindparam("now"),
     finish_by=bindparam("soft"),
     finish_limit=bindparam("hard"),
+)
+_BEGIN_AT = (
+    update(tasks)
+    .where(its(tasks.c.id))
+    .values(
+        base_version=bindparam("base"),
+        begun_at=bindparam("now"),
+        finish_by=bindparam("soft"),
+        finish_limit=bindparam("hard"),
+    )
+    .returning(*tasks.c)
 )
 _OF_RUN = (
     select(runs.c.name, versions.c.global_step)
@@ -185,14 +201,17 @@ def begin(
     """
     row = holder(conn, task_id)
     may_submit(row, worker_id, attempt)
-    if newest and row.begun_at is not None:
+    if newest and row.begun_at is not None and row.kind != AUDIT:
         row = row_of(conn.execute(_REBASE, {"its_id": task_id}).mappings().one())
     if row.begun_at is None:
         if row.state != "doing" or row.finish_limit is None or row.claimed_at is None:
             raise Gone(f"the time of task {task_id} ran out before it began")
         allowance = (row.finish_limit - row.claimed_at) / 2
         bound = {"now": now, "soft": now + allowance, "hard": now + 2 * allowance}
-        row = row_of(conn.execute(_BEGIN, {"its_id": task_id} | bound).mappings().one())
+        begins = _BEGIN
+        if row.kind == AUDIT:  # from the base of the task that it repeats
+            begins, bound = _BEGIN_AT, bound | {"base": int(decode(row.options)["base_version"])}
+        row = row_of(conn.execute(begins, {"its_id": task_id} | bound).mappings().one())
     found = conn.execute(_OF_RUN, {"its_id": row.run_id, "its_version": row.base_version}).first()
     if found is None or row.base_version is None:
         raise Unavailable(f"the run of task {task_id} has no version yet", retry_after_s=10)
@@ -364,7 +383,7 @@ def overtake(conn: Connection, run_id: int, *, head: int) -> int:
 
 def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int:
     """The attempt grows, so that whoever holds one learns that it is gone."""
-    taken = and_(tasks.c.run_id == run_id, based, _unsubmitted())
+    taken = and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, _unsubmitted())
     values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
     values |= {"begun_at": None, "base_version": None, **FREE}
     return conn.execute(update(tasks).where(taken).values(**values)).rowcount

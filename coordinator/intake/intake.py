@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
+from coordinator.checking.audits import Audits
 from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
 from coordinator.database import (
@@ -37,7 +38,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Part
-from coordinator.database.tasks import FailureKind, TaskRow
+from coordinator.database.tasks import AUDIT, FailureKind, TaskRow
 from coordinator.intake.similarity import Seen, Sketches
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
@@ -96,6 +97,7 @@ class Examiners:
     games: Harvest
     updates: ForwardChecks
     recomputes: Recomputes
+    audits: Audits
     sketches: Sketches | None = None  # of a server that is open to strangers
 
 
@@ -120,6 +122,7 @@ class Intake:
         self._sketches = examiners.sketches
         self._recomputes = examiners.recomputes
         self._harvest = examiners.games
+        self._audits = examiners.audits
         self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
         self.durations = Durations(SLOW_S)  # of submissions, their check included
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
@@ -219,6 +222,8 @@ class Intake:
     async def _check_once(self, row: ContributionRow) -> None:
         if row.kind in MERGED:
             await self._measure(row)
+        elif row.kind == AUDIT:
+            await self._audits.check(row)
         else:
             await self._harvest.check(row)
         self._signals.notify("contributions")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.tensors import sketch
 from coordinator.database import checks, versions
 from coordinator.database.contributions import ContributionRow
 from coordinator.rules import similarity, validation
@@ -17,6 +16,7 @@ from coordinator.rules.similarity import Suspect
 from coordinator.rules.validation import Judgement
 from coordinator.storage.blobs import in_pool
 from shared.errors import NotFound, VolunteerError
+from shared.tensors import sketch
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,7 +29,7 @@ import msgspec
 from coordinator.rules.run_file import TrustSettings
 from shared.workloads.base import ForwardFigures
 
-Kind = Literal["forward", "recompute"]
+Kind = Literal["forward", "recompute", "audit"]
 Result = Literal["passed", "failed", "unclear", "unproven"]
 
 COSINE_MIN = 0.98  # of a recompute beside the update: same arithmetic, same state (measured)
@@ -68,17 +68,18 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
     forward: float = 0.0
     recompute: float = 0.0
+    audit: float = 0.0
 
     @property
     def may_recompute(self) -> bool:
-        """True where a recompute may be ordered, by its draw or after a failed forward check:
-        workers then commit to what it begins from.
+        """True where a recompute may be ordered, by its draw, as an audit or after a failed forward
+        check: workers then commit to what it begins from.
         """
-        return bool(self.forward or self.recompute)
+        return bool(self.forward or self.recompute or self.audit)
 
 
 NO_RATES = Rates()
-OPEN_RATES = Rates(forward=0.1, recompute=0.02)  # of an open server
+OPEN_RATES = Rates(forward=0.1, recompute=0.02, audit=0.02)  # of an open server
 
 
 def rates_of(trust: TrustSettings, usual: Rates) -> Rates:
@@ -86,7 +87,15 @@ def rates_of(trust: TrustSettings, usual: Rates) -> Rates:
     return Rates(
         forward=usual.forward if trust.forward is None else trust.forward,
         recompute=usual.recompute if trust.recompute is None else trust.recompute,
+        audit=usual.audit if trust.audit is None else trust.audit,
     )
+
+
+class Likeness(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums of an audit beside others."""
+
+    cosine: float
+    norm_ratio: float
 
 
 class Redone(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +104,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     cosine: float
     norm_ratio: float
     state_cosine: float | None = None  # None where none is kept
+    sums: Likeness | None = None  # of an auditor's answer beside our update; None without one
 
 
 class Streaks(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +120,8 @@ def chance(kind: Kind, standing: Streaks, rates: Rates, price: float = 1.0) -> f
 
     `price` is relative to the run's usual task. Newcomers' forward checks are certain.
     """
+    if kind == "audit":
+        return rates.audit
     if kind == "forward":
         floor, streak = rates.forward, standing.forward_streak
     else:

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
+from coordinator.rules.audits import may_audit
 from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
 from coordinator.rules.placement import NOBODY, Bench, Placement
 from coordinator.rules.sizing import (
@@ -29,6 +30,7 @@ from coordinator.rules.sizing import (
 )
 from shared.protocol.base import Reason
 
+AUDIT = "audit"  # kind of task
 HALF_LIFE_S = 900.0  # work that was given that long ago counts half
 
 
@@ -75,6 +77,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     price_micro: int
     seed: int
     allowance_s: float  # until it must be submitted
+    beside: str = ""  # its kind, where it is not a range of the pass
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,6 +235,11 @@ class _Batch:
         self, share: _Share, index: int, waiter: Waiter, again: bool
     ) -> Assignment | None:
         for position, task in enumerate(share.todo):
+            if task.beside == AUDIT:
+                if not again and _audits(waiter, task):
+                    del share.todo[position]
+                    return _beside(share.run, index, waiter, task)
+                continue
             failed = waiter.worker_id in task.failed_by
             if failed and not (again and share.near <= task.failed_by):
                 continue
@@ -311,6 +319,14 @@ def _assign(
     )
 
 
+def _audits(waiter: Waiter, task: Todo) -> bool:
+    """Return True if an audit that waits is for this worker."""
+    terms, auditor = task.audit, waiter.auditor
+    if terms is None or auditor is None or waiter.worker_id in task.failed_by:
+        return False
+    return does(waiter, terms.kind) and may_audit(terms, auditor)
+
+
 def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
     """A task beside the pass, as it was made."""
     return Assignment(
@@ -324,6 +340,7 @@ def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
         steps=task.steps,
         price_micro=task.price_micro,
         seed=0,  # it keeps its own
+        beside=task.beside,
         allowance_s=allowance_beside_s(run, task.price_micro, speed(run, waiter)),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from coordinator.rules.audits import Auditor, Terms
 from coordinator.rules.codec_choice import agreed
 from coordinator.rules.sizing import Run, clamped
 from shared.protocol.limits import memory_on
@@ -29,6 +30,9 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     leases_max: int = 0  # of its volunteer at once, on probation; 0 = as everybody
     vouched: bool = True  # False: its speed is believed within bounds only
     step_s: Mapping[int, float] = {}  # seconds a step of each run took its device lately
+    model: str = ""  # of its device, as its machine registered it
+    audits: bool = False  # its program knows how to
+    auditor: Auditor | None = None  # of an account that may
 
 
 class Todo(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,7 @@ class Todo(msgspec.Struct, frozen=True, kw_only=True):
     beside: str = ""  # its kind, where it is not a range of the pass; then it stays as it is
     steps: int = 0
     price_micro: int = 0
+    audit: Terms | None = None  # on which it is given out, if it is one
 
 
 def misfit(run: Run, waiter: Waiter) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.database import audit, datasets, games, versions
+from coordinator.database.auditing import audits
 from coordinator.database.datasets import DatasetRow
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.clock import Clock
@@ -158,9 +159,9 @@ class Datasets:
         row = await self._db.read(lambda conn: datasets.by_name(conn, name))
         return dataset_view(row.manifest)
 
-    async def may_read(self, sha256: str) -> bool:
+    async def may_read(self, sha256: str, worker_id: str) -> bool:
         """Return True if a volunteer may fetch this blob: served data, published weights and
-        samples; never the held-out split.
+        samples, and what an audit in its hands begins from; never the held-out split.
         """
 
         def read(conn: Connection) -> bool:
@@ -168,6 +169,7 @@ class Datasets:
                 datasets.is_served(conn, sha256)
                 or versions.is_published(conn, sha256)
                 or games.is_chunk(conn, sha256)
+                or audits.is_lent(conn, worker_id, sha256)
             )
 
         return await self._db.read(read)

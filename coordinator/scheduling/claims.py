@@ -19,9 +19,11 @@ import msgspec
 
 from coordinator.accounts import suspension
 from coordinator.database import claims, leases, passes
+from coordinator.database.auditing import audits
+from coordinator.database.auditing.audits import Work
 from coordinator.database.claims import Abilities, Rights, View
 from coordinator.database.leases import Taken
-from coordinator.database.tasks import TaskRow
+from coordinator.database.tasks import AUDIT, TaskRow
 from coordinator.plan.tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.checks import NO_RATES, OPEN_RATES, Rates, rates_of
@@ -39,6 +41,7 @@ from coordinator.rules.placement import Machines
 from coordinator.rules.sizing import Pace, Reached, work_of
 from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
 from coordinator.scheduling import lease_message
+from coordinator.scheduling.audits import matched
 from coordinator.scheduling.lease_message import Spec
 from coordinator.traffic import Durations
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
@@ -112,6 +115,7 @@ class _Served:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     shut_out: dict[str, VolunteerError] = field(default_factory=dict)
     runs: dict[int, _About] = field(default_factory=dict)
+    audits: Mapping[int, Work] = field(default_factory=dict)  # of those that are audits, by task
     fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
     given: Counter[int] = field(default_factory=Counter)  # operations by run
@@ -225,7 +229,9 @@ class Claims:
             run, waiter = served.runs[row.run_id], speaks[claim_id]
             self.leases[run.spec.name] += claim_id in served.fresh
             given = lease_message.lease(run.spec, run.plan, run.reached, row, now, waiter.codecs)
-            if rates_of(run.spec.file.trust, self._terms.checked).may_recompute:
+            if row.id in served.audits:
+                given = lease_message.audit(given, served.audits[row.id])
+            elif rates_of(run.spec.file.trust, self._terms.checked).may_recompute:
                 given = msgspec.structs.replace(given, commit=True)
             self._agreements.note(waiter.worker_id, given.run, run.plan.codec, given.grant.codec)
             answers[claim_id] = given
@@ -250,6 +256,9 @@ class Claims:
             plan = lease_message.phase(spec, line)
             reached = Reached(line.global_step, line.tokens)
             served.runs[run_id] = _About(spec=spec, plan=plan, reached=reached)
+        served.audits = audits.works(
+            conn, [row.id for row in served.rows.values() if row.kind == AUDIT]
+        )
         return served
 
     def _hand_out(
@@ -263,14 +272,15 @@ class Claims:
             )
             for run in view.runs
         }
+        todo, able = matched(conn, view.todo, able, now)
         busy = [(held.worker_id, held.device) for held in view.holdings if held.count]
         self._machines.saw(able, busy, now)
         outcome = dispatch(
             able,
             offers.values(),
-            Open(todo=view.todo, loads=view.loads, holdings=view.holdings),
+            Open(todo=todo, loads=view.loads, holdings=view.holdings),
             leases_max=self._terms.leases_max,
-            bench=self._machines.bench(view.todo, now),
+            bench=self._machines.bench(todo, now),
         )
         self._machines.left(outcome.left, now)
         for one in outcome.assignments:
@@ -393,6 +403,7 @@ def _waiter(principal: Principal, request: ClaimRequest) -> Waiter:
         codecs=frozenset(request.codecs),
         versions=request.workload_versions,
         libraries=frozenset(request.libraries),
+        audits=request.audits,
     )
 
 
@@ -448,6 +459,7 @@ def _limited(waiter: Waiter, has: Rights | None, known: _Known) -> Waiter:
     return msgspec.structs.replace(
         waiter,
         workloads=known.able.workloads,
+        model=known.able.models.get(waiter.device, ""),
         vouched=vouched,
         step_s={} if vouched else paces,
         leases_max=PROBATION_LEASES if has is not None and has.standing != "vetted" else 0,
@@ -455,12 +467,13 @@ def _limited(waiter: Waiter, has: Rights | None, known: _Known) -> Waiter:
 
 
 def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
+    parts = plan.gradient_every if plan.update == "gradient" else 0
     return Taken(
         assignment=one,
         waiter=waiter,
         kind=spec.kind,
         update_kind=plan.update,
-        part_steps=plan.gradient_every if plan.update == "gradient" else 0,
+        part_steps=0 if one.beside else parts,
         batch_size=spec.batch_size,
         options=spec.options,
         run_seed=spec.seed,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.database import datasets, runs
-from coordinator.database.tasks import BESIDE, GAMES, TaskRow
+from coordinator.database.tasks import AUDIT, BESIDE, GAMES, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.tables import Plan
@@ -30,6 +30,7 @@ from coordinator.runs.definition import price_of_flops
 from shared.decoding import convert, decode
 from shared.errors import Conflict
 from shared.protocol.leases import Grant, Lease
+from shared.protocol.limits import AUDIT_BYTES
 from shared.workloads.base import DatasetManifest, Job, installed, load
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.training.lr_schedule import warmup
@@ -37,6 +38,7 @@ from shared.workloads.training.lr_schedule import warmup
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.database.auditing.audits import Work
     from coordinator.database.claims import RunLine
     from coordinator.database.runs import RunRow
     from shared.workloads.games import SelfPlay
@@ -45,6 +47,7 @@ UPDATES = {
     "selfplay": "games",
     "evaluate": "evaluation",
     "learn": "delta",
+    AUDIT: AUDIT,
 }  # but "train": the plan's
 
 
@@ -217,6 +220,25 @@ def lease(
         price_micro=task.price_micro,
         now=now,
         data=data,
+    )
+
+
+def audit(of: Lease, work: Work) -> Lease:
+    """Return the lease of an audit: the job of the task that it repeats, and what it begins from.
+    Its answer has the size of sums, whatever the run's codec.
+    """
+    grant = msgspec.structs.replace(of.grant, codec=work.codec, bytes_max=AUDIT_BYTES, parts=1)
+    return msgspec.structs.replace(
+        of,
+        job=work.job,
+        chunks=work.chunks,
+        data=work.data,
+        audit=work.audit,
+        grant=grant,
+        in_step=False,
+        redo=False,
+        part_steps=0,
+        pull_every=0,
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.protocol.base import Count, Line, Message, Number, Reason, Size
-from shared.protocol.versions import SignedManifest
+from shared.protocol.versions import BlobRef, SignedManifest
 from shared.workloads.base import DatasetManifest, Job
 
 WORKLOADS_MAX = 64  # of one worker
@@ -33,6 +33,7 @@ class ClaimRequest(Message):
     )
     libraries: tuple[str, ...] = ()  # installed here, that only some runs need
     wait_s: float = 30.0
+    audits: bool = False  # this version knows how to do the task of another again
 
 
 class Grant(Message):
@@ -41,6 +42,16 @@ class Grant(Message):
     codec: str
     bytes_max: Size
     parts: Count = 1
+
+
+class AuditWork(Message):
+    """A task of another volunteer is done again: from the states that it revealed, for sums of the
+    update which the coordinator compares. It is never told what the other sent.
+    """
+
+    seed: Number  # of these sums
+    inner: BlobRef | None = None  # state of the optimiser that the task began with
+    residual: BlobRef | None = None  # that the codec added to the update
 
 
 class Lease(Message):
@@ -65,6 +76,7 @@ class Lease(Message):
     commit: bool = False
     # Data of this task alone (games, an opponent), in place of a dataset.
     data: DatasetManifest | None = None
+    audit: AuditWork | None = None
 
 
 RETRY_S_MAX = 86_400.0

@@ -39,3 +39,6 @@ VEST_DAYS = 30.0
 def memory_on(device: str, memory_bytes: int) -> int:
     """Return the bytes that a run needs on a device; `memory_bytes` is that of `RunInfo`."""
     return memory_bytes * CPU_BYTES // DEVICE_BYTES if device == "cpu" else memory_bytes
+
+
+AUDIT_BYTES = 1024  # answer to an audit: 256 sums, float32

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 NUMBERS = 256  # D
 STRETCH = 128  # elements that are read at once
 STRETCHES = 32
+AUDIT_STRETCHES = 128  # of the sums of an audit, which sparse updates fill as well
 BYTES = 4 * NUMBERS
 
 
@@ -49,7 +50,12 @@ class Places:
 
 
 @lru_cache(maxsize=8)
-def places(schema: Schema, secret: bytes, most: int = STRETCHES) -> Places:
+def places(schema: Schema, secret: bytes) -> Places:
+    """Return the places of a run's sketches."""
+    return drawn(schema, secret, STRETCHES)
+
+
+def drawn(schema: Schema, secret: bytes, most: int) -> Places:
     """Draw the places of sketches, at most so many: the same for the same secret, on every
     machine.
     """
@@ -78,6 +84,19 @@ def sketch(update: Slices, where: Places) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         found: Floats = where.signs @ values
     return found
+
+
+def sums(update: Slices, schema: Schema, seed: int) -> Floats:
+    """Return the sums of an update by which an audit compares it, (D,) float32."""
+    return sketch(update, drawn(schema, seed.to_bytes(8, "big"), AUDIT_STRETCHES))
+
+
+def sums_of_file(path: Path, schema: Schema, codec: str, seed: int) -> Floats:
+    """Return these sums of an update as its codec wrote it. Raises InvalidFrame."""
+    from shared.tensors import quantize
+
+    with quantize.codec(codec).decode(path, schema) as update:
+        return sums(update, schema, seed)
 
 
 def of_update(path: Path, schema: Schema, codec: str, secret: bytes) -> Floats:

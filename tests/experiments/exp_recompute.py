@@ -24,7 +24,7 @@ from coordinator.rules import checks
 from coordinator.rules.checks import Redone
 from coordinator.rules.sizing import pass_seed
 from shared.tensors.quantize import EXACT_CODECS, codec
-from shared.tensors.sketch import places, sketch
+from shared.tensors.sketch import drawn, sketch
 from shared.tensors.update import delta
 from shared.workloads.base import Data, Job, TrainSettings, Workload, load
 from tests.experiments.cells import Row, arguments, results, work_off
@@ -139,7 +139,7 @@ def audited(
     subject: Subject, rows: tuple[np.ndarray, np.ndarray], number: int, most: int
 ) -> tuple[float, float]:
     """Return cosine and ratio of norms of the sums that an audit would compare."""
-    where = places(subject.schema, number.to_bytes(8, "big"), most)
+    where = drawn(subject.schema, number.to_bytes(8, "big"), most)
     one, other = (sketch(Whole(subject, row), where).astype(np.float64) for row in rows)
     norms = float(np.linalg.norm(one)), float(np.linalg.norm(other))
     return float(one @ other) / max(1e-300, norms[0] * norms[1]), norms[0] / max(1e-300, norms[1])

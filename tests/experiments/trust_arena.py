@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from shared.tensors import sketch, step
+from coordinator.aggregation import step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.tables import Plan
@@ -25,6 +25,7 @@ from coordinator.rules.validation import Evidence, judge, measure
 from coordinator.rules.voices import Voice, shares
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest
+from shared.tensors import sketch
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.slices import ArrayReader

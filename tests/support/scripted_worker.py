@@ -47,7 +47,7 @@ class Held(Data):
     async def fetch(self) -> Held:
         refs: list[ChunkRef] = [*self.manifest.chunks, *self.manifest.assets.values()]
         for ref in refs:
-            assert await self._home.coordinator.datasets.may_read(ref.sha256)
+            assert await self._home.coordinator.datasets.may_read(ref.sha256, "")
             self._files[ref.sha256] = await self._home.coordinator.blobs.local(ref.sha256)
         return self
 

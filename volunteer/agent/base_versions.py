@@ -80,7 +80,7 @@ class BaseVersions:
         leads there is left to fetch.
         """
         lease = held.lease
-        if lease.in_step or lease.job.kind not in NEWEST:
+        if lease.in_step or not _newest(lease):
             return
         manifest, signed = await self.downloads.newest(lease)
         if await self.downloads.fits(manifest):
@@ -108,7 +108,7 @@ class BaseVersions:
         if begun.manifest is None:
             raise InvalidFrame("the coordinator sent no manifest of the version to begin from")
         # An earlier base is right for a task that began before, here too where nobody answers.
-        newest = lease.job.kind in NEWEST and before is None and not held.stored.early
+        newest = _newest(lease) and before is None and not held.stored.early
         manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
         if before is None or before.version != begun.version:
             self.leases.snapshot(lease).unlink(missing_ok=True)  # of another base
@@ -169,7 +169,7 @@ class BaseVersions:
         )
 
     async def _base_here(self, lease: Lease) -> tuple[VersionManifest, SignedManifest] | None:
-        if lease.in_step or lease.job.kind not in NEWEST or LeasePlan.of(lease).several:
+        if lease.in_step or not _newest(lease) or LeasePlan.of(lease).several:
             return None
         found = self._here.get(lease.run)
         there = found is not None and await self.downloads.has_weights(found[0])
@@ -190,6 +190,13 @@ class BaseVersions:
         """Return True if a result for this run is being encoded, or waits to be submitted."""
         encoding = any(held.phase == "encode" and held.lease.run == run for held in self.held)
         return encoding or any(entry.run == run for entry in self.outbox.entries())
+
+
+def _newest(lease: Lease) -> bool:
+    """Return True if a lease begins with the newest version: an audit does with that of the task
+    which it repeats.
+    """
+    return lease.job.kind in NEWEST and lease.audit is None
 
 
 def _bound(lease: Lease, begun: BeginReply, manifest: VersionManifest) -> Lease:

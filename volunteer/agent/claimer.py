@@ -111,6 +111,7 @@ class Claimer:
             workload_versions={name: workload.version for name, workload in able.items()},
             libraries=tuple(sorted(libraries)),
             wait_s=wait_s,
+            audits=True,
         )
         reply = await self.api.claim(request)
         return reply.lease or reply.idle

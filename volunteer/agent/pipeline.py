@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -24,6 +24,7 @@ from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.stretch import LeasePlan, StretchRunner
 from volunteer.agent.verdicts import Verdicts
+from volunteer.storage.carried import Carried
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.training.background_thread import Aside
@@ -61,6 +62,8 @@ class Pipeline:
             lease_run = _LeaseRun(self, held, data, on_report)
             stack.callback(lease_run.close)
             await lease_run.begin()
+            if held.lease.audit is not None:
+                await lease_run.borrow(stack)
             announcing = asyncio.ensure_future(self.bases.announce(held))
             try:
                 return await lease_run.parts()
@@ -91,6 +94,7 @@ class _LeaseRun:
         self._base: Base
         self._pulled_at = 0  # the step before which the base was bound
         self._grip = ExitStack()  # on the weights that are trained from
+        self._borrowed: Carried | None = None  # of the machine whose task is done again
 
     def close(self) -> None:
         """Let the weights go."""
@@ -105,6 +109,14 @@ class _LeaseRun:
         dataset = self._data.manifest
         self._pipeline.downloads.check_data(base.manifest, self._held.lease, dataset)
         self._base = base
+
+    async def borrow(self, stack: ExitStack) -> None:
+        """Bring here what the machine carried whose task this audit repeats."""
+        held = self._held
+        states = await self._pipeline.downloads.borrowed(held, stack)
+        folder = self._pipeline.bases.leases.borrowed(held.lease)
+        run, device = held.lease.run, held.stored.device
+        self._borrowed = await asyncio.to_thread(Carried.borrowed, folder, run, device, states)
 
     async def parts(self) -> Finished[QueuedResult] | Interrupted | None:
         """Do part after part; return the last."""
@@ -172,6 +184,8 @@ class _LeaseRun:
         stored = msgspec.structs.replace(held.stored, lease=lease)
         ends_part = steps[1] == plan.end(place.part)
         files = pipeline.files(stored, self._base, self._data)
+        if self._borrowed is not None:
+            files = replace(files, carried=self._borrowed, step=None)  # its batches are cut alike
         task = LocalTask(files, place, summed, ends_part=ends_part)
         held.steps_before = steps[0]
         try:

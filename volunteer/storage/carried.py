@@ -10,6 +10,7 @@ counted either, nothing is carried, and that is said.
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -84,6 +85,18 @@ class Carried:
         self._lent: InnerState | None = None
         self._lent_step = 0
         self._stored_sha256 = ""  # of `optimizer`, where it is known
+
+    @classmethod
+    def borrowed(
+        cls, folder: Path, run: str, device: str, states: tuple[Path | None, Path | None]
+    ) -> Carried:
+        """Return what another machine carried, for an audit: copies in a folder of its own."""
+        made = cls(private_directory(folder), run, device)
+        for file, source in zip((made.optimizer, made.current), states, strict=True):
+            file.unlink(missing_ok=True)
+            if source is not None:
+                shutil.copyfile(source, file)
+        return made
 
     # The inner optimiser's state.
 

@@ -8,6 +8,7 @@ lease.
 from __future__ import annotations
 
 import secrets
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -65,6 +66,11 @@ class Leases:
     def drop(self, lease: Lease) -> None:
         self._path(lease, ".json").unlink(missing_ok=True)
         self.snapshot(lease).unlink(missing_ok=True)
+        shutil.rmtree(self.borrowed(lease), ignore_errors=True)
+
+    def borrowed(self, lease: Lease) -> Path:
+        """Return the folder of what an audit begins from, which another machine carried."""
+        return self._path(lease, ".audit")
 
     def snapshot(self, lease: Lease) -> Path:
         return self._path(lease, ".safetensors")

@@ -14,10 +14,12 @@ import msgspec
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
 from shared.local_data import LocalData
 from shared.protocol.contributions import Commitment, SubmitRequest
+from shared.protocol.leases import AuditWork
 from shared.protocol.versions import VersionManifest
 from shared.signing import canonical, digest
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
+from shared.tensors.sketch import sums_of_file
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
 from shared.text import size as bytes_in_words
@@ -291,6 +293,12 @@ class LocalTask:
         else:
             encoded = self._encode(made.tensors, payload)
             sha256, size = encoded.sha256, encoded.size
+        if lease.audit is not None:
+            if len(result.halved) > len(lease.job.halved):
+                raise TooLarge("memory was short: the batches could not be cut as they were")
+            answer = self._answer(payload, lease.audit)
+            write_whole(payload, answer, durable=True)
+            sha256, size = digest(answer), len(answer)
         if size > lease.grant.bytes_max:
             payload.unlink(missing_ok=True)
             raise TooLarge(
@@ -325,6 +333,12 @@ class LocalTask:
             last=place.last,
             early=files.held.early,
         )
+
+    def _answer(self, path: Path, audit: AuditWork) -> bytes:
+        """Return the sums of the update that an audit made: all that the coordinator is sent."""
+        codec_name = self._files.held.lease.grant.codec
+        found = sums_of_file(path, self._schema, codec_name, audit.seed)
+        return found.astype("<f4").tobytes()
 
     def _encode(self, tensors: Mapping[str, torch.Tensor], path: Path) -> EncodedUpdate:
         files, lease, schema = self._files, self._files.held.lease, self._schema

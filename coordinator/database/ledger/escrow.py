@@ -105,6 +105,16 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
         raise Conflict("an account was suspended while it was paid")
 
 
+def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
+    """Put pending credit of an audit into escrow, whosever it is: later work has to stand behind
+    it. Raises Conflict when its account is suspended at this moment.
+    """
+    owners = sorted({row.volunteer_id for row in rows})
+    _hold(conn, rows, {row.id: row for row in conn.execute(_WHO, {"ids": owners})}, now)
+    if conn.execute(_SUSPENDED, {"ids": owners}).first() is not None:
+        raise Conflict("an account was suspended while it was paid")
+
+
 def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """Give back the pending credit of contributions that are not to be paid."""
     post_void_many(conn, [Payment.of(row) for row in rows], now)

@@ -85,6 +85,25 @@ recomputes = Table(
 )
 Index("ix_recomputes_open", recomputes.c.state, recomputes.c.contribution_id)
 
+# Tasks that volunteers do again for others, one row a contribution that is checked.
+audits = Table(
+    "audits",
+    metadata,
+    Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("volunteer_id", String(64), nullable=False),  # whose work is checked
+    Column("state", String(16), nullable=False),  # ordered, open, answered, done
+    Column("seed", BigInteger, nullable=False),
+    Column("task_id", ForeignKey("tasks.id"), nullable=True, unique=True),
+    Column("work", Text, nullable=False),  # of its lease, JSON; "" until it is open
+    Column("answer_id", Key, nullable=True),  # the contribution with the sums
+    Column("auditor_id", String(64), nullable=False, server_default="", index=True),
+    Column("sums", LargeBinary, nullable=True),
+    Column("result", String(16), nullable=False),  # of the answer; "" until it is settled
+    Column("opened_at", Double, nullable=True),
+)
+Index("ix_audits_state", audits.c.state, audits.c.contribution_id)
+
 # Auditors of the organiser's own, by machine and device.
 auditors = Table(
     "auditors",

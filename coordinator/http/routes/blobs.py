@@ -39,7 +39,7 @@ def byte_range(text: str, size: int) -> tuple[int, int] | None:
 async def blob(call: Call[None]) -> Reply:
     coordinator = call.coordinator
     name = check_name(call.text("sha256"))
-    if not await coordinator.datasets.may_read(name):
+    if not await coordinator.datasets.may_read(name, call.principal.worker_id):
         raise NotFound("there is no such blob, or it is not for volunteers")
     return await _served(call, name)
 

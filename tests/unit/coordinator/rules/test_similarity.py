@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shared.tensors import sketch
 from coordinator.rules.similarity import Known, Suspect, copied
-from shared.tensors import quantize
+from shared.tensors import quantize, sketch
 from shared.tensors.spec import Schema, TensorSpec
 
 SECRET = b"of the server"

@@ -1,0 +1,298 @@
+"""Audits: tasks that a vetted volunteer does again for another, as paid tasks of its own.
+
+    ordered    by a draw, with the verdict on the work that is checked; its states are asked for
+    open       they are here: the task waits for an auditor, whom a lot chooses
+    answered   by sums of what came out, which the server compares with those of the update
+    settled    what agrees has passed; what differs, and a share of what agrees, the organiser does
+               again, and that settles both: the work by the usual rule, the answer beside its own
+
+An answer moves nothing of the account whose work it checks. It is paid into escrow, and taken back
+where the organiser's own recompute shows that it was made up. Without an answer within hours the
+organiser does the task, so that nobody's silence hides work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coordinator.accounts.suspension import suspend
+from coordinator.checking.case import Case, Draws
+from coordinator.checking.redo import likeness
+from coordinator.database import contributions, recomputes, runs, tasks, verdicts
+from coordinator.database import volunteers as accounts
+from coordinator.database.auditing import audits
+from coordinator.database.auditing.audits import AuditRow, Work
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import escrow, payments
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.ledger.reversal import take_back
+from coordinator.database.runs import RunRow
+from coordinator.rules import audits as rules
+from coordinator.rules import checks
+from coordinator.rules.checks import Likeness, Machine, Redone
+from coordinator.rules.validation import SUSPENDED, Judgement
+from coordinator.runs.definition import definition
+from coordinator.storage.blobs import in_pool
+from shared.errors import NotFound, VolunteerError
+from shared.protocol.base import Reason
+from shared.protocol.contributions import Commitment
+from shared.protocol.leases import AuditWork
+from shared.protocol.limits import AUDIT_BYTES
+from shared.protocol.versions import BlobRef
+from shared.tensors import sketch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.signals import Signals
+    from coordinator.storage.blobs import BlobStore
+    from shared.clock import Clock
+
+POLL_S = 60.0
+THANKS = "your sums are here; the organiser settles what differs"
+AGREES = "a volunteer did it again, and its sums agree"
+
+log = structlog.get_logger("checks")
+
+
+class Audits:
+    """Opens the audits of one server, and takes in their answers."""
+
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, draws: Draws
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._blobs = blobs
+        self._draws = draws
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Open what was revealed until `stop` is set."""
+        watch = self._signals.watch("recomputes")
+        while not stop.is_set():
+            await self.open()
+            await watch.wait(POLL_S)
+
+    async def open(self) -> int:
+        """Let the audits whose evidence is here wait for an auditor; how many."""
+        found = await self._db.read(audits.to_open)
+        opened = sum([await self._db.write(partial(self._open, row=row)) for row in found])
+        if opened:
+            self._signals.notify("queue")
+        if opened < len(found):
+            self._signals.notify("recomputes")
+        return opened
+
+    def _open(self, conn: Connection, row: AuditRow) -> bool:
+        contribution = contributions.by_id(conn, row.contribution_id)
+        run = runs.by_id(conn, row.run_id)
+        work = _work(conn, row, contribution, run)
+        if work is None:
+            audits.leave(conn, row)  # the organiser's recompute says why
+            return False
+        return audits.open_task(conn, contribution, work, self._clock.now())
+
+    # --- the answer ---
+
+    async def check(self, row: ContributionRow) -> None:
+        """Decide the answer to an audit. Raises NotFound for one that is gone."""
+
+        def read(conn: Connection) -> tuple[AuditRow, ContributionRow, RunRow]:
+            audit = audits.by_task(conn, row.task_id)
+            if audit is None:
+                raise NotFound(f"task {row.task_id} is no audit")
+            checked = contributions.by_id(conn, audit.contribution_id)
+            return audit, checked, runs.by_id(conn, row.run_id)
+
+        audit, checked, run = await self._db.read(read)
+        path = await self._blobs.local(row.sha256)
+        sums = await in_pool(_sums, path)
+        found = None if sums is None else await self._compared(audit, checked, run, sums)
+        await self._db.write(lambda conn: self._decide(conn, row.id, checked, sums, found))
+        self._signals.notify("recomputes")
+
+    async def _compared(
+        self, audit: AuditRow, checked: ContributionRow, run: RunRow, sums: bytes
+    ) -> Likeness | None:
+        """Return the sums beside those of the update; None where that is gone."""
+        try:
+            path = await self._blobs.local(checked.sha256)
+            own = await in_pool(
+                sketch.sums_of_file, path, definition(run).schema, checked.codec, audit.seed
+            )
+        except VolunteerError as error:
+            log.warning("audit", contribution=checked.id, reason=str(error))
+            return None
+        return likeness(own, sums)
+
+    def _decide(
+        self,
+        conn: Connection,
+        contribution_id: int,
+        checked: ContributionRow,
+        sums: bytes | None,
+        found: Likeness | None,
+    ) -> None:
+        now = self._clock.now()
+        row = contributions.by_id(conn, contribution_id, lock=True)
+        audit = audits.by_task(conn, row.task_id)
+        if row.state != "checking" or audit is None:
+            return  # another replica was faster
+        judgement = Judgement(state="accepted", message=THANKS)
+        if sums is None:
+            why = f"an answer to an audit has {AUDIT_BYTES} bytes: finite numbers of float32"
+            judgement = Judgement(state="rejected", reason=Reason.FRAME.value, message=why)
+        elif accounts.is_suspended(conn, row.volunteer_id):
+            judgement = SUSPENDED
+        verdicts.decide(
+            conn,
+            row,
+            judgement.state,
+            now=now,
+            reason=judgement.reason,
+            message=judgement.message,
+        )
+        if sums is None:
+            self._put_back(conn, row, judgement.message, now)
+            return
+        tasks.finish(conn, row.task_id, now)
+        payments.post_pending_many(conn, [Payment.of(row)], now)
+        if judgement is SUSPENDED:
+            escrow.withhold(conn, [row], now)
+            audits.leave(conn, audit)
+            return
+        escrow.hold(conn, [row], now)
+        self._answered(conn, audit, (row, checked), sums, found)
+
+    def _put_back(self, conn: Connection, row: ContributionRow, why: str, now: float) -> None:
+        tasks.put_back(
+            conn,
+            row.task_id,
+            worker_id=row.worker_id,
+            kind="failure",
+            message=why,
+            now=now,
+            settings=definition(runs.by_id(conn, row.run_id)).file.task,
+        )
+
+    def _answered(
+        self,
+        conn: Connection,
+        audit: AuditRow,
+        rows: tuple[ContributionRow, ContributionRow],
+        sums: bytes,
+        found: Likeness | None,
+    ) -> None:
+        """Note an answer: what agrees ends the recompute, unless it is drawn."""
+        row, checked = rows
+        if audit.state != "open":
+            return  # the organiser was faster
+        agrees = found is not None and rules.agree(found, checked.codec)
+        again = self._draws.confirmed(row, audits.passed_by(conn, row.volunteer_id))
+        if agrees and not (again and _settles(conn, audit, self._clock.now())):
+            audits.answer(conn, audit, row, sums, "done")
+            recomputes.close(conn, audit.contribution_id, "passed", AGREES, self._clock.now())
+        else:
+            audits.answer(conn, audit, row, sums, "answered")
+        log.info("audit", contribution=audit.contribution_id, agrees=agrees)
+
+
+def _sums(path: Path) -> bytes | None:
+    """Return the sums of an answer; None for what are none."""
+    import numpy as np
+
+    found = path.read_bytes()
+    if len(found) != AUDIT_BYTES or not np.isfinite(np.frombuffer(found, np.float32)).all():
+        return None
+    return found
+
+
+def _settles(conn: Connection, audit: AuditRow, now: float) -> bool:
+    """Return True if somebody of the organiser's could do this task again."""
+    row = recomputes.get(conn, audit.contribution_id)
+    if row is None:
+        return False
+    case = Case.again(conn, row.work, runs.by_id(conn, audit.run_id))
+    return case.flops <= checks.flops_max(row.kind, recomputes.served(conn, now))
+
+
+def _work(
+    conn: Connection, row: AuditRow, contribution: ContributionRow, run: RunRow
+) -> Work | None:
+    """Return the lease of an audit; None where there is nothing to audit."""
+    order = recomputes.get(conn, row.contribution_id)
+    said = recomputes.commitment_of(contribution)
+    if order is None or run.state != "running" or not recomputes.follows(conn, contribution):
+        return None
+    case = Case.again(conn, order.work, run)
+    keeps = contribution.kind == "delta" and not case.job.reset_inner
+    if keeps and not said.left:
+        return None
+    account = accounts.existing(conn, row.volunteer_id)
+    return Work(
+        job=case.job,
+        chunks=case.chunks,
+        data=case.window,
+        codec=contribution.codec,
+        audit=_lent(conn, row, said),
+        machine=Machine(kind=checks.device_kind(case.device), model=case.model),
+        worker=audits.person(account.id, account.invite_id, account.network),
+    )
+
+
+def _lent(conn: Connection, row: AuditRow, said: Commitment) -> AuditWork:
+    sizes = audits.evidence_sizes(conn, row.contribution_id)
+    inner, residual = [
+        BlobRef(sha256=name, size=sizes[name]) if name in sizes else None
+        for name in (said.inner, said.residual)
+    ]
+    return AuditWork(seed=row.seed, inner=inner, residual=residual)
+
+
+# --- the order, and the end: within the transactions of recomputes ---
+
+
+def possible(conn: Connection, row: ContributionRow, now: float) -> bool:
+    """Return True if an audit of a contribution may be ordered: somebody is there who could do it,
+    and few are under way.
+    """
+    account = accounts.existing(conn, row.volunteer_id)
+    worker = audits.person(account.id, account.invite_id, account.network)
+    return audits.has_room(conn, row, worker, now)
+
+
+def settle(
+    conn: Connection,
+    audit: AuditRow,
+    checked: ContributionRow,
+    found: Redone | None,
+    on: Machine | None,
+    now: float,
+) -> None:
+    """Settle an audit by the recompute of the organiser's that has just ended."""
+    if audit.state != "answered" or audit.answer_id is None:
+        audits.settle(conn, audit, "", now)
+        return
+    answer = contributions.by_id(conn, audit.answer_id)
+    device = tasks.holder(conn, answer.task_id, for_update=False).device
+    model = accounts.model_of(conn, answer.worker_id, device)
+    auditor = Machine(kind=checks.device_kind(device), model=model)
+    comparable = on is not None and checks.comparable(auditor, on)
+    sums = None if found is None else found.sums
+    result = rules.judge(sums, checked.codec, comparable=comparable)
+    audits.settle(conn, audit, result, now)
+    if result == "failed":
+        why = f"the audit of task {answer.task_id} was done again here and is not what was answered"
+        suspend(conn, answer.volunteer_id, why, now)
+        take_back(conn, [Payment.of(answer)], why, now)
+    elif result == "passed":
+        account = accounts.locked(conn, answer.volunteer_id)
+        accounts.set_volunteer(conn, account.id, passed=account.passed + 1)

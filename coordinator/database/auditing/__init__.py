@@ -1,0 +1,1 @@
+"""Audits: tasks that volunteers do again for others."""

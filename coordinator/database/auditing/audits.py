@@ -1,0 +1,264 @@
+"""Audits, from the order to what becomes of the answer.
+
+ordered   with a verdict; the states that the task takes are asked for
+open      they are here: its task waits for an auditor, or is done by one
+answered  the organiser does the task again
+done      settled, or left to the organiser without an answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
+
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.accounts import volunteers, workers
+from coordinator.database.tables.contributions import uploads
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.trust import audits, recomputes
+from coordinator.database.tasks import AUDIT, FREE
+from coordinator.rules.audits import LEASES_PER_AUDIT, OPEN_MAX, WAIT_S, Person, Terms
+from coordinator.rules.checks import Machine, Result
+from shared.decoding import decode
+from shared.protocol.leases import AuditWork
+from shared.workloads.base import DatasetManifest, Job
+
+State = Literal["ordered", "open", "answered", "done"]
+NONE, OTHER = -1, -2  # no invite of an account, and of one that must differ from it
+SEEN_S = 86_400.0  # a machine of an auditor to be
+
+
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `audits`."""
+
+    contribution_id: int
+    run_id: int
+    volunteer_id: str
+    state: State
+    seed: int
+    task_id: int | None
+    work: str
+    answer_id: int | None
+    auditor_id: str
+    sums: bytes | None
+    result: str
+    opened_at: float | None
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """Lease of an audit beside its task, and whose work it checks."""
+
+    job: Job
+    chunks: tuple[int, ...]
+    codec: str  # of the update
+    audit: AuditWork
+    machine: Machine
+    worker: Person
+    data: DatasetManifest | None = None
+
+
+_A, _R, _T, _V = audits.c, recomputes.c, tasks.c, volunteers.c
+_GET = select(audits).where(its(_A.contribution_id))
+_BY_TASK = select(audits).where(its(_A.task_id))
+_ADD = insert(audits)
+_OPEN = select(func.count()).where(_A.state.in_(("ordered", "open")))
+_ELSEWHERE = (
+    select(_V.id)
+    .join(workers, workers.c.volunteer_id == _V.id)
+    .where(_V.state == "active", _V.standing == "vetted", _V.accepted >= LEASES_PER_AUDIT)
+    .where(_V.id != bindparam("volunteer"), workers.c.last_seen_at >= bindparam("since"))
+    .where(func.coalesce(_V.invite_id, NONE) != bindparam("invite"))
+    .where(or_(_V.network == "", _V.network != bindparam("network")))
+    .limit(1)
+)
+_TO_OPEN = (
+    select(audits)
+    .join(recomputes, _R.contribution_id == _A.contribution_id)
+    .where(_A.state == "ordered", _R.state == "revealed")
+    .order_by(_A.contribution_id)
+)
+_WAITING = select(_A.task_id, _A.seed, _A.opened_at, _A.work).where(
+    _A.state == "open", among(_A.task_id, "ids")
+)
+_ABOUT = select(_V.id, _V.invite_id, _V.network, _V.accepted, _V.standing).where(
+    among(_V.id, "ids")
+)
+_HAD = (
+    select(_T.volunteer_id, func.count())
+    .where(among(_T.volunteer_id, "ids"), _T.kind == AUDIT, _T.state.in_(("doing", "done")))
+    .group_by(_T.volunteer_id)
+)
+_PASSED = select(func.count()).where(its(_A.auditor_id), _A.result == "passed")
+_CHANGE = update(audits).where(its(_A.contribution_id))
+_HELD = update(recomputes).where(its(_R.contribution_id), _R.state != "done")
+_CANCEL = update(tasks).where(its(_T.id), _T.state == "todo")
+_LENT = (
+    select(_A.work)
+    .join(tasks, _T.id == _A.task_id)
+    .where(its(_T.worker_id), _A.state == "open")
+    .where(or_(_T.state == "doing", _T.returned))
+)
+_SIZES = select(uploads.c.sha256, uploads.c.size).where(
+    uploads.c.evidence_of == bindparam("number"), uploads.c.complete
+)
+
+
+def get(conn: Connection, contribution_id: int) -> AuditRow | None:
+    """Return the audit of a contribution; None where there is none."""
+    row = conn.execute(_GET, {"its_contribution_id": contribution_id}).mappings().first()
+    return None if row is None else AuditRow(**row)
+
+
+def by_task(conn: Connection, task_id: int) -> AuditRow | None:
+    """Return the audit whose task this is."""
+    row = conn.execute(_BY_TASK, {"its_task_id": task_id}).mappings().first()
+    return None if row is None else AuditRow(**row)
+
+
+def has_room(conn: Connection, row: ContributionRow, worker: Person, now: float) -> bool:
+    """Return True if one more may be ordered: few are under way, and somebody else is there."""
+    if int(conn.execute(_OPEN).scalar_one()) >= OPEN_MAX:
+        return False
+    invite = OTHER if worker.invite is None else worker.invite
+    given = {"volunteer": row.volunteer_id, "invite": invite, "network": worker.network}
+    return conn.execute(_ELSEWHERE, given | {"since": now - SEEN_S}).first() is not None
+
+
+def add(conn: Connection, row: ContributionRow, seed: int, until: float) -> None:
+    """Order an audit; its recompute is left to it `until` then."""
+    values = {"contribution_id": row.id, "run_id": row.run_id, "volunteer_id": row.volunteer_id}
+    values |= {"state": "ordered", "seed": seed, "task_id": None, "work": "", "result": ""}
+    conn.execute(_ADD, values)
+    _hold(conn, row.id, until)
+
+
+def to_open(conn: Connection) -> list[AuditRow]:
+    """Return those whose evidence is here."""
+    return [AuditRow(**row) for row in conn.execute(_TO_OPEN).mappings()]
+
+
+def evidence_sizes(conn: Connection, contribution_id: int) -> dict[str, int]:
+    """Return the sizes of the files that were revealed."""
+    return {sha: int(size) for sha, size in conn.execute(_SIZES, {"number": contribution_id})}
+
+
+def open_task(conn: Connection, row: ContributionRow, work: Work, now: float) -> bool:
+    """Let the task of an audit wait for its auditor; False where another replica was faster."""
+    found = get(conn, row.id)
+    if found is None or found.state != "ordered":
+        return False
+    job = work.job
+    values = {
+        "run_id": row.run_id,
+        "kind": AUDIT,
+        "pass_no": 0,
+        "start": job.start,
+        "stop": job.stop,
+        "seed": job.seed,
+        "steps": job.steps,
+        "batch_size": job.batch_size,
+        "price_micro": row.price_micro,
+        "options": msgspec.json.encode({"base_version": row.base_version}).decode(),
+        "state": "todo",
+        "attempt": 0,
+        "device": "",
+        "returned": False,
+        "failures": 0,
+        "timeouts": 0,
+        "created_at": now,
+    }
+    number = int(conn.execute(insert(tasks).values(**values).returning(_T.id)).scalar_one())
+    told = {"state": "open", "task_id": number, "opened_at": now}
+    _change(conn, row.id, **told, work=msgspec.json.encode(work).decode())
+    _hold(conn, row.id, now + WAIT_S)
+    return True
+
+
+def waiting(conn: Connection, ids: Sequence[int], now: float) -> dict[int, Terms]:
+    """Return the terms of the audits that are these tasks."""
+    found = {}
+    for task_id, seed, opened_at, stored in conn.execute(_WAITING, {"ids": list(ids)}):
+        work = decode(stored, Work)
+        found[int(task_id)] = Terms(
+            seed=seed,
+            age_s=now - opened_at,
+            kind=work.job.kind,
+            worker=work.worker,
+            machine=work.machine,
+        )
+    return found
+
+
+def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[Person, int, int]]:
+    """Return who of some volunteers is vetted, with their accepted contributions and audits."""
+    given = {"ids": sorted(set(ids))}
+    had = {who: int(count) for who, count in conn.execute(_HAD, given)}
+    return {
+        row.id: (person(row.id, row.invite_id, row.network), int(row.accepted), had.get(row.id, 0))
+        for row in conn.execute(_ABOUT, given)
+        if row.standing == "vetted"
+    }
+
+
+def person(volunteer: str, invite: int | None, network: str) -> Person:
+    """Return the marks of an account."""
+    return Person(volunteer=volunteer, invite=invite, network=network)
+
+
+def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, Work]:
+    """Return what the leases of these tasks say."""
+    found = {}
+    for task_id in ids:
+        row = by_task(conn, task_id)
+        if row is not None:
+            found[task_id] = decode(row.work, Work)
+    return found
+
+
+def is_lent(conn: Connection, worker_id: str, sha256: str) -> bool:
+    """Return True if a worker holds an audit that takes this file."""
+    for stored in conn.execute(_LENT, {"its_worker_id": worker_id}).scalars():
+        audit = decode(stored, Work).audit
+        if sha256 in [ref.sha256 for ref in (audit.inner, audit.residual) if ref is not None]:
+            return True
+    return False
+
+
+def passed_by(conn: Connection, volunteer_id: str) -> int:
+    """Return how many answers of an auditor the organiser's own recompute confirmed."""
+    return int(conn.execute(_PASSED, {"its_auditor_id": volunteer_id}).scalar_one())
+
+
+def answer(conn: Connection, row: AuditRow, by: ContributionRow, sums: bytes, state: State) -> None:
+    """Store an answer; unless it is `done` the organiser's recompute may begin now."""
+    told = {"answer_id": by.id, "auditor_id": by.volunteer_id, "sums": sums, "state": state}
+    _change(conn, row.contribution_id, **told)
+    if state != "done":
+        _hold(conn, row.contribution_id, 0.0)
+
+
+def settle(conn: Connection, row: AuditRow, result: Result | Literal[""], now: float) -> None:
+    """End an audit; a task that nobody has is not given out any more."""
+    _change(conn, row.contribution_id, state="done", result=result)
+    if row.task_id is not None:
+        conn.execute(
+            _CANCEL, {"its_id": row.task_id, "state": "cancelled", "ended_at": now, **FREE}
+        )
+
+
+def leave(conn: Connection, row: AuditRow) -> None:
+    """Leave a recompute to the organiser, without an audit."""
+    _change(conn, row.contribution_id, state="done")
+    _hold(conn, row.contribution_id, 0.0)
+
+
+def _change(conn: Connection, contribution_id: int, **values: object) -> None:
+    conn.execute(_CHANGE, {"its_contribution_id": contribution_id, **values})
+
+
+def _hold(conn: Connection, contribution_id: int, until: float) -> None:
+    conn.execute(_HELD, {"its_contribution_id": contribution_id, "held_until": until})

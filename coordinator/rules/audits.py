@@ -1,0 +1,122 @@
+"""Audits: tasks that a vetted volunteer does again for another, and answers with sums of what came
+out. Pure rules.
+
+    who      an account of another person as far as can be told (account, invite, network), with a
+             device whose arithmetic can be compared, and by lot: its ticket is a hash of the seed
+             of this audit, which nobody knows before, and of what one person has least of
+    agrees   the sums are those of the update that was submitted, but for rounding: that passes,
+             but for a share that the organiser does again all the same
+    differs  proves nothing: the organiser does the task again, and that settles both
+
+An auditor is no authority. What it says changes nothing of another account by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import sha256
+
+import msgspec
+
+from coordinator.rules.checks import (
+    COSINE_MIN,
+    TOLERANCES,
+    Likeness,
+    Machine,
+    Result,
+    comparable,
+)
+
+OPEN_MAX = 16  # audits under way: of the places of recomputes that they take no more
+SPREAD_S = 1800.0  # over which tickets come up: who asks for work all the time gains little
+WAIT_S = 21_600.0  # for an answer; then the organiser does the task
+LEASES_PER_AUDIT = 10  # accepted contributions of an account for each audit that it may have
+CONFIRM_MIN = 0.1  # of the answers that agree, done again by the organiser all the same
+# A difference orders the organiser's recompute from here on (that of `judge_recompute`). Sums that
+# are as far from the organiser's own result were made up, or half of the work (measured).
+FAILED_BELOW = 0.95
+TICKETS = float(1 << 64)
+
+
+class Person(msgspec.Struct, frozen=True, kw_only=True):
+    """Marks by which two accounts may be one person's."""
+
+    volunteer: str
+    invite: int | None = None
+    network: str = ""  # "" is unknown
+
+    @property
+    def lot(self) -> str:
+        """Return what draws one lot, whatever number of accounts is behind it."""
+        if self.invite is not None:
+            return f"invite {self.invite}"
+        return f"network {self.network}" if self.network else f"account {self.volunteer}"
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """An audit that waits for an auditor."""
+
+    seed: int
+    age_s: float
+    kind: str  # of the task that is done again
+    worker: Person
+    machine: Machine  # that did it
+
+
+class Auditor(msgspec.Struct, frozen=True, kw_only=True):
+    """A volunteer that asks for work and knows how to audit."""
+
+    person: Person
+    machine: Machine
+    accepted: int  # contributions, in all
+    audits: int  # that it had
+
+
+def ticket(seed: int, lot: str) -> float:
+    """Return when the lot of a person comes up, in [0, 1) of the time over which they spread."""
+    said = sha256(f"{seed} {lot}".encode()).digest()
+    return int.from_bytes(said[:8], "big") / TICKETS
+
+
+def may_audit(terms: Terms, auditor: Auditor) -> bool:
+    """Return True if an auditor may have this audit now."""
+    one, other = terms.worker, auditor.person
+    same_invite = one.invite is not None and one.invite == other.invite
+    same_network = bool(one.network) and one.network == other.network
+    if one.volunteer == other.volunteer or same_invite or same_network:
+        return False
+    if not comparable(terms.machine, auditor.machine):
+        return False
+    if auditor.accepted < LEASES_PER_AUDIT * (auditor.audits + 1):
+        return False
+    return terms.age_s >= SPREAD_S * ticket(terms.seed, other.lot)
+
+
+def confirmed_chance(passed: int) -> float:
+    """Return the share of the answers which agree that the organiser does again, for an auditor
+    that `passed` so many of these.
+    """
+    return max(CONFIRM_MIN, 1.0 / (1 + passed))
+
+
+def agree(found: Likeness, codec: str) -> bool:
+    """Return True if an auditor's sums are those of the update."""
+    return _within(found, COSINE_MIN - TOLERANCES.get(codec, 0.0))
+
+
+def judge(found: Likeness | None, codec: str, *, comparable: bool) -> Result:
+    """Judge an answer by the sums of the organiser's own recompute; None where it has none."""
+    if found is None:
+        return "unclear"
+    if _within(found, FAILED_BELOW - TOLERANCES.get(codec, 0.0)):
+        return "passed"
+    return "failed" if comparable else "unclear"
+
+
+def _within(found: Likeness, least: float) -> bool:
+    told = found.cosine, found.norm_ratio
+    return (
+        all(map(math.isfinite, told))
+        and found.cosine >= least
+        and abs(found.norm_ratio - 1.0) <= 1.0 - least
+    )
