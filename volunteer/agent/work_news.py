@@ -64,7 +64,7 @@ class WorkNews:
                 samples=job.stop - job.start,
                 price_micro=lease.price_micro,
                 finish_by=self.server_clock.local(lease.finish_by),
-                kind=job.kind,
+                kind=job.kind if lease.audit is None else events.AUDIT,
             )
         )
 

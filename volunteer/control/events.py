@@ -89,6 +89,9 @@ class Idle(Event):
     repeated: bool = False  # said before; only the time of the next try is new
 
 
+AUDIT = "audit"  # kind of a task that was another volunteer's and is done again
+
+
 class Claimed(Event):
     task: int
     attempt: int
@@ -99,7 +102,7 @@ class Claimed(Event):
     samples: int
     price_micro: int
     finish_by: float
-    kind: str = ""  # of the task: train, selfplay, learn, evaluate
+    kind: str = ""  # of the task: train, selfplay, learn, evaluate, audit
 
 
 class Fetching(Event):

@@ -123,6 +123,18 @@ def _idle(e: events.Idle) -> str | None:
 
 
 def _claimed(e: events.Claimed) -> str:
+    if e.kind == events.AUDIT:
+        return ngettext(
+            "task {task} of {run} on {device} checks another's work: {n} step, pays {credits} "
+            "credits",
+            "task {task} of {run} on {device} checks another's work: {n} steps, pays {credits} "
+            "credits",
+            e.steps,
+            task=e.task,
+            run=e.run,
+            device=e.device,
+            credits=credit(e.price_micro),
+        )
     return ngettext(
         "task {task} of {run} on {device}: {n} step, pays {credits} credits",
         "task {task} of {run} on {device}: {n} steps, pays {credits} credits",

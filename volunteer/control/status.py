@@ -63,7 +63,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     items: str = "tokens"  # what `tokens_per_s` counts
     counted: str = ""  # what steps and samples are where nothing is learnt: "games"
-    kind: str = ""  # train, selfplay, learn, evaluate
+    kind: str = ""  # train, selfplay, learn, evaluate, audit
 
 
 class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float
     seconds: float  # since the end of the task before on this device, waits included
     at: float
-    kind: str = ""  # train, selfplay, learn, evaluate
+    kind: str = ""  # train, selfplay, learn, evaluate, audit
 
 
 class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):

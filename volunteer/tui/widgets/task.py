@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
+from volunteer.control.events import AUDIT
 from volunteer.control.sentences import YOU
 from volunteer.control.status import TaskStatus
 from volunteer.i18n.catalogue import N_, _
@@ -50,7 +51,9 @@ class TaskCard(Panel):
             if len(devices) > 1
             else ""
         )
-        title = f"{_('Task {number}', number=task.task)} {scene.glyphs.dot} {task.run}"
+        audit, number = task.kind == AUDIT, task.task
+        named = _("Audit {number}", number=number) if audit else _("Task {number}", number=number)
+        title = f"{named} {scene.glyphs.dot} {task.run}"
         return title, f"{task.device}{of}"
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
