@@ -73,6 +73,7 @@ class Audits:
         self._signals = signals
         self._blobs = blobs
         self._draws = draws
+        self.seconds = 0.0  # of volunteers, that this process has paid
 
     async def run(self, stop: asyncio.Event) -> None:
         """Open what was revealed until `stop` is set."""
@@ -116,7 +117,8 @@ class Audits:
         path = await self._blobs.local(row.sha256)
         sums = await in_pool(_sums, path)
         found = None if sums is None else await self._compared(audit, checked, run, sums)
-        await self._db.write(lambda conn: self._decide(conn, row.id, checked, sums, found))
+        if await self._db.write(lambda conn: self._decide(conn, row.id, checked, sums, found)):
+            self.seconds += row.train_s
         self._signals.notify("recomputes")
 
     async def _compared(
@@ -140,12 +142,13 @@ class Audits:
         checked: ContributionRow,
         sums: bytes | None,
         found: Likeness | None,
-    ) -> None:
+    ) -> bool:
+        """Decide an answer; True if it is paid."""
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
         audit = audits.by_task(conn, row.task_id)
         if row.state != "checking" or audit is None:
-            return  # another replica was faster
+            return False  # another replica was faster
         judgement = Judgement(state="accepted", message=THANKS)
         if sums is None:
             why = f"an answer to an audit has {AUDIT_BYTES} bytes: finite numbers of float32"
@@ -162,15 +165,16 @@ class Audits:
         )
         if sums is None:
             self._put_back(conn, row, judgement.message, now)
-            return
+            return False
         tasks.finish(conn, row.task_id, now)
         payments.post_pending_many(conn, [Payment.of(row)], now)
         if judgement is SUSPENDED:
             escrow.withhold(conn, [row], now)
             audits.leave(conn, audit)
-            return
+            return False
         escrow.hold(conn, [row], now)
         self._answered(conn, audit, (row, checked), sums, found)
+        return True
 
     def _put_back(self, conn: Connection, row: ContributionRow, why: str, now: float) -> None:
         tasks.put_back(

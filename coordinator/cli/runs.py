@@ -307,6 +307,11 @@ def _checked(cost: CostOfChecks) -> str | None:
     ]
     if cost.games:
         made.append(f"files of games: {cost.games}")
+    if cost.audits:
+        made.append(
+            f"by volunteers: {cost.audits} ({cost.audits_s:,.1f} s of theirs,"
+            f" {cost.audits_micro / 1e6:,.2f} credits)"
+        )
     if not made:
         return None
     share = "" if cost.share is None else f" ({cost.share:.1%})"

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, case, func, select
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import checks, recomputes
+from coordinator.database.tasks import AUDIT
 
 LISTING_MAX = 1000
 ACCEPTED = ("accepted", "merged", "superseded")
@@ -61,11 +62,14 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     games: int  # files that the referee replayed
     checked_s: float
     work_s: float
+    audits: int = 0  # by volunteers, that were answered and paid
+    audits_micro: int = 0  # their pay
+    audits_s: float = 0.0  # of the volunteers' time
 
     @property
     def share(self) -> float | None:
-        """Seconds of checks by those of accepted work; None where there is none."""
-        return self.checked_s / self.work_s if self.work_s > 0 else None
+        """Seconds of checks, by whomever, by those of accepted work; None where there is none."""
+        return (self.checked_s + self.audits_s) / self.work_s if self.work_s > 0 else None
 
 
 _V = volunteers.c
@@ -110,13 +114,17 @@ def report(conn: Connection) -> TrustReport:
 def cost(conn: Connection, run_id: int) -> CostOfChecks:
     """Return the checks of a run and their cost."""
     c = contributions.c
-    good, checked = c.state.in_(ACCEPTED), c.checked_s > 0
+    good, checked = c.state.in_(ACCEPTED) & (c.kind != AUDIT), c.checked_s > 0
+    audited = c.state.in_(ACCEPTED) & (c.kind == AUDIT)
     sums = select(
         func.coalesce(func.sum(c.checked_s), 0.0),
         func.coalesce(func.sum(case((good, c.train_s), else_=0.0)), 0.0),
         func.coalesce(func.sum(case((checked & c.kind.in_(PLAYED), 1), else_=0)), 0),
+        func.coalesce(func.sum(case((audited, 1), else_=0)), 0),
+        func.coalesce(func.sum(case((audited, c.price_micro), else_=0)), 0),
+        func.coalesce(func.sum(case((audited, c.train_s), else_=0.0)), 0.0),
     )
-    checked_s, work_s, games = conn.execute(sums.where(c.run_id == run_id)).one()
+    checked_s, work_s, games, *by_volunteers = conn.execute(sums.where(c.run_id == run_id)).one()
     forward, recompute = (
         Counter(
             {
@@ -136,6 +144,9 @@ def cost(conn: Connection, run_id: int) -> CostOfChecks:
         games=int(games),
         checked_s=float(checked_s),
         work_s=float(work_s),
+        audits=int(by_volunteers[0]),
+        audits_micro=int(by_volunteers[1]),
+        audits_s=float(by_volunteers[2]),
     )
 
 

@@ -28,13 +28,13 @@ from coordinator.rules.checks import (
 )
 
 OPEN_MAX = 16  # audits under way: of the places of recomputes that they take no more
-SPREAD_S = 1800.0  # over which tickets come up: who asks for work all the time gains little
+SPREAD_S = 7200.0  # over which tickets come up: who asks for work all the time gains little
 WAIT_S = 21_600.0  # for an answer; then the organiser does the task
 LEASES_PER_AUDIT = 10  # accepted contributions of an account for each audit that it may have
 CONFIRM_MIN = 0.1  # of the answers that agree, done again by the organiser all the same
 # A difference orders the organiser's recompute from here on (that of `judge_recompute`). Sums that
 # are as far from the organiser's own result were made up, or half of the work (measured).
-FAILED_BELOW = 0.95
+FAILED_BELOW = 0.97
 TICKETS = float(1 << 64)
 
 

@@ -28,7 +28,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.record import meta
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.tables.trust import recomputes
+from coordinator.database.tables.trust import audits, recomputes
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.database.volunteers import OFFLINE_S
 
@@ -114,13 +114,20 @@ def _statement() -> Any:
         .where(recomputes.c.state.in_(("asked", "revealed")))
         .group_by(recomputes.c.state)
     )
+    audited = (
+        select(*_row("audits_waiting", empty, audits.c.state, func.count()))
+        .where(audits.c.state.in_(("ordered", "open", "answered")))
+        .group_by(audits.c.state)
+    )
     unmeasured = select(*_row("evaluations_waiting", empty, empty, func.count())).where(
         evaluations.c.state.in_(("waiting", "running"))
     )
     saved = select(*_row("backup", empty, meta.c.value, literal(0.0))).where(
         meta.c.key == key_values.BACKUP
     )
-    return union_all(machines, accounts, redone, unmeasured, saved, queue, *_of_runs(named))
+    return union_all(
+        machines, accounts, redone, audited, unmeasured, saved, queue, *_of_runs(named)
+    )
 
 
 def _of_runs(named: Any) -> list[Select[Any]]:

@@ -317,6 +317,20 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         lambda s: [((each.name,), each.busy_s) for each in s.coordinator.computing],
     ),
     Instrument(
+        "counter",
+        "audits_seconds",
+        "Work of volunteers on audits that was paid.",
+        (),
+        lambda s: [((), s.coordinator.audits.seconds)],
+    ),
+    Instrument(
+        "gauge",
+        "audits_waiting",
+        "Audits by volunteers that are not settled.",
+        ("state",),
+        _stored("audits_waiting", label=True),
+    ),
+    Instrument(
         "gauge",
         "recomputes_waiting",
         "Contributions that are being computed again.",

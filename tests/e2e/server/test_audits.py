@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,13 +12,21 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.database import volunteers
+from coordinator.checking.audits import Audits
+from coordinator.database import contributions, runs, volunteers
 from coordinator.database.ledger import payments
 from coordinator.database.tables.trust import audits, recomputes
 from coordinator.rules import audits as rules
+from coordinator.runs.definition import definition
+from shared.errors import NotFound, Unavailable
+from shared.protocol.contributions import Verdict
+from shared.protocol.leases import ClaimReply, Lease
+from shared.protocol.limits import RENEW_S
+from shared.tensors.sketch import sums_of_file
 from tests.e2e.server.test_recomputes import balances, lazy, run_file
-from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine
+from volunteer.control import events
 
 RUN = run_file().replace("recompute = 1.0", "audit = 1.0")
 
@@ -32,22 +41,34 @@ async def proven(home: LocalCoordinator, name: str) -> None:
 
 
 @asynccontextmanager
-async def checked(
+async def done(
     path: Path, database: str, load: Any = None
-) -> AsyncIterator[tuple[LocalCoordinator, LocalMachine]]:
-    """A coordinator where Ann did a task that is to be audited, and Bob, who may."""
+) -> AsyncIterator[tuple[LocalCoordinator, LocalMachine, Worker]]:
+    """A coordinator where Ann did a task that is to be audited; Bob may, and is a machine, or a
+    worker over HTTP.
+    """
     async with local_coordinator(path / "coordinator", database=database) as home:
         await home.start_run(RUN)
         ann, bob = LocalMachine(path / "ann", home), LocalMachine(path / "bob", home)
         await ann.join("Ann")
-        await bob.join("Bob")
+        await bob.join("Bob the machine")
+        await proven(home, "Bob the machine")
+        by_hand = await home.join("Bob")
         await proven(home, "Bob")
         async with home.coordinator.working():
             async with ann.working(load, max_tasks=1) as process:
                 assert await process.ended(120) == 0
                 await until(home, "open")
             await home.clock.advance(rules.SPREAD_S)
-            yield home, bob
+            yield home, bob, by_hand
+
+
+@asynccontextmanager
+async def checked(
+    path: Path, database: str, load: Any = None
+) -> AsyncIterator[tuple[LocalCoordinator, Worker]]:
+    async with done(path, database, load) as (home, _, bob):
+        yield home, bob
 
 
 async def until(home: LocalCoordinator, state: str) -> str:
@@ -80,6 +101,46 @@ async def escrow(home: LocalCoordinator, name: str) -> int:
     ).escrow_micro
 
 
+def claim(**more: Any) -> dict[str, Any]:
+    """A request for work of a program that knows audits."""
+    return {"claim_id": secrets.token_hex(16), "wait_s": 0.0, "audits": True} | more
+
+
+async def taken(home: LocalCoordinator, worker: Worker) -> Lease:
+    """Claim until it is an audit, as a volunteer between its tasks."""
+    reply = decode(await worker.post("/claims", claim()), ClaimReply)
+    assert reply.lease is not None, reply.idle
+    assert reply.lease.audit is not None
+    return reply.lease
+
+
+async def update_of(home: LocalCoordinator) -> dict[str, str]:
+    """Codec and hash of the update that is checked."""
+
+    def read(conn: Connection) -> dict[str, str]:
+        number = conn.execute(select(audits.c.contribution_id)).scalar_one()
+        return {"sha256": contributions.by_id(conn, number).sha256}
+
+    return await home.coordinator.db.read(read)
+
+
+async def sums_of_the_update(home: LocalCoordinator, lease: Lease) -> bytes:
+    """The sums of what was submitted, which no auditor is told."""
+    assert lease.audit is not None
+    path = await home.coordinator.blobs.local((await update_of(home))["sha256"])
+    run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, lease.run))
+    found = sums_of_file(path, definition(run).schema, lease.grant.codec, lease.audit.seed)
+    return found.tobytes()
+
+
+async def answer(home: LocalCoordinator, worker: Worker, lease: Lease, sums: bytes) -> None:
+    begun = await worker.begin(lease)
+    await worker.upload(lease, sums)
+    said = worker.submission(lease, begun, sums)
+    reply = await worker.post(f"/tasks/{lease.task}/submit", said)
+    assert decode(reply, Verdict).state == "accepted"
+
+
 async def audited(bob: LocalMachine, load: Any = None) -> None:
     async with bob.working(load, max_tasks=1) as process:
         assert await process.ended(120) == 0
@@ -89,11 +150,11 @@ async def test_an_honest_audit_passes_and_is_paid(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "confirmed_chance", lambda passed: 0.0)
-    async with checked(tmp_path, database_url) as (home, bob):
+    async with done(tmp_path, database_url) as (home, bob, _):
         await audited(bob)
         await until(home, "done")
         assert await result(home) == "passed"
-        assert await escrow(home, "Bob") > 0
+        assert await escrow(home, "Bob the machine") > 0
         assert (await balances(home, "Ann"))[0] == "vetted"
         assert await home.coordinator.ledger.check() == ()
         assert (await home.coordinator.checks.run()).breaches == ()
@@ -102,23 +163,168 @@ async def test_an_honest_audit_passes_and_is_paid(
 async def test_a_lying_worker_is_caught_by_an_audit_and_the_organiser(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with checked(tmp_path, database_url, lazy) as (home, bob):
+    async with done(tmp_path, database_url, lazy) as (home, bob, _):
         await audited(bob)
         assert await until(home, "done") == "passed"
         assert await result(home) == "failed"
         assert await balances(home, "Ann") == ("suspended", 0, 0)
-        assert (await balances(home, "Bob"))[0] == "vetted"
-        assert await escrow(home, "Bob") > 0
+        assert (await balances(home, "Bob the machine"))[0] == "vetted"
+        assert await escrow(home, "Bob the machine") > 0
         assert await home.coordinator.ledger.check() == ()
 
 
 async def test_a_lying_auditor_is_caught_and_its_pay_taken_back(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with checked(tmp_path, database_url) as (home, bob):
+    async with done(tmp_path, database_url) as (home, bob, _):
         await audited(bob, lazy)
         assert await until(home, "done") == "failed"
         assert await result(home) == "passed"
         assert (await balances(home, "Ann"))[0] == "vetted"
-        assert await balances(home, "Bob") == ("suspended", 0, 0)
+        assert await balances(home, "Bob the machine") == ("suspended", 0, 0)
         assert await home.coordinator.ledger.check() == ()
+
+
+async def test_one_who_says_yes_to_the_work_of_a_friend_falls_with_it(tmp_path: Path) -> None:
+    """Its sums are those of the made-up update, so they agree: this answer is drawn for the
+    organiser's own recompute, as the first ones of every auditor are.
+    """
+    async with checked(tmp_path, "", lazy) as (home, bob):
+        lease = await taken(home, bob)
+        await answer(home, bob, lease, await sums_of_the_update(home, lease))
+        assert await until(home, "done") == "failed"
+        assert await result(home) == "failed"
+        for name in ("Ann", "Bob"):
+            assert await balances(home, name) == ("suspended", 0, 0)
+
+
+async def test_an_answer_counts_once_of_its_holder_and_of_the_right_size(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with checked(tmp_path, database_url) as (home, bob):
+        eve = await home.join("Eve")
+        await proven(home, "Eve")
+        lease = await taken(home, bob)
+        right = await sums_of_the_update(home, lease)
+        path = f"/tasks/{lease.task}/submit"
+        begun = await bob.begin(lease)
+        said = bob.submission(lease, begun, right)
+        assert (await eve.announce(lease, right)).status_code == 404
+        assert (await eve.post(path, said)).status_code == 404
+        assert lease.audit is not None
+        assert lease.audit.residual is None  # the first task of a machine has none
+        assert (await bob.announce(lease, right + b"x")).status_code == 413
+        await bob.upload(lease, right[:-4])
+        short = await bob.post(path, bob.submission(lease, begun, right[:-4]))
+        assert decode(short, Verdict).state == "rejected"
+        async with asyncio.timeout(30):  # somebody else's turn, or its own again
+            lease = await taken(home, eve)
+        begun = await eve.begin(lease)
+        await eve.upload(lease, right)
+        first = decode(await eve.post(path, eve.submission(lease, begun, right)), Verdict)
+        again = decode(await eve.post(path, eve.submission(lease, begun, right)), Verdict)
+        assert first.contribution == again.contribution
+        assert first.state == "accepted"
+        assert (await bob.post(path, said)).status_code == 410
+        assert await until(home, "done") == "passed"
+        assert await escrow(home, "Eve") == lease.price_micro
+        assert await escrow(home, "Bob") == 0
+        assert await home.coordinator.ledger.check() == ()
+
+
+async def test_an_audit_is_for_nobody_else(tmp_path: Path) -> None:
+    """Neither for a program that does not know the kind, nor for the account itself, nor for one
+    on probation, nor too often.
+    """
+    async with checked(tmp_path, "") as (home, bob):
+        many = home.coordinator.volunteers
+
+        async def kinds(**more: Any) -> bool:
+            reply = decode(await bob.post("/claims", claim(**more)), ClaimReply)
+            assert reply.lease is not None
+            await bob.post(f"/tasks/{reply.lease.task}/release", {"attempt": reply.lease.attempt})
+            return reply.lease.audit is not None
+
+        assert not await kinds(audits=False)
+        number = next(p for p in await many.list() if p.nickname == "Bob").volunteer_id
+
+        async def so(**values: Any) -> None:
+            await home.coordinator.db.write(
+                lambda conn: volunteers.set_volunteer(conn, number, **values)
+            )
+
+        await so(accepted=rules.LEASES_PER_AUDIT - 1)
+        assert not await kinds()
+        await so(accepted=rules.LEASES_PER_AUDIT, standing="probation")
+        assert not await kinds()
+        await so(standing="vetted")
+        assert await kinds()
+
+
+async def test_a_lost_lease_goes_on_and_silence_leaves_it_to_the_organiser(tmp_path: Path) -> None:
+    async with checked(tmp_path, "") as (home, bob):
+        lease = await taken(home, bob)
+        await home.clock.advance(RENEW_S + 10)
+        await home.coordinator.queue.expire()
+        again = await taken(home, bob)
+        assert (again.task, again.attempt) == (lease.task, lease.attempt + 1)
+        await home.clock.advance(rules.WAIT_S)
+        assert await until(home, "done") == ""
+        assert await result(home) == "passed"
+        right = await sums_of_the_update(home, again)
+        await answer(home, bob, again, right)  # late, and paid all the same
+        assert await escrow(home, "Bob") == lease.price_micro
+
+
+async def test_a_base_that_is_gone_is_the_organisers_affair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be compared is paid, and proves nothing of anybody."""
+    async with checked(tmp_path, "") as (home, bob):
+        lease = await taken(home, bob)
+        right = await sums_of_the_update(home, lease)
+
+        async def gone(sha256: str) -> Path:
+            if sha256 in (await update_of(home)).values():
+                raise NotFound("there is no such blob")
+            return await local(sha256)
+
+        local = home.coordinator.blobs.local
+        monkeypatch.setattr(home.coordinator.blobs, "local", gone)
+        await answer(home, bob, lease, right)
+        assert await until(home, "done") == "unclear"
+        assert await result(home) == "unclear"
+        assert (await balances(home, "Bob"))[0] == "vetted"
+
+
+async def test_audits_survive_a_kill_of_either_side(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The auditor is killed with its lease in hand, the server between the answer and its
+    verdict.
+    """
+    compared, died = Audits._compared, asyncio.Event()
+
+    async def dies(self: Audits, *work: Any) -> Any:
+        if not died.is_set():
+            died.set()
+            raise Unavailable("killed")
+        return await compared(self, *work)
+
+    monkeypatch.setattr(Audits, "_compared", dies)
+    monkeypatch.setattr(rules, "confirmed_chance", lambda passed: 0.0)
+    async with done(tmp_path, database_url) as (home, bob, _):
+        async with bob.working(max_tasks=1) as process:
+            assert (await process.until(events.Claimed)).kind == events.AUDIT
+        async with bob.working(max_tasks=1) as process:
+            async with asyncio.timeout(60):
+                await died.wait()
+            async with asyncio.timeout(60):
+                while not await home.coordinator.intake.recheck():
+                    await asyncio.sleep(0.02)
+            assert await process.ended(120) == 0
+        await until(home, "done")
+        assert await result(home) == "passed"
+        assert await escrow(home, "Bob the machine") > 0
+        assert await home.coordinator.ledger.check() == ()
+        assert (await home.coordinator.checks.run()).breaches == ()

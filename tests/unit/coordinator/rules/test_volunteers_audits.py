@@ -1,0 +1,130 @@
+"""Rules of audits by volunteers: who may have one, and what an answer says."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.checking.redo import likeness
+from coordinator.rules.audits import (
+    CONFIRM_MIN,
+    LEASES_PER_AUDIT,
+    SPREAD_S,
+    Auditor,
+    Person,
+    Terms,
+    agree,
+    confirmed_chance,
+    judge,
+    may_audit,
+    ticket,
+)
+from coordinator.rules.checks import Likeness, Machine
+from shared.protocol.limits import AUDIT_BYTES
+from shared.tensors.sketch import BYTES, sums
+from shared.tensors.spec import TensorSpec
+from tests.support.examples import examples
+
+CPU = Machine(kind="cpu")
+CARD = Machine(kind="cuda", model="A Card 12 GB")
+ANN = Person(volunteer="ann", invite=1, network="203.0.113.0/24")
+BOB = Person(volunteer="bob", invite=2, network="198.51.100.0/24")
+OPEN = Terms(seed=7, age_s=SPREAD_S, kind="train", worker=ANN, machine=CPU)
+
+
+def auditor(person: Person = BOB, machine: Machine = CPU, audits: int = 0) -> Auditor:
+    accepted = LEASES_PER_AUDIT * (audits + 1)
+    return Auditor(person=person, machine=machine, accepted=accepted, audits=audits)
+
+
+def test_an_auditor_shares_neither_account_nor_invite_nor_network() -> None:
+    assert may_audit(OPEN, auditor())
+    for same in ({"volunteer": "ann"}, {"invite": 1}, {"network": ANN.network}):
+        assert not may_audit(OPEN, auditor(msgspec.structs.replace(BOB, **same)))
+    stranger = Person(volunteer="eve")  # without an invite, from nowhere that is known
+    assert may_audit(msgspec.structs.replace(OPEN, worker=stranger), auditor(Person(volunteer="x")))
+
+
+def test_an_auditor_of_other_arithmetic_is_asked_nothing() -> None:
+    on_card = msgspec.structs.replace(OPEN, machine=CARD)
+    assert not may_audit(on_card, auditor())
+    assert not may_audit(OPEN, auditor(machine=CARD))
+    assert not may_audit(on_card, auditor(machine=Machine(kind="cuda", model="B Card")))
+    assert may_audit(on_card, auditor(machine=CARD))
+
+
+def test_audits_are_a_small_share_of_the_work_of_an_account() -> None:
+    one = auditor(audits=3)
+    assert may_audit(OPEN, one)
+    assert not may_audit(OPEN, msgspec.structs.replace(one, accepted=one.accepted - 1))
+
+
+def test_one_person_draws_one_lot_however_many_accounts_ask_however_often() -> None:
+    """Accounts of one network, or of one invite, come up together; asking all the time gains only
+    what is left of the task in hand of others.
+    """
+    random.seed(1)
+    taken: Counter[str] = Counter()
+    for seed in range(2000):
+        honest = [f"account honest {n}" for n in range(15)]
+        bad = [f"network bad {n}" for n in range(5)]  # 100 accounts in five networks
+        task_s = 300.0  # who is honest asks again when its task is done
+        comes = {lot: SPREAD_S * ticket(seed, lot) for lot in bad}
+        comes |= {lot: SPREAD_S * ticket(seed, lot) + random.uniform(0, task_s) for lot in honest}
+        taken["bad" if min(comes, key=comes.__getitem__).startswith("network") else "honest"] += 1
+    assert taken["bad"] / 2000 < 0.35  # a quarter of the lots, which wait for nothing
+    shares = [ticket(seed, "x") for seed in range(2000)]
+    assert 0.47 < sum(shares) / 2000 < 0.53
+    assert not may_audit(msgspec.structs.replace(OPEN, age_s=0.0), auditor())
+
+
+def test_the_first_answers_of_an_auditor_are_confirmed_and_later_a_share() -> None:
+    assert confirmed_chance(0) == 1.0
+    assert confirmed_chance(10_000) == CONFIRM_MIN > 0
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.floats(allow_nan=True),
+    st.floats(allow_nan=True),
+    st.sampled_from(["float32", "int8", "int4", "topk-int4"]),
+)
+def test_what_agrees_never_fails(cosine: float, ratio: float, codec: str) -> None:
+    found = Likeness(cosine=cosine, norm_ratio=ratio)
+    if agree(found, codec):
+        assert judge(found, codec, comparable=True) == "passed"
+        assert math.isfinite(cosine)
+    assert judge(found, codec, comparable=False) in ("passed", "unclear")
+    assert judge(None, codec, comparable=True) == "unclear"
+
+
+class Memory:
+    """An update in memory."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        return self._values[start:stop]
+
+
+@pytest.mark.parametrize("seed", [0, 1, (1 << 63) - 1])
+def test_sums_made_up_or_of_another_seed_fail(seed: int) -> None:
+    schema = (TensorSpec(name="w", shape=(60_000,), dtype="F32", role="parameter"),)
+    random_ = np.random.default_rng(seed)
+    update = Memory(random_.standard_normal(60_000).astype(np.float32))
+    right = sums(update, schema, seed)
+    assert len(right.tobytes()) == BYTES == AUDIT_BYTES
+    assert agree(likeness(right, right.tobytes()), "float32")
+    made_up = random_.standard_normal(256).astype(np.float32)
+    other = sums(update, schema, seed ^ 5)
+    for wrong in (made_up, other, 1.2 * right, -right, np.zeros(256, np.float32)):
+        answer = wrong.astype(np.float32).tobytes()
+        assert judge(likeness(right, answer), "float32", comparable=True) == "failed"
