@@ -122,7 +122,6 @@ class Coordinator:
     samples: Samples
     intake: Intake
     recomputes: Recomputes
-    audits: Audits
     alerts: Alerts
     merger: Merger
     evaluation: Evaluation
@@ -210,7 +209,6 @@ class Coordinator:
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
-            audits=examiners.audits,
             alerts=Alerts(db, clock, settings, space),
             merger=merger,
             evaluation=evaluation,
@@ -234,6 +232,11 @@ class Coordinator:
     def auditing(self) -> Auditing:
         """Return the service of the organiser's auditors."""
         return Auditing(self.db, self.clock, self.signals, self.recomputes)
+
+    @property
+    def audits(self) -> Audits:
+        """Return the audits by volunteers."""
+        return self.intake.audits
 
     @property
     def answerers(self) -> Answerers:

@@ -122,7 +122,7 @@ class Intake:
         self._sketches = examiners.sketches
         self._recomputes = examiners.recomputes
         self._harvest = examiners.games
-        self._audits = examiners.audits
+        self.audits = examiners.audits
         self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
         self.durations = Durations(SLOW_S)  # of submissions, their check included
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
@@ -223,7 +223,7 @@ class Intake:
         if row.kind in MERGED:
             await self._measure(row)
         elif row.kind == AUDIT:
-            await self._audits.check(row)
+            await self.audits.check(row)
         else:
             await self._harvest.check(row)
         self._signals.notify("contributions")

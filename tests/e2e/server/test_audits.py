@@ -277,7 +277,7 @@ async def test_a_lost_lease_goes_on_and_silence_leaves_it_to_the_organiser(tmp_p
 async def test_a_base_that_is_gone_is_the_organisers_affair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be compared is paid, and proves nothing of anybody."""
+    """An answer that cannot be compared is paid, and proves nothing of anybody."""
     async with checked(tmp_path, "") as (home, bob):
         lease = await taken(home, bob)
         right = await sums_of_the_update(home, lease)
