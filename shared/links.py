@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from shared.errors import BadRequest
+from shared.sentences import Sentence
 
 LINK_CHARS_MAX = 2048
 _QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # around a link in a sentence or a command
@@ -57,16 +58,20 @@ def _origin(text: str) -> tuple[str, str, str]:
         parts = urlsplit(text)
         port, host = parts.port, parts.hostname or ""
     except ValueError as error:
-        raise BadRequest(f"this is not a join link: {error}") from error
+        raise BadRequest(Sentence("this is not a join link: {error}", error=error)) from error
     if parts.scheme not in ("https", "http", "volunteer") or not host:
         raise BadRequest(
-            "a join link begins with https:// (or volunteer://) and an address; copy it whole "
-            "from your organiser"
+            Sentence(
+                "a join link begins with https:// (or volunteer://) and an address; copy it "
+                "whole from your organiser"
+            )
         )
     if parts.username is not None or parts.password is not None:
-        raise BadRequest("a join link never carries a user name or password before the address")
+        raise BadRequest(
+            Sentence("a join link never carries a user name or password before the address")
+        )
     if not re.fullmatch(r"[A-Za-z0-9._:-]{1,253}", host):
-        raise BadRequest(f'"{host}" is not an address')
+        raise BadRequest(Sentence('"{host}" is not an address', host=host))
     netloc = f"[{host}]" if ":" in host else host
     return parts.scheme, netloc if port is None else f"{netloc}:{port}", parts.fragment
 
@@ -79,7 +84,10 @@ def _fields(fragment: str) -> dict[str, str]:
         if name in ("key", "pin", "code"):
             if not _PART.fullmatch(value):
                 raise BadRequest(
-                    f'the part "{name}" of the join link is damaged; copy the link whole'
+                    Sentence(
+                        'the part "{name}" of the join link is damaged; copy the link whole',
+                        name=name,
+                    )
                 )
             found[name] = value
     return found
@@ -101,28 +109,36 @@ def parse_link(text: str) -> JoinLink:
     """
     text = tidy_link(text)
     if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
-        raise BadRequest("this is not a join link; copy it whole from your organiser")
+        raise BadRequest(Sentence("this is not a join link; copy it whole from your organiser"))
     if "://" not in text:
         bare = urlsplit(f"//{text}")
         local = is_loopback(bare.hostname or "")
         if not (local or "." in bare.netloc or ":" in bare.netloc):
             raise BadRequest(
-                f'"{text}" is no address: a join link begins with https:// and comes from your '
-                "organiser"
+                Sentence(
+                    '"{text}" is no address: a join link begins with https:// and comes from your '
+                    "organiser",
+                    text=text,
+                )
             )
         text = f"{'http' if local else 'https'}://{text}"
     scheme, netloc, fragment = _origin(text)
     fields = _fields(fragment)
     pin = fields.get("pin", "").replace(":", "").lower()
     if pin and not _PIN.fullmatch(pin):
-        raise BadRequest("the certificate pin of the join link is damaged; copy the link whole")
+        raise BadRequest(
+            Sentence("the certificate pin of the join link is damaged; copy the link whole")
+        )
     host = urlsplit(f"//{netloc}").hostname or ""
     if scheme == "volunteer":
         scheme = "http" if is_loopback(host) and not pin else "https"
     if scheme == "http" and not is_loopback(host):
         raise BadRequest(
-            f"{netloc} would be reached without encryption; ask for a link that begins with "
-            "https://"
+            Sentence(
+                "{netloc} would be reached without encryption; ask for a link that begins with "
+                "https://",
+                netloc=netloc,
+            )
         )
     return JoinLink(
         url=f"{scheme}://{netloc}",

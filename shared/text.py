@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import unicodedata
 
+from shared.sentences import Sentence, of
+
 TEXT_CHARS_MAX = 2000
 SHOWN_CHARS_MAX = 60
 MICRO = 1_000_000  # micro-credits in a credit
@@ -19,8 +21,13 @@ _EMOJI_STYLE = "\ufe0f"  # asks for the coloured, two cells wide form of the sig
 
 def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     """Return foreign text, safe for a terminal: no control characters, no direction marks, at most
-    `limit` characters.
+    `limit` characters. A sentence of ours stays one: what others wrote is in its values.
     """
+    if isinstance(text, Sentence):
+        values = {
+            n: printable(v, limit) if isinstance(v, str) else v for n, v in text.values.items()
+        }
+        return of(printable(str(text), limit), text.message, values, text.many)
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(c if c.isprintable() else " " for c in cut)
 

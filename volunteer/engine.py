@@ -18,6 +18,7 @@ from shared.errors import Conflict, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol import endpoints
+from shared.sentences import Sentence
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
 from volunteer.account.practice_server import Practice
@@ -34,7 +35,7 @@ from volunteer.control.event_bus import Hub
 from volunteer.control.local_socket import ControlServer
 from volunteer.control.sentences import START
 from volunteer.control.status import VERDICTS_MAX, Status
-from volunteer.i18n.catalogue import _, choose, use
+from volunteer.i18n.catalogue import choose, use
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
 from volunteer.net.client import post_json
@@ -211,7 +212,7 @@ class Engine:
         """Announce the proof of work of a registration."""
         if done == 0.0:
             self._hub.notice(
-                _(
+                Sentence(
                     "this coordinator is open: about {time} of computing",
                     time=work_words(bits),
                 )
@@ -295,7 +296,7 @@ class Engine:
         if not self._begun.is_set() and self.profile.joined:
             return self._before_the_answers(command)
         if self._agent is None or self._prompts is None:
-            raise Conflict(_("this needs a coordinator: join one first"))
+            raise Conflict(Sentence("this needs a coordinator: join one first"))
         if isinstance(command, PROMPTING):
             return await _prompting(self._prompts, self._agent.remote.api, command)
         return await self._act(self._agent, command)
@@ -303,7 +304,9 @@ class Engine:
     def _before_the_answers(self, command: Command) -> None:
         """Carry out a command to a first start that waits for its owner. Raises Conflict."""
         if not isinstance(command, commands.Resume):
-            raise Conflict(_("the first start waits for your answers: finish them on its screen"))
+            raise Conflict(
+                Sentence("the first start waits for your answers: finish them on its screen")
+            )
         self._start_paused = False
         self._begun.set()
 
@@ -353,7 +356,7 @@ class Engine:
                 return await agent.remote.api.link()
             case _:
                 raise Conflict(
-                    _("{name} is no command of this version", name=type(command).__name__)
+                    Sentence("{name} is no command of this version", name=type(command).__name__)
                 )
         return None
 
@@ -373,7 +376,9 @@ class Engine:
 
     async def _join(self, command: commands.Join) -> commands.Joined:
         if self._agent is not None:
-            raise Conflict(_("this volunteer already works for a coordinator: stop it first"))
+            raise Conflict(
+                Sentence("this volunteer already works for a coordinator: stop it first")
+            )
         enrolment = self._enrolment(self.loaded.settings)
         joined = await join(parse_link(command.link), command.name, enrolment)
         self._joined.set()
@@ -391,7 +396,7 @@ class Engine:
                 self._agent.show_name(loaded.settings.public)
         # A test alert shows that they arrive before they matter.
         if changes.keys() & {"alerts", "webhook"}:
-            test = Alert(kind="test", message=_("alerts of this machine come here"))
+            test = Alert(kind="test", message=Sentence("alerts of this machine come here"))
             self._alerts.tell(test, self.world.clock.now())
         return setting_rows_of(loaded)
 

@@ -16,6 +16,7 @@ import msgspec
 
 from shared.decoding import decode
 from shared.errors import Configuration, StorageFull
+from shared.sentences import Sentence, english
 
 RECORD_BYTES_MAX = 4 << 20
 PARTIAL_SUFFIX = ".part"  # a file of this name is nobody's: its writer died
@@ -40,7 +41,13 @@ def private_directory(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise Configuration(f"the directory {path} cannot be made: {error.strerror}") from error
+        raise Configuration(
+            Sentence(
+                "the directory {path} cannot be made: {strerror}",
+                path=path,
+                strerror=error.strerror,
+            )
+        ) from error
     return path
 
 
@@ -60,13 +67,15 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         if error.errno in _NO_SPACE:
-            raise StorageFull(f"no space is left for {path}: free some and try again") from error
+            raise StorageFull(
+                Sentence("no space is left for {path}: free some and try again", path=path)
+            ) from error
         raise
 
 
 def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -> None:
     """Store a struct as JSON. Raises StorageFull, OSError."""
-    write_whole(path, msgspec.json.encode(record), durable=durable)
+    write_whole(path, msgspec.json.encode(record, enc_hook=english), durable=durable)
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
@@ -80,13 +89,17 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Configuration(f"{path} cannot be read: {error.strerror}") from error
+        raise Configuration(
+            Sentence("{path} cannot be read: {strerror}", path=path, strerror=error.strerror)
+        ) from error
     try:
         if len(data) > RECORD_BYTES_MAX:
             raise msgspec.ValidationError("it is too large")
         return decode(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Configuration(f"{path} is damaged: {error}") from error
+        raise Configuration(
+            Sentence("{path} is damaged: {error}", path=path, error=error)
+        ) from error
 
 
 def set_aside(path: Path) -> Path:

@@ -14,6 +14,7 @@ import msgspec
 
 from shared.errors import BadRequest, InvalidFrame
 from shared.protocol.versions import VersionManifest
+from shared.sentences import Sentence
 from shared.tensors.frame import open_frame
 from shared.workloads.base import load
 from shared.workloads.games import Look, Opponent, Reply
@@ -71,10 +72,16 @@ class Rival:
         if version is not None and version != newest.version:
             manifest = checked(await self._api.version(self._run, version), self._public_key)
         if {manifest.run, newest.run} != {self._run}:
-            raise InvalidFrame("the coordinator sent the manifest of another run")
+            raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
         games = load(manifest.workload, self._enabled).games
         if games is None:
-            raise BadRequest(f'"{self._run}" plays no games: {manifest.workload} is not played')
+            raise BadRequest(
+                Sentence(
+                    '"{run}" plays no games: {workload} is not played',
+                    run=self._run,
+                    workload=manifest.workload,
+                )
+            )
         path = await self._transfers.fetch(manifest.weights, lambda _: None)
         self._opponent = await self._on_thread(lambda: self._read(manifest, path))
         size, win = games.rules(manifest.config)
@@ -103,7 +110,7 @@ class Rival:
 
     def _seated(self) -> Opponent:
         if self._opponent is None:
-            raise BadRequest("nobody sits at the board yet")
+            raise BadRequest(Sentence("nobody sits at the board yet"))
         return self._opponent
 
     def _read(self, manifest: VersionManifest, path: Path) -> Opponent:

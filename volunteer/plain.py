@@ -21,7 +21,7 @@ from volunteer.control.control import Control
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.headless import status_lines
-from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.formats import size
 
 NEWS_MAX = 50  # sentences that are kept until they are asked for
@@ -127,7 +127,7 @@ class Plain:
             try:
                 await does(more)
             except VolunteerError as error:
-                self._say(error.message)
+                self._say(shown(error.message))
         if not self._control.remote:  # the input has ended: nobody is there to ask
             await self._control.stop("save")
 
@@ -146,7 +146,9 @@ class Plain:
         for device in self._control.status.devices:
             said = [device.name or device.id, size(device.memory_bytes)]
             if not device.usable:
-                said.append(_("cannot be used: {problem}", problem=device.problem))
+                said.append(
+                    _("cannot be used: {problem}", problem=self._control.status.problem(device))
+                )
             told = self._sensed.get(device.id)
             said += _sensed_words(told, self._price) if told is not None else []
             self._say(f"{device.id}: {', '.join(said)}")

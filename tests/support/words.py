@@ -18,6 +18,8 @@ from babel.messages.pofile import read_po, write_po
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "volunteer"
 LANGUAGES = PROGRAM / "i18n"
+# Modules of both sides whose sentences a volunteer reads on a screen.
+SHARED = [ROOT / "shared" / name for name in ("errors.py", "links.py")]
 # Functions of the catalogue: the places of the context, of the message and of its plural.
 KEYWORDS: dict[str, tuple[int | None, int, int | None]] = {
     "_": (None, 0, None),
@@ -25,6 +27,8 @@ KEYWORDS: dict[str, tuple[int | None, int, int | None]] = {
     "ngettext": (None, 0, 1),
     "pgettext": (0, 1, None),
     "NP_": (0, 1, None),
+    "Sentence": (None, 0, None),
+    "plural": (None, 0, 1),
 }
 COLUMNS = 100
 
@@ -54,7 +58,7 @@ def _text(call: ast.Call, place: int) -> str:
 def extracted() -> Catalog:
     """Return every message of the program's code."""
     found = Catalog(project="volunteer", charset="utf-8")
-    for file in sorted(PROGRAM.rglob("*.py")):
+    for file in sorted((*PROGRAM.rglob("*.py"), *SHARED)):
         place = str(file.relative_to(ROOT))
         read = sorted(messages(ast.parse(file.read_text(encoding="utf-8"))))
         for line, context, texts in read:

@@ -26,6 +26,7 @@ from shared.links import JoinLink, is_loopback
 from shared.proof_of_work import likely_done, solve
 from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
 from shared.protocol.limits import PROTOCOL
+from shared.sentences import Sentence
 from shared.signing import fits
 from shared.workloads.base import installed
 from volunteer.account.profile import Identity, Profile, new_identity
@@ -75,13 +76,19 @@ def check_server(server: ServerInfo, public_key: str) -> None:
     """
     if server.protocol_min > PROTOCOL:
         raise UpgradeRequired(
-            f"the coordinator speaks version {server.protocol_min} and up, this is {PROTOCOL}: "
-            "pipx upgrade volunteer"
+            Sentence(
+                "the coordinator speaks version {protocol_min} and up, this is {protocol}: "
+                "pipx upgrade volunteer",
+                protocol_min=server.protocol_min,
+                protocol=PROTOCOL,
+            )
         )
     if public_key and server.public_key != public_key:
         raise BadSignature(
-            "the coordinator shows another key than when you joined: ask your organiser, and "
-            "join again with a new link"
+            Sentence(
+                "the coordinator shows another key than when you joined: ask your organiser, "
+                "and join again with a new link"
+            )
         )
 
 
@@ -104,11 +111,13 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
     try:
         key = bytes.fromhex(server.public_key)
     except ValueError as error:
-        raise BadSignature("the coordinator shows a key that is none") from error
+        raise BadSignature(Sentence("the coordinator shows a key that is none")) from error
     if link.fingerprint and not fits(key, link.fingerprint):
         raise BadSignature(
-            "who answers at this address is not who your link names: ask your organiser for a "
-            "new link"
+            Sentence(
+                "who answers at this address is not who your link names: ask your organiser "
+                "for a new link"
+            )
         )
     return server
 
@@ -143,7 +152,10 @@ async def join(
             identity = await register(identity, enrolment, named=bool(name), patience_s=REGISTER_S)
         except Unreachable as error:
             raise Unreachable(
-                f"{error.message}: join again with the same link once the coordinator answers"
+                Sentence(
+                    "{error}: join again with the same link once the coordinator answers",
+                    error=error.message,
+                )
             ) from error
     return Joined(
         server=server.name,

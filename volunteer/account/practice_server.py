@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration, Unavailable
+from shared.sentences import Sentence
 from volunteer.control.status import PRACTICE
 from volunteer.files import private_directory, read_record, set_aside, write_record
 
@@ -91,9 +92,11 @@ class Practice:
             _, said = await asyncio.wait_for(child.communicate(), PREPARE_S)
         except TimeoutError as error:
             child.kill()
-            raise Unavailable("preparing the practice run took too long") from error
+            raise Unavailable(Sentence("preparing the practice run took too long")) from error
         if child.returncode != 0 and b"already" not in said:
-            raise Unavailable(f"the practice run could not be prepared: {_last(said)}")
+            raise Unavailable(
+                Sentence("the practice run could not be prepared: {said}", said=_last(said))
+            )
 
     async def _serve(self, data: Path, port: int) -> None:
         log = self._root / "coordinator.log"
@@ -105,7 +108,10 @@ class Practice:
             if child.returncode is not None or time.monotonic() > until:
                 await self.stop()
                 raise Unavailable(
-                    f"the practice coordinator did not start: {_last(log.read_bytes())}"
+                    Sentence(
+                        "the practice coordinator did not start: {said}",
+                        said=_last(log.read_bytes()),
+                    )
                 )
             await asyncio.sleep(PROBE_S)
 
@@ -134,7 +140,7 @@ def _url(port: int) -> str:
 
 def _last(said: bytes) -> str:
     lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1][:SAID_CHARS_MAX] if lines else "it said nothing"
+    return lines[-1][:SAID_CHARS_MAX] if lines else Sentence("it said nothing")
 
 
 def _free_port() -> int:

@@ -26,6 +26,7 @@ import msgspec
 from shared.errors import Configuration, StorageFull
 from shared.protocol.accounts import Benchmark, ServerInfo
 from shared.protocol.contributions import Verdict
+from shared.sentences import Sentence
 from shared.signing import digest
 from volunteer.control.model_step import ModelStep
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
@@ -174,9 +175,12 @@ class Profile:
                 file.seek(0)
                 pid = file.read(32).decode(errors="replace").strip() or "unknown"
                 raise Configuration(
-                    f"this profile is already at work (process {pid}): `volunteer status` shows "
-                    "it, `volunteer stop` "
-                    "ends it, and --profile NAME starts a second one"
+                    Sentence(
+                        "this profile is already at work (process {pid}): `volunteer status` "
+                        "shows it, "
+                        "`volunteer stop` ends it, and --profile NAME starts a second one",
+                        pid=pid,
+                    )
                 )
             file.truncate(0)
             file.write(str(os.getpid()).encode())
@@ -188,16 +192,23 @@ class Profile:
 
     def _load(self, slug: str) -> Identity | None:
         if not slug.isalnum():
-            raise Configuration(f"{self.path / 'current'} is damaged: join again with your link")
+            raise Configuration(
+                Sentence("{path} is damaged: join again with your link", path=self.path / "current")
+            )
         path = self.path / slug / "identity.json"
         if path.exists() and os.name == "posix" and path.stat().st_mode & 0o077:
-            raise Configuration(f"others can read your secret: chmod 600 {path}")
+            raise Configuration(
+                Sentence("others can read your secret: chmod 600 {path}", path=path)
+            )
         try:
             return read_record(path, Identity)
         except Configuration as error:
             raise Configuration(
-                f"{error.message}; move that file away, ask your organiser for a link of your "
-                "own, and join with it"
+                Sentence(
+                    "{error}; move that file away, ask your organiser for a link of your own, and "
+                    "join with it",
+                    error=error.message,
+                )
             ) from error
 
 

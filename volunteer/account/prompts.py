@@ -12,6 +12,7 @@ import msgspec
 
 from shared.errors import Conflict, NotFound, TooLarge, VolunteerError, why
 from shared.protocol.inference import ImageRequest, Usage
+from shared.sentences import Sentence, figure
 from volunteer.control.commands import Answer, AskModel, Drawn, PastPrompt
 from volunteer.files import read_record, write_record
 from volunteer.net.client import Client
@@ -64,7 +65,12 @@ class Prompts:
         Raises Conflict while too many are on their way.
         """
         if sum(not each.done for each in self._answers.values()) >= RUNNING_MAX:
-            raise Conflict(f"{RUNNING_MAX} answers are on their way: wait for one, or stop it")
+            raise Conflict(
+                Sentence(
+                    "{n} answers are on their way: wait for one, or stop it",
+                    n=RUNNING_MAX,
+                )
+            )
         ended = [number for number, each in self._answers.items() if each.done]
         for number in ended[: max(0, len(ended) - KEPT)]:
             del self._answers[number]
@@ -116,7 +122,7 @@ class Prompts:
     def _found(self, number: int) -> _Running:
         answer = self._answers.get(number)
         if answer is None:
-            raise NotFound("this answer is no longer kept: ask again")
+            raise NotFound(Sentence("this answer is no longer kept: ask again"))
         return answer
 
     async def _run(self, answer: _Running, command: AskModel) -> None:
@@ -129,7 +135,7 @@ class Prompts:
             error = "stopped"
         except Exception as fault:  # whoever reads must not wait for ever
             log.exception("an answer failed")
-            error = f"the answer failed: {why(fault)}"
+            error = Sentence("the answer failed: {fault}", fault=why(fault))
         not_kept = self._remember(command, answer) if answer.text else ""
         await _end(answer, error or not_kept)
 
@@ -138,7 +144,12 @@ class Prompts:
             answer.used = chunk.usage or answer.used
             answer.text += "".join(choice.words for choice in chunk.choices)
             if len(answer.text) > ANSWER_CHARS_MAX:
-                raise TooLarge(f"the answer is longer than {ANSWER_CHARS_MAX} characters")
+                raise TooLarge(
+                    Sentence(
+                        "the answer is longer than {n} characters",
+                        n=figure(f"{ANSWER_CHARS_MAX:,}"),
+                    )
+                )
             async with answer.changed:
                 answer.changed.notify_all()
 
@@ -153,7 +164,7 @@ class Prompts:
         try:
             write_record(self._path, PastPrompts(prompts=(*self.past(), new)[-PAST_MAX:]))
         except (VolunteerError, OSError) as error:
-            return f"not remembered: {why(error)}"
+            return Sentence("not remembered: {error}", error=why(error))
         return ""
 
 
@@ -162,7 +173,9 @@ async def drawn(api: Api, model: str, seed: int | None) -> Drawn:
     reply = await api.images(ImageRequest(model=model, seed=seed))
     images = tuple(each.b64_json for each in reply.data)
     if sum(map(len, images)) > IMAGE_BYTES_MAX:
-        raise TooLarge("the picture is too large to be shown: `volunteer generate` writes it")
+        raise TooLarge(
+            Sentence("the picture is too large to be shown: `volunteer generate` writes it")
+        )
     return Drawn(images=images, cost_micro=reply.usage.cost_micro)
 
 

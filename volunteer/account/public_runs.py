@@ -14,6 +14,7 @@ import msgspec
 from shared.decoding import decode
 from shared.errors import BadRequest, Unreachable, VolunteerError
 from shared.links import is_loopback, parse_link
+from shared.sentences import Sentence
 from shared.text import printable
 from volunteer.control.commands import PublicRun
 
@@ -28,12 +29,16 @@ async def public_runs(url: str) -> tuple[PublicRun, ...]:
     if parts.scheme != "https" and not (
         parts.scheme == "http" and is_loopback(parts.hostname or "")
     ):
-        raise BadRequest("the list of public runs needs an address that begins with https://")
+        raise BadRequest(
+            Sentence("the list of public runs needs an address that begins with https://")
+        )
     data = await asyncio.to_thread(_fetch, url)
     try:
         entries = decode(data, tuple[PublicRun, ...])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"{parts.hostname} does not give a list of public runs") from error
+        raise BadRequest(
+            Sentence("{hostname} does not give a list of public runs", hostname=parts.hostname)
+        ) from error
     return tuple(_clean(entry) for entry in entries[:RUNS_MAX] if _joinable(entry.link))
 
 
@@ -43,9 +48,11 @@ def _fetch(url: str) -> bytes:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
             data: bytes = reply.read(BYTES_MAX + 1)
     except (urllib.error.URLError, OSError, ValueError) as error:
-        raise Unreachable(f"the list of public runs cannot be read: {error}") from error
+        raise Unreachable(
+            Sentence("the list of public runs cannot be read: {error}", error=error)
+        ) from error
     if len(data) > BYTES_MAX:
-        raise BadRequest("the list of public runs is too long")
+        raise BadRequest(Sentence("the list of public runs is too long"))
     return data
 
 

@@ -25,6 +25,7 @@ from shared.protocol.transparency import (
     credited,
     includes,
 )
+from shared.sentences import Sentence
 from shared.signing import verify
 from volunteer.net.api import Api
 from volunteer.storage.receipts import KeptHead, ReceiptBook, read_receipt, spread
@@ -49,15 +50,15 @@ def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Che
         return Checked(receipt=None, problem=error.message)
     entry = receipt.entry
     if receipt.volunteer != volunteer:
-        problem = "it is of another account"
+        problem: str = Sentence("it is of another account")
     elif entry.contribution_id != receipt.contribution:
-        problem = "its entry is of another contribution"
+        problem = Sentence("its entry is of another contribution")
     elif entry.kind not in PAID or (receipt.contribution is None) != (entry.kind == "answer"):
-        problem = "its entry is of another kind"
+        problem = Sentence("its entry is of another kind")
     elif credited(entry, volunteer) != receipt.credits_micro:
-        problem = "its entry is of other credits"
+        problem = Sentence("its entry is of other credits")
     elif not includes(receipt):
-        problem = "its entry is not in the record whose head it names"
+        problem = Sentence("its entry is not in the record whose head it names")
     else:
         problem = ""
     return Checked(receipt=receipt, problem=problem)
@@ -69,9 +70,12 @@ def contradiction(heads: Sequence[TreeHead]) -> str:
     for head in heads:
         other = roots.setdefault(head.size, head)
         if other.root != head.root:
-            return (
-                f"the coordinator signed two different records of {head.size} entries, on "
-                f"{_day(other.at)} and on {_day(head.at)}: it rewrote its history"
+            return Sentence(
+                "the coordinator signed two different records of {size} entries, on {day} and "
+                "on {day2}: it rewrote its history",
+                size=head.size,
+                day=_day(other.at),
+                day2=_day(head.at),
             )
     return ""
 
@@ -95,7 +99,9 @@ class RecordCheck:
             for signed in found:
                 checked = check_receipt(signed, self._key, self._volunteer)
                 if checked.problem:
-                    return f"the coordinator sent a wrong receipt: {checked.problem}"
+                    return Sentence(
+                        "the coordinator sent a wrong receipt: {problem}", problem=checked.problem
+                    )
             added = self._book.add(found)
             if added and (problem := await self.observe(_head_of(found[-1]))):
                 return problem
@@ -112,7 +118,9 @@ class RecordCheck:
             tree = decode(signed.payload, HeadPayload).tree
         except ValueError as error:
             if isinstance(error, msgspec.DecodeError):
-                raise InvalidFrame(f"the head of the record cannot be read: {error}") from error
+                raise InvalidFrame(
+                    Sentence("the head of the record cannot be read: {error}", error=error)
+                ) from error
             raise BadSignature from error
         return KeptHead(tree=tree, payload=signed.payload, signature=signed.signature)
 
@@ -179,10 +187,20 @@ class RecordCheck:
 
 def _words(old: KeptHead, now: TreeHead) -> str:
     """Say that a record is not what it was."""
-    said = f"the record of {old.tree.size} entries that it signed on {_day(old.tree.at)}"
+    said = Sentence(
+        "the record of {size} entries that it signed on {day}",
+        size=old.tree.size,
+        day=_day(old.tree.at),
+    )
     if now.size < old.tree.size:
-        return f"the coordinator rewrote its history: {said} has only {now.size} now"
-    return f"the coordinator rewrote its history: {said} is not how its record begins now"
+        return Sentence(
+            "the coordinator rewrote its history: {said} has only {size} now",
+            said=said,
+            size=now.size,
+        )
+    return Sentence(
+        "the coordinator rewrote its history: {said} is not how its record begins now", said=said
+    )
 
 
 def _head_of(signed: SignedReceipt) -> KeptHead:
@@ -194,4 +212,4 @@ def _day(at: float) -> str:
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):
-        return "an unknown day"
+        return Sentence("an unknown day")

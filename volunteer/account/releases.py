@@ -14,6 +14,7 @@ import msgspec
 from shared.decoding import decode
 from shared.errors import BadRequest, BadSignature, why
 from shared.protocol.accounts import Release, SignedRelease
+from shared.sentences import Sentence
 from shared.signing import verify
 
 PAYLOAD_CHARS_MAX = 1000
@@ -40,11 +41,11 @@ def announced(signed: SignedRelease | None, public_key: str) -> Release | None:
     try:
         found = decode(payload, Release)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest("the coordinator announces a release that is none") from error
+        raise BadRequest(Sentence("the coordinator announces a release that is none")) from error
     if found.kind != "release" or not _VERSION.fullmatch(found.version):
-        raise BadRequest("the coordinator announces a release without a version")
+        raise BadRequest(Sentence("the coordinator announces a release without a version"))
     if not _SHA256.fullmatch(found.sha256):
-        raise BadRequest("the coordinator announces a release without a hash")
+        raise BadRequest(Sentence("the coordinator announces a release without a hash"))
     return found
 
 
@@ -59,9 +60,11 @@ def is_newer(version: str, own: str) -> bool:
 
 def notice(release: Release) -> str:
     """Return the sentence about a newer release."""
-    return (
-        f"version {release.version} is announced (sha256 {release.sha256[:12]}...): "
-        "`volunteer update` says how to check and install it"
+    return Sentence(
+        "version {version} is announced (sha256 {sha256}...): `volunteer update` says "
+        "how to check and install it",
+        version=release.version,
+        sha256=release.sha256[:12],
     )
 
 
@@ -86,5 +89,7 @@ def check_file(release: Release, path: Path) -> bool:
                 found.update(part)
                 left -= len(part)
     except OSError as error:
-        raise BadRequest(f"{path} cannot be read: {why(error)}") from error
+        raise BadRequest(
+            Sentence("{path} cannot be read: {error}", path=path, error=why(error))
+        ) from error
     return found.hexdigest() == release.sha256

@@ -16,6 +16,7 @@ from shared.errors import VolunteerError
 from shared.local_data import LocalData
 from shared.protocol.accounts import Device, ServerInfo
 from shared.protocol.limits import PROTOCOL
+from shared.sentences import Sentence
 from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
 from volunteer.account.join import check_server, enabled, software
@@ -73,7 +74,8 @@ from volunteer.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 JOIN_S = 2.0
-LAPSED = "its time ran out while this volunteer was away, so it is not gone on with"
+FINISHING = Sentence("finishing: no new work after the current task")
+LAPSED = Sentence("its time ran out while this volunteer was away, so it is not gone on with")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +190,7 @@ class Agent:
     def finish(self) -> None:
         """Complete the tasks in work, submit them, and take no more."""
         self._life.finish()
-        self._hub.emit(events.Finishing(message="finishing: no new work after the current task"))
+        self._hub.emit(events.Finishing(message=FINISHING))
 
     def stop(self, how: How = "release") -> None:
         """End: give tasks back, save them for the next start, or finish them first."""
@@ -263,7 +265,7 @@ class Agent:
         share = self._settings.memory_gb
         memory_limit.follow(share)
         lent = {device.id: usable_bytes(device, share) for device in devices}
-        self._hub.emit(events.DevicesFound(devices=devices, lent_bytes=lent))
+        self._hub.emit(events.devices_found(devices, lent))
         chosen = choose(self._settings.device, devices)
         self._trainers = {chosen[0].id: first}
         pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen]
@@ -285,7 +287,8 @@ class Agent:
         check_server(server, identity.public_key)
         if server.protocol_min_next > PROTOCOL:
             self._hub.notice(
-                "the coordinator will soon need a newer version: pipx upgrade volunteer", "warning"
+                Sentence("the coordinator will soon need a newer version: pipx upgrade volunteer"),
+                "warning",
             )
         self._tell_of_release(server)
         check_chosen(demanded, server.runs)
@@ -307,7 +310,10 @@ class Agent:
         try:
             found = announced(server.release, self.remote.identity.public_key)
         except VolunteerError as error:
-            self._hub.notice(f"the announced release is ignored: {error.message}", "warning")
+            self._hub.notice(
+                Sentence("the announced release is ignored: {error}", error=error.message),
+                "warning",
+            )
             return
         if found is not None and is_newer(found.version, software()):
             self._hub.notice(notice(found), "warning")
@@ -524,12 +530,12 @@ class Agent:
         kept = tuple(held for held in alive if held.device in self._lent)
         for held in stored:
             if held in kept:
-                self._hub.notice(f"going on with task {held.lease.task}")
+                self._hub.notice(Sentence("going on with task {task}", task=held.lease.task))
                 continue
             leases.drop(held.lease)
             if held in open_:
-                why = f"{held.device} is not lent any more" if held in alive else LAPSED
-                task = held.lease.task
+                lent = Sentence("{device} is not lent any more", device=held.device)
+                why, task = lent if held in alive else LAPSED, held.lease.task
                 self._hub.emit(events.TaskEnded(task=task, how="gone", message=why))
         return kept
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import Forbidden, InvalidFrame, NotFound, VolunteerError
 from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import BlobRef, VersionManifest
+from shared.sentences import Sentence
 from shared.workloads.base import Workload
 from volunteer.agent.collaborators import LentDevice, Remote
 from volunteer.agent.downloads import blob_of
@@ -64,11 +65,14 @@ class Answering:
             except (Forbidden, NotFound) as error:  # also of a coordinator that has no such work
                 if not self._told:
                     self._told = True
-                    self.hub.notice(f"no prompts yet: {error.message}")
+                    self.hub.notice(Sentence("no prompts yet: {error}", error=error.message))
                 await self.life.clock.sleep(UNVETTED_S)
             except VolunteerError as error:
                 if not passing(error):
-                    self.hub.notice(f"a prompt was not answered: {error.message}", "warning")
+                    self.hub.notice(
+                        Sentence("a prompt was not answered: {error}", error=error.message),
+                        "warning",
+                    )
                 await self.life.clock.sleep(AGAIN_S)
 
     def _free(self) -> LentDevice | None:
@@ -82,7 +86,7 @@ class Answering:
         device = self._free()
         try:
             if device is None or not 0 < len(task.prompt) <= CONTEXT_MAX:
-                raise InvalidFrame("this machine cannot read this prompt")
+                raise InvalidFrame(Sentence("this machine cannot read this prompt"))
             manifest = checked(task.manifest, self.remote.identity.public_key)
             with ExitStack() as stack:
                 version = await self._brought(manifest, stack)
@@ -140,7 +144,9 @@ class Answering:
             while not working.done() and wanted:
                 await asyncio.wait((working,), timeout=GATHER_S)
                 if self.pauses.paused(device.id):
-                    raise InvalidFrame("this machine was paused in the middle of an answer")
+                    raise InvalidFrame(
+                        Sentence("this machine was paused in the middle of an answer")
+                    )
                 if not working.done() and len(tokens) > sent:
                     part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]))
                     wanted = await self.remote.api.answer_tokens(task.id, part)

@@ -18,6 +18,7 @@ import msgspec
 from shared.errors import Gone, InvalidFrame, Unreachable
 from shared.protocol.leases import BeginReply, Lease
 from shared.protocol.versions import SignedManifest, VersionManifest
+from shared.sentences import Sentence
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork, LeaseKey
 from volunteer.agent.lifecycle import Lifecycle
@@ -43,7 +44,14 @@ async def announce_base(
     task, attempt = key
     reply = await api.begin(task, attempt, base=base, patience_s=patience_s)
     if reply.version != base:
-        raise Gone(f"the coordinator wants task {task} from version {reply.version}, not {base}")
+        raise Gone(
+            Sentence(
+                "the coordinator wants task {task} from version {version}, not {base}",
+                task=task,
+                version=reply.version,
+                base=base,
+            )
+        )
     return reply
 
 
@@ -106,7 +114,9 @@ class BaseVersions:
             if begun.version == known.version:
                 return None
         if begun.manifest is None:
-            raise InvalidFrame("the coordinator sent no manifest of the version to begin from")
+            raise InvalidFrame(
+                Sentence("the coordinator sent no manifest of the version to begin from")
+            )
         # An earlier base is right for a task that began before, here too where nobody answers.
         newest = _newest(lease) and before is None and not held.stored.early
         manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
@@ -155,9 +165,13 @@ class BaseVersions:
         except Unreachable as error:
             manifest, signed = here
             self.hub.notice(
-                f"the coordinator does not answer ({error.message}): task {lease.task} begins "
-                f"from version {manifest.version}, which is here, and the coordinator learns of "
-                "it later",
+                Sentence(
+                    "the coordinator does not answer ({error}): task {task} begins from version "
+                    "{version}, which is here, and the coordinator learns of it later",
+                    error=error.message,
+                    task=lease.task,
+                    version=manifest.version,
+                ),
                 "warning",
             )
         held.change(early=True)
@@ -182,7 +196,9 @@ class BaseVersions:
             change = self.life.change()
             if not announced:
                 announced = True
-                message = "submitting the last result; the next task begins with the next version"
+                message = Sentence(
+                    "submitting the last result; the next task begins with the next version"
+                )
                 self.hub.emit(events.Idle(reason="merging", message=message))
             await change
 

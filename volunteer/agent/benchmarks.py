@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
+from shared.sentences import Sentence
 from volunteer.account.join import enabled
 from volunteer.account.profile import Home
 from volunteer.agent.lifecycle import Lifecycle
@@ -112,8 +113,11 @@ class Benchmarks:
         self.hub.emit(events.Benchmarked(benchmark=measured))
         if doubtful:
             self.hub.notice(
-                f"{device.id} was measured while other programs used the processor: it is "
-                "measured again when they rest"
+                Sentence(
+                    "{device} was measured while other programs used the processor: it is measured "
+                    "again when they rest",
+                    device=device.id,
+                )
             )
 
     async def measure_again(

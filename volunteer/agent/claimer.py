@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shared.errors import StorageFull, VolunteerError
 from shared.protocol import leases as wire
 from shared.protocol.leases import ClaimRequest, Lease
+from shared.sentences import Sentence
 from shared.tensors.quantize import CODECS
 from shared.text import printable
 from shared.workloads.base import Workload, libraries_here
@@ -17,6 +18,7 @@ from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.run_choice import Wanted
+from volunteer.i18n.coordinator import idle
 from volunteer.net.api import Api
 from volunteer.storage.leases import HeldLease, Leases
 from volunteer.storage.outbox import Outbox
@@ -59,17 +61,20 @@ class Claimer:
         """Return what forbids a claim for this work, if anything does."""
         if self.outbox.full:
             return Idle(
-                reason="outbox_full", message="many results wait to be submitted: no new work"
+                reason="outbox_full",
+                message=Sentence("many results wait to be submitted: no new work"),
             )
         if wanted is None:
-            return Idle(reason="consent", message="say yes to the licence of a run first")
+            return Idle(reason="consent", message=Sentence("say yes to the licence of a run first"))
         return None
 
     @property
     def late(self) -> Idle | None:
         """Return what forbids the next task while a late result waits to be submitted."""
         if any(self.outbox.holds(*key) for key in self.held.late):
-            return Idle(reason="late", message="submitting a late result before more is claimed")
+            return Idle(
+                reason="late", message=Sentence("submitting a late result before more is claimed")
+            )
         return None
 
     @property
@@ -93,7 +98,8 @@ class Claimer:
         if reply is None:
             return AT_ONCE
         wait = max(0.2, reply.retry_after_s) * self.rng.uniform(1.0, 1.2) if long_poll else 0.0
-        return Idle(reason=reply.reason.value, message=printable(reply.message), wait_s=wait)
+        message = idle(reply.reason, printable(reply.message))
+        return Idle(reason=reply.reason.value, message=message, wait_s=wait)
 
     async def _request(
         self, wanted: Wanted, share: float, wait_s: float
@@ -131,7 +137,7 @@ class Claimer:
             await self.ends.give_back(held, error.message, failed=False)
             return Idle(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
         if self.held.exhausted:  # another device was quicker
-            await self.ends.give_back(held, "enough tasks were taken", failed=False)
+            await self.ends.give_back(held, Sentence("enough tasks were taken"), failed=False)
             return UNWANTED
         self.held.take(held)
         return held

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.errors import Cancelled, Gone, NotFound, StorageFull, VolunteerError
+from shared.sentences import Sentence
 from volunteer.agent.claimer import AT_ONCE, DISK_WAIT_S, UNWANTED, Claimer, Idle
 from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.held_leases import LeaseInWork
@@ -28,7 +29,7 @@ from volunteer.training.trainer import ThreadDied
 AHEAD_S = 60.0  # the next task is claimed when the current one needs no longer than this
 FAILURES_TOLD = 3  # in a row
 FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 600.0
-ENDING = "the program ends"
+ENDING = Sentence("the program ends")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -135,7 +136,7 @@ class DeviceLoop:
                 if held is not None or self.claimer.done:
                     return held
                 if self.life.finishing and not len(self.claimer.held):
-                    message = "finished: no new work is taken until you resume"
+                    message = Sentence("finished: no new work is taken until you resume")
                     self.news.idle(Idle(reason="finished", message=message))
                 await change
             finally:
@@ -213,7 +214,7 @@ class DeviceLoop:
         encoding.
         """
         if self.life.finishing and held.stored.begun is None:
-            held.end("released", "no more work is wanted")
+            held.end("released", Sentence("no more work is wanted"))
         self._near_end.clear()
         self._at_end.clear()
         self.news.begins()
@@ -277,11 +278,13 @@ class DeviceLoop:
             raise error
         ends = self.claimer.ends
         known = isinstance(error, VolunteerError | MemoryError)
-        message = str(error) if known else f"{error!r}"
+        message = getattr(error, "message", str(error)) if known else f"{error!r}"
         if device_lost(error):
-            message = (
-                f"{self.device.id} does not answer any more ({error}): is it still plugged in, "
-                "and its driver well?"
+            message = Sentence(
+                "{device} does not answer any more ({error}): is it still plugged in, and its "
+                "driver well?",
+                device=self.device.id,
+                error=error,
             )
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
@@ -309,7 +312,9 @@ class DeviceLoop:
         wait = self.failures.next()
         if self.failures.failures >= FAILURES_TOLD:
             self.news.failing(self.failures.failures, message)
-        why = f"a task failed on {self.device.id}: {message}"
+        why = Sentence(
+            "a task failed on {device}: {message}", device=self.device.id, message=message
+        )
         self.news.idle(Idle(reason="failing", message=why, wait_s=wait))
         await self._wait(wait)
 

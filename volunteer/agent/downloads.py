@@ -13,6 +13,7 @@ from shared.errors import InvalidFrame
 from shared.local_data import LocalData
 from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
+from shared.sentences import Sentence
 from shared.text import duration
 from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
@@ -132,13 +133,18 @@ class Downloads:
         """
         manifest = checked(signed, self.remote.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
-            raise InvalidFrame("the coordinator sent the manifest of another run")
+            raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
         if manifest.version < floor:
             raise InvalidFrame(
-                f"the coordinator offers version {manifest.version} of {manifest.run} as the "
-                f"newest, but had signed version {floor} before: a rollback makes a new version, "
-                "so this is an old one shown again (`volunteer receipts accept`, if its organiser "
-                "says that it was restored)"
+                Sentence(
+                    "the coordinator offers version {version} of {run} as the newest, but had "
+                    "signed version {floor} before: a rollback makes a new version, so this is an "
+                    "old one shown again (`volunteer receipts accept`, if its organiser says that "
+                    "it was restored)",
+                    version=manifest.version,
+                    run=manifest.run,
+                    floor=floor,
+                )
             )
         self._check_age(manifest)
         self.receipts.saw(manifest.run, manifest.version)
@@ -157,34 +163,52 @@ class Downloads:
         files = self.load(lease.job.workload).files
         if files(lease.job.config) != files(manifest.config):
             raise InvalidFrame(
-                f"the files of {lease.run} are not those of version {manifest.version}: their"
-                " hashes are not what its manifest says"
+                Sentence(
+                    "the files of {run} are not those of version {version}: their hashes are not "
+                    "what its manifest says",
+                    run=lease.run,
+                    version=manifest.version,
+                )
             )
         if lease.data is not None:
             return
         if manifest.chunks_sha256 and chunks_digest(dataset) != manifest.chunks_sha256:
-            wrong = "its hash"
+            wrong = Sentence("its hash")
         elif manifest.tokenizer_sha256 and _tokenizer(dataset) != manifest.tokenizer_sha256:
-            wrong = "the hash of its tokenizer"
+            wrong = Sentence("the hash of its tokenizer")
         else:
             return
         self._datasets.pop(lease.dataset, None)
         raise InvalidFrame(
-            f'the dataset "{dataset.name}" is not the one of version {manifest.version}: {wrong} '
-            "is not what its manifest says"
+            Sentence(
+                'the dataset "{name}" is not the one of version {version}: {wrong} is not what '
+                "its manifest says",
+                name=dataset.name,
+                version=manifest.version,
+                wrong=wrong,
+            )
         )
 
     def _check_age(self, manifest: VersionManifest) -> None:
         late_s = self.server_clock.now() - manifest.expires_at
         if late_s > GRACE_S:
             raise InvalidFrame(
-                f"version {manifest.version} of {manifest.run} expired {duration(late_s)} ago and "
-                "was not signed again: an old one is shown again, or the coordinator stands still"
+                Sentence(
+                    "version {version} of {run} expired {time} ago and was not signed again: an "
+                    "old one is shown again, or the coordinator stands still",
+                    version=manifest.version,
+                    run=manifest.run,
+                    time=duration(late_s),
+                )
             )
         if late_s > 0:
             self.hub.notice(
-                f"version {manifest.version} of {manifest.run} is older than its organiser "
-                "promised: is the coordinator still the right one?",
+                Sentence(
+                    "version {version} of {run} is older than its organiser promised: is the "
+                    "coordinator still the right one?",
+                    version=manifest.version,
+                    run=manifest.run,
+                ),
                 "warning",
             )
 
@@ -248,7 +272,13 @@ def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
     found = {}
     for index in lease.chunks:
         if not 0 <= index < len(manifest.chunks):
-            raise InvalidFrame(f"the task names chunk {index}, which {manifest.name} does not have")
+            raise InvalidFrame(
+                Sentence(
+                    "the task names chunk {index}, which {name} does not have",
+                    index=index,
+                    name=manifest.name,
+                )
+            )
         found[index] = blob_of(manifest.chunks[index])
     return found
 

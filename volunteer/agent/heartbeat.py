@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from shared.errors import VolunteerError
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.limits import HEARTBEAT_S
+from shared.sentences import Sentence
 from shared.text import printable
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
@@ -69,7 +70,10 @@ class Heartbeat:
             self.life.give_up(error)
             return NEXT_S_MAX
         except VolunteerError as error:
-            self.watcher.notice(f"the coordinator refused a heartbeat: {error.message}", "error")
+            self.watcher.notice(
+                Sentence("the coordinator refused a heartbeat: {error}", error=error.message),
+                "error",
+            )
             return HEARTBEAT_S
         self._learn(reply)
         for order in reply.orders:
@@ -110,9 +114,9 @@ class Heartbeat:
             return
         message = printable(order.message)
         if order.order == "cancel":
-            held.end("cancelled", message or "the coordinator cancelled this task")
+            held.end("cancelled", message or Sentence("the coordinator cancelled this task"))
         elif order.order == "gone":
-            held.end("gone", message or "another volunteer holds this task now")
+            held.end("gone", message or Sentence("another volunteer holds this task now"))
 
 
 def _ours(order: TaskOrder) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shared.errors import Gone, Unavailable, VolunteerError
 from shared.protocol.leases import ReleaseRequest
+from shared.sentences import Sentence
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
@@ -43,7 +44,11 @@ class LeaseEnds:
         except (Unavailable, Gone):
             pass  # it runs out by itself, or has
         except VolunteerError as error:
-            self.hub.notice(f"task {task} could not be given back: {error.message}")
+            self.hub.notice(
+                Sentence(
+                    "task {task} could not be given back: {error}", task=task, error=error.message
+                )
+            )
         self.leases.drop(held.lease)
 
     async def without_result(self, held: LeaseInWork, how: str, message: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from shared.sentences import Sentence
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
 from volunteer.control.commands import NEXT_LOGIN
@@ -85,8 +86,7 @@ class PauseBoard:
         was = any(found)
         self._apply()
         left = self.paused(device)
-        over = f"paused by {by}, still" if was or not finishing else "finishing, but paused"
-        message = f"no longer {over} by {left.by}: {left.message}" if left else ""
+        message = _still(left, by if was or not finishing else "") if left else ""
         if was or finishing or left is None:
             self._hub.emit(events.Resumed(device=device, by=by, message=message))
         return was
@@ -132,3 +132,16 @@ class PauseBoard:
             else:
                 trainer.resume()
         self._life.notify()
+
+
+def _still(left: PauseReason, by: str) -> Sentence:
+    """Say that a device stays paused by what is left, though one pause (or `finish`) is over."""
+    still, why = Sentence(left.by), left.message
+    if not by:
+        return Sentence("no longer finishing, but paused by {still}: {why}", still=still, why=why)
+    return Sentence(
+        "no longer paused by {by}, still by {still}: {why}",
+        by=Sentence(by),
+        still=still,
+        why=why,
+    )

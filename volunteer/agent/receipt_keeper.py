@@ -9,6 +9,7 @@ import logging
 
 from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
+from shared.sentences import Sentence
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import Remote, Store
 from volunteer.control.event_bus import Hub
@@ -67,5 +68,10 @@ class ReceiptKeeper:
         if problem and problem != self._told:
             self._told = problem
             self._hub.notice(
-                f"{problem}; what it signed is kept in {self._book.folder} as evidence", "error"
+                Sentence(
+                    "{problem}; what it signed is kept in {folder} as evidence",
+                    problem=problem,
+                    folder=self._book.folder,
+                ),
+                "error",
             )

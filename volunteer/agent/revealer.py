@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shared.errors import VolunteerError
 from shared.protocol.contributions import UploadInfo, UploadRequest
+from shared.sentences import Sentence
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control.event_bus import Hub
 from volunteer.net.api import Api
@@ -45,13 +46,19 @@ class Revealer:
                 await self.life.clock.sleep(AGAIN_S)
                 return
             self.hub.notice(
-                f"task {request.name.partition('-')[0]} cannot be proved to the coordinator: "
-                f"{error.message}",
+                Sentence(
+                    "task {task} cannot be proved to the coordinator: {error}",
+                    task=request.name.partition("-")[0],
+                    error=error.message,
+                ),
                 "warning",
             )
         except FileNotFoundError:
             self.hub.notice(
-                f"a file that proves task {request.name.partition('-')[0]} is not here any more",
+                Sentence(
+                    "a file that proves task {task} is not here any more",
+                    task=request.name.partition("-")[0],
+                ),
                 "warning",
             )
         self.evidence.drop(request.name)

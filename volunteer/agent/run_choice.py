@@ -11,6 +11,7 @@ import msgspec
 
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
+from shared.sentences import Sentence, plural
 from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.lifecycle import Lifecycle
@@ -85,12 +86,7 @@ class RunChoice:
             info = await self._api.run(run)
         await self._api.consent(run)
         self._home.remember(consents=(*self._home.memory.consents, run))
-        base = f", it goes on from {origin_of(info)}" if info.origin else ""
-        contact = f", questions to {info.contact}" if info.contact else ""
-        self._hub.notice(
-            f'helping "{run}": the model will be published under {info.licence}, '
-            f"the data is under {info.dataset_licence or 'no stated licence'}{base}{contact}"
-        )
+        self._hub.notice(_terms(run, info))
 
 
 def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
@@ -103,17 +99,52 @@ def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
     for name in chosen:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f' (did you mean "{near[0]}"?)' if near else ""
-            raise BadRequest(f'there is no run "{name}" here{hint}; {_listed(runs)}')
+            listed = _listed(runs)
+            if near:
+                raise BadRequest(
+                    Sentence(
+                        'there is no run "{name}" here (did you mean "{near}"?); {listed}',
+                        name=name,
+                        near=near[0],
+                        listed=listed,
+                    )
+                )
+            raise BadRequest(
+                Sentence('there is no run "{name}" here; {listed}', name=name, listed=listed)
+            )
     if all(known[name].state in ENDED for name in chosen):
         names = " and ".join(f'"{name}"' for name in chosen)
-        verb = "has" if len(chosen) == 1 else "have"
-        raise BadRequest(f"{names} {verb} ended: nothing is left to do; {_listed(runs)}")
+        raise BadRequest(
+            plural(
+                "{names} has ended: nothing is left to do; {listed}",
+                "{names} have ended: nothing is left to do; {listed}",
+                len(chosen),
+                names=names,
+                listed=_listed(runs),
+            )
+        )
 
 
 def _listed(runs: Sequence[RunInfo]) -> str:
     if not runs:
-        return "the coordinator has no run yet"
+        return Sentence("the coordinator has no run yet")
     shown = [f"{printable(run.name)} ({printable(run.workload)}, {run.state})" for run in runs]
-    more = f" and {len(shown) - LISTED_MAX} more" if len(shown) > LISTED_MAX else ""
-    return f"the runs are: {', '.join(shown[-LISTED_MAX:])}{more}"
+    names, more = ", ".join(shown[-LISTED_MAX:]), len(shown) - LISTED_MAX
+    if more > 0:
+        return Sentence("the runs are: {names} and {n} more", names=names, n=more)
+    return Sentence("the runs are: {names}", names=names)
+
+
+def _terms(run: str, info: RunInfo) -> Sentence:
+    """Say under which licences a run is helped, and whom to ask."""
+    said = Sentence(
+        'helping "{run}": the model will be published under {licence}, the data is under {data}',
+        run=run,
+        licence=info.licence,
+        data=info.dataset_licence or Sentence("no stated licence"),
+    )
+    if info.origin:
+        said = Sentence("{said}, it goes on from {origin}", said=said, origin=origin_of(info))
+    if info.contact:
+        said = Sentence("{said}, questions to {contact}", said=said, contact=info.contact)
+    return said

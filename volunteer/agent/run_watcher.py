@@ -14,6 +14,7 @@ from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.heartbeat import Announcement, HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
+from shared.sentences import Sentence, plural
 from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.collaborators import ServerClock
@@ -35,13 +36,23 @@ TEXT_CHARS = 400  # of an announcement
 def merging_words(beat: RunBeat) -> str:
     """Return when the next version comes, in words."""
     if beat.state != "running":
-        return f"the run is {beat.state}"
-    count = f"{beat.needs} more contribution{'s' if beat.needs != 1 else ''}"
+        return Sentence("the run is {state}", state=beat.state)
+    if not beat.needs:
+        return Sentence("merging now")
     if beat.merge_in_s is None:
-        return f"next version after {count}" if beat.needs else "merging now"
+        return plural(
+            "next version after {n} more contribution",
+            "next version after {n} more contributions",
+            beat.needs,
+        )
     seconds = max(0, round(beat.merge_in_s))
     wait = f"{seconds // 60}:{seconds % 60:02}"
-    return f"next version after {count} or {wait}" if beat.needs else "merging now"
+    return plural(
+        "next version after {n} more contribution or {time}",
+        "next version after {n} more contributions or {time}",
+        beat.needs,
+        time=wait,
+    )
 
 
 def _clean(found: Announcement) -> Announcement:
@@ -178,7 +189,9 @@ class RunWatcher:
             await self.api.visibility(public)
         except NotFound:
             self.hub.notice(
-                "this coordinator cannot change who sees your nickname: ask its organiser",
+                Sentence(
+                    "this coordinator cannot change who sees your nickname: ask its organiser"
+                ),
                 "warning",
             )
         if self.home.memory.show_name is public:  # not changed meanwhile

@@ -22,6 +22,7 @@ import msgspec
 from shared.errors import VolunteerError
 from shared.protocol.leases import Lease
 from shared.protocol.versions import VersionManifest
+from shared.sentences import Sentence
 from shared.workloads.base import Job, Work, seed_from
 from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.downloads import Downloads
@@ -141,7 +142,7 @@ class StretchRunner:
         try:
             return await asyncio.wrap_future(handle.future)
         finally:
-            handle.stop("the task was given up")  # without effect on one that is over
+            handle.stop(Sentence("the task was given up"))  # without effect on one that is over
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
@@ -193,7 +194,9 @@ class StretchRunner:
                 try:
                     manifest, path, hold = await self.downloads.newer(lease)
                 except VolunteerError as error:
-                    self.hub.notice(f"version not fetched: {error.message}", "warning")
+                    self.hub.notice(
+                        Sentence("version not fetched: {error}", error=error.message), "warning"
+                    )
                     await self.life.clock.sleep(FOLLOW_S)
                     continue
                 holds[manifest.version] = hold

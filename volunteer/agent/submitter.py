@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import Cancelled, Gone, NotFound, VolunteerError
 from shared.protocol.contributions import SubmitReply, UploadRequest
+from shared.sentences import Sentence
 from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.base_versions import announce_base
@@ -80,7 +81,12 @@ class Submitter:
                 return  # it stays, and has its turn again
             if type(error) is VolunteerError:
                 self.hub.notice(
-                    f"task {entry.task} could not be submitted yet: {error.message}", "warning"
+                    Sentence(
+                        "task {task} could not be submitted yet: {error}",
+                        task=entry.task,
+                        error=error.message,
+                    ),
+                    "warning",
                 )
                 await self.life.clock.sleep(ODD_S)
                 return

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import Internal, VolunteerError
+from shared.sentences import Sentence, plural
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import PauseBoard
@@ -43,8 +44,8 @@ class Loop:
 def broken(what: str, error: BaseException | None = None) -> Internal:
     """Return the error for a fault of our own; its trace goes to the log."""
     log.error("%s failed", what, exc_info=error)
-    why = "it ended by itself" if error is None else f"{type(error).__name__}: {error}"
-    return Internal(f"{what} failed ({why})")
+    why = Sentence("it ended by itself") if error is None else f"{type(error).__name__}: {error}"
+    return Internal(Sentence("{what} failed ({why})", what=what, why=why))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -111,9 +112,9 @@ class Supervisor:
             await self._let_quick_ones_finish()
         for held in self.held:
             if saving:
-                held.end("saved", "kept for the next start", save=True)
+                held.end("saved", Sentence("kept for the next start"), save=True)
             else:
-                held.end("released", "the volunteer ends")
+                held.end("released", Sentence("the volunteer ends"))
         await asyncio.wait(work, timeout=GIVE_BACK_S)
 
     async def _let_quick_ones_finish(self) -> None:
@@ -140,7 +141,13 @@ class Supervisor:
         while self._unsent() and life.fatal is None:
             left = until - self.life.clock.monotonic()
             if life.closing in ("release", "save") and left <= 0:
-                self.hub.notice(f"{len(outbox)} results are kept and sent at the next start")
+                self.hub.notice(
+                    plural(
+                        "{n} result is kept and sent at the next start",
+                        "{n} results are kept and sent at the next start",
+                        len(outbox),
+                    )
+                )
                 return
             await life.unless(lambda: not self._unsent(), self.life.clock.sleep(0.5))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.clock import Clock
+from shared.sentences import Sentence
 from volunteer.agent.claimer import Idle
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.held_leases import LeaseInWork
@@ -37,7 +38,7 @@ class WorkNews:
     def claims(self) -> None:
         """Announce that the device claims, unless it works or a reason to idle is shown."""
         if not self.at_work and not self.hub.status.idle:
-            self.idle(Idle(reason="asking", message="asking the coordinator for work"))
+            self.idle(Idle(reason="asking", message=Sentence("asking the coordinator for work")))
 
     def idle(self, why: Idle) -> None:
         """Announce why there is nothing to do, once, and when the next claim is made."""
@@ -70,5 +71,10 @@ class WorkNews:
 
     def failing(self, failures: int, message: str) -> None:
         """Announce that several tasks in a row failed."""
-        text = f"{failures} tasks in a row failed on {self.device}: {message}"
+        text = Sentence(
+            "{failures} tasks in a row failed on {device}: {message}",
+            failures=failures,
+            device=self.device,
+            message=message,
+        )
         self.hub.notice(text, "error")

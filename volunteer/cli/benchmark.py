@@ -12,6 +12,7 @@ import msgspec
 from shared.clock import SystemClock
 from shared.errors import Unavailable
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
+from shared.sentences import english
 from shared.text import ascii_json, printable
 from volunteer.account.join import connector
 from volunteer.account.profile import Profile
@@ -40,7 +41,7 @@ def measure(directories: Directories, device: str, *, quick: bool, json: bool) -
     ]
     trainer.close()
     if json:
-        print(ascii_json(msgspec.json.encode(results).decode()))
+        print(ascii_json(msgspec.json.encode(results, enc_hook=english).decode()))
     else:
         print("\n".join(_lines(devices, results)))
     _remember(directories, tuple(results), devices)

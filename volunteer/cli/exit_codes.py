@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shared.command_hints import completed, options
 from shared.errors import VolunteerError
+from volunteer.i18n.catalogue import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ def exit_code(command: Callable[[], object]) -> int:
     try:
         result = command()
     except VolunteerError as error:
-        return say(error.message, error.exit_code)
+        return say(shown(error.message), error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from shared.errors import VolunteerError
+from shared.sentences import english
 from volunteer.cli import exit_codes, manage, prompts, team
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
+from volunteer.i18n.catalogue import shown
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -324,7 +326,7 @@ def _parsed(argv: list[str]) -> object:
     try:
         return command(*bound.args, **bound.kwargs)
     except VolunteerError as error:
-        error.message = hinted(error.message, bound.arguments.get("profile", ""))
+        error.message = hinted(shown(error.message), bound.arguments.get("profile", ""))
         raise
 
 
@@ -405,5 +407,5 @@ def _print_json(value: Any) -> int:
 
     from shared.text import ascii_json
 
-    print(ascii_json(msgspec.json.encode(value).decode()))
+    print(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()))
     return 0

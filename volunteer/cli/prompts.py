@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from shared.errors import BadRequest
+from shared.sentences import english
 from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import at_terminal
 
@@ -327,5 +328,5 @@ def print_json(value: Any) -> int:
 
     from shared.text import ascii_json
 
-    print(ascii_json(msgspec.json.encode(value).decode()))
+    print(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()))
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from shared.sentences import english
 from volunteer.cli.exit_codes import EXIT_FAILURE, hinted
 
 if TYPE_CHECKING:
@@ -213,4 +214,4 @@ def _print_json(value: Any) -> None:
 
     from shared.text import ascii_json
 
-    print(ascii_json(msgspec.json.encode(value).decode()))
+    print(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()))

@@ -16,6 +16,7 @@ import msgspec
 from shared.clock import SystemClock
 from shared.errors import Configuration, TooLarge
 from shared.protocol.accounts import Device
+from shared.sentences import english
 from shared.text import ascii_json, printable, size
 from shared.workloads.base import load
 from volunteer.account.join import connector
@@ -66,7 +67,7 @@ def measure_run(directories: Directories, run: str, device: str, *, json: bool) 
         trial = _Trial(directories, settings, identity, profile.home(identity), Path(scratch))
         steps = asyncio.run(trial.measured(run, device))
     if json:
-        print(ascii_json(msgspec.json.encode(steps).decode()))
+        print(ascii_json(msgspec.json.encode(steps, enc_hook=english).decode()))
     else:
         print("\n".join(_lines(steps)))
     return 0

@@ -28,7 +28,7 @@ from shared.errors import BadRequest, Configuration, Unavailable, Unreachable
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import at_terminal, hinted
 from volunteer.files import exports, set_aside
-from volunteer.i18n.catalogue import Choice, choose, use
+from volunteer.i18n.catalogue import Choice, choose, shown, use
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 
@@ -166,7 +166,7 @@ def _settings(options: Options, directories: Directories) -> Settings:
     except Configuration as error:
         if not (options.screen and path.exists()):
             raise
-        print(f"volunteer: {error.message}", file=sys.stderr)
+        print(f"volunteer: {shown(error.message)}", file=sys.stderr)
         question = "Set the file aside and continue with the defaults? [y/N] "
         if input(question).strip().lower() not in ("y", "yes"):
             raise

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from shared.errors import VolunteerError
+from shared.sentences import Sentence
 from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.event_bus import Hub, Subscription
 from volunteer.control.events import AnyEvent
-from volunteer.i18n.catalogue import _
+from volunteer.i18n.catalogue import shown
+from volunteer.i18n.coordinator import judged
 from volunteer.settings.display import Display
 
 if TYPE_CHECKING:
@@ -81,12 +83,13 @@ class AlertRules:
         match event:
             case events.Stopped(code=code, message=message) if code != 0:
                 return Alert(
-                    kind="ended", message=_("the volunteer has ended: {message}", message=message)
+                    kind="ended",
+                    message=Sentence("the volunteer has ended: {message}", message=message),
                 )
             case events.Notice(level="error", message=message):
                 return Alert(kind="failing", message=message)
             case events.Judged(verdict=verdict):
-                return self._judged(verdict.state, verdict.message)
+                return self._judged(verdict.state, judged(verdict))
             case events.Connection():
                 return self._connection(event)
             case _:
@@ -100,8 +103,10 @@ class AlertRules:
         self._rejected += 1
         if self._rejected < REJECTED_TOLD:
             return None
-        said = _("{n} results in a row were rejected", n=self._rejected)
-        return Alert(kind="rejected", message=f"{said}: {why}" if why else said)
+        said = Sentence("{n} results in a row were rejected", n=self._rejected)
+        return Alert(
+            kind="rejected", message=Sentence("{said}: {why}", said=said, why=why) if why else said
+        )
 
     def _connection(self, event: events.Connection) -> Alert | None:
         if event.online:
@@ -112,7 +117,7 @@ class AlertRules:
         away_s = event.at - self._away_since
         if away_s < AWAY_TOLD_S:
             return None
-        said = _(
+        said = Sentence(
             "the coordinator has not answered for {time}: {message}",
             time=duration(away_s),
             message=event.message,
@@ -167,7 +172,7 @@ class Alerts:
     def tell(self, alert: Alert, at: float) -> None:
         """Start telling, by all the ways that were chosen."""
         display = self._display()
-        message = printable(alert.message, CHARS_MAX)
+        message = printable(shown(alert.message), CHARS_MAX)
         if display.alerts:
             self._hub.emit(events.Alerted(message=message, bell="bell" in display.alerts))
         if "desktop" in display.alerts:
@@ -189,7 +194,11 @@ class Alerts:
     async def _desktop(self, message: str) -> str:
         command, environment = notification(self._ways.system, message)
         trouble = await asyncio.to_thread(self._ways.run, command, environment)
-        return _("the desktop notification failed: {trouble}", trouble=trouble) if trouble else ""
+        return (
+            Sentence("the desktop notification failed: {trouble}", trouble=trouble)
+            if trouble
+            else ""
+        )
 
     async def _webhook(self, url: str, kind: str, message: str, at: float) -> str:
         status = self._hub.status
@@ -206,7 +215,7 @@ class Alerts:
         try:
             await self._ways.post(url, told)
         except VolunteerError as error:
-            return _("the webhook failed: {message}", message=error.message)
+            return Sentence("the webhook failed: {message}", message=error.message)
         return ""
 
 
@@ -251,10 +260,12 @@ def run_quietly(command: Sequence[str], environment: Mapping[str, str]) -> str:
             check=False,
         )
     except FileNotFoundError:
-        return _("the program {command} is not installed", command=command[0])
+        return Sentence("the program {command} is not installed", command=command[0])
     except (OSError, subprocess.SubprocessError) as error:
-        return _("{command} cannot be run: {error}", command=command[0], error=error)
+        return Sentence("{command} cannot be run: {error}", command=command[0], error=error)
     if done.returncode == 0:
         return ""
     said = printable(done.stderr.decode(errors="replace").strip(), CHARS_MAX)
-    return _("{command} failed: {why}", command=command[0], why=said or f"status {done.returncode}")
+    return Sentence(
+        "{command} failed: {why}", command=command[0], why=said or f"status {done.returncode}"
+    )

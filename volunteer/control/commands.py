@@ -10,6 +10,7 @@ from shared.errors import BadRequest
 from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import QUERIES, Endpoint
 from shared.protocol.inference import KeyInfo, KeyRequest, ModelCard, NewKey, Usage
+from shared.sentences import Words
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
 from volunteer.stats.diary import Diary
@@ -84,7 +85,7 @@ class Begin(Command):
 class Pause(Command):
     device: str = ""  # empty: all
     by: str = "you"
-    message: str = "paused"
+    message: Words = "paused"
     until: str = "you resume"
     # Local time at which it ends by itself, or NEXT_LOGIN; 0: not before it is resumed.
     ends_at: float = 0.0
@@ -196,7 +197,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     done: bool = False
     used: Usage | None = None  # at the end
-    error: str = ""  # the reason of an end before its time
+    error: Words = ""  # the reason of an end before its time
 
 
 class PastPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,7 +366,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     id: int
     value: msgspec.Raw = msgspec.Raw(b"null")
     code: str = ""  # of the error
-    message: str = ""
+    message: Words = ""
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag="event"):

@@ -13,6 +13,7 @@ import msgspec
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import Announcement, RunBeat
+from shared.sentences import Words
 from volunteer.control.model_step import ModelStep
 
 
@@ -35,7 +36,7 @@ class Connection(Event):
     """State of the connection and time of the next try; emitted at each try of any loop."""
 
     online: bool
-    message: str = ""
+    message: Words = ""
     retry_at: float | None = None
     queued: int = 0  # results waiting in the outbox
     since: float | None = None  # when it stopped answering; None with the first event of that
@@ -47,10 +48,20 @@ class Connection(Event):
 
 
 class DevicesFound(Event):
-    """Devices of this machine, and by id the bytes that a task may use there (0: unknown)."""
+    """Devices of this machine, and by id the bytes that a task may use there (0: unknown) and why
+    they cannot be used.
+    """
 
     devices: tuple[Device, ...]
     lent_bytes: dict[str, int] = {}
+    problems: dict[str, Words] = {}
+
+
+def devices_found(devices: tuple[Device, ...], lent: dict[str, int]) -> DevicesFound:
+    """Return the event: devices go over the wire, so what is said of them stands beside."""
+    plain = tuple(msgspec.structs.replace(each, problem=str(each.problem)) for each in devices)
+    problems = {each.id: each.problem for each in devices if each.problem}
+    return DevicesFound(devices=plain, lent_bytes=lent, problems=problems)
 
 
 class Benchmarked(Event):
@@ -84,7 +95,7 @@ class Idle(Event):
     """Nothing to do, and why, in plain words."""
 
     reason: str
-    message: str
+    message: Words
     until: float | None = None
     repeated: bool = False  # said before; only the time of the next try is new
 
@@ -173,14 +184,14 @@ class TaskEnded(Event):
 
     task: int
     how: str  # "released", "cancelled", "gone", "failed"
-    message: str
+    message: Words
 
 
 class RunProgress(Event):
     """A new version, or how far the next merge is."""
 
     beat: RunBeat
-    message: str  # "next version after 2 more contributions or 3:12"
+    message: Words  # "next version after 2 more contributions or 3:12"
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,8 +224,8 @@ class Paused(Event):
 
     device: str
     by: str
-    message: str
-    until: str = ""
+    message: Words
+    until: Words = ""
 
 
 class Resumed(Event):
@@ -224,12 +235,12 @@ class Resumed(Event):
 
     device: str
     by: str = ""
-    message: str = ""
+    message: Words = ""
     by_time: bool = False  # the time of this one pause is over; all others stay
 
 
 class Finishing(Event):
-    message: str
+    message: Words
 
 
 class Traffic(Event):
@@ -264,7 +275,7 @@ class Notice(Event):
     """Something worth reading; level is "info", "warning" or "error"."""
 
     level: str
-    message: str
+    message: Words
 
 
 class Announced(Event):
@@ -276,19 +287,19 @@ class Announced(Event):
 class Celebrated(Event):
     """A milestone of the account, told once."""
 
-    message: str
+    message: Words
 
 
 class Alerted(Event):
     """A failure that needs a person, as the owner is notified; `bell`: the terminal rings too."""
 
-    message: str
+    message: Words
     bell: bool = False
 
 
 class Stopped(Event):
     code: int
-    message: str
+    message: Words
     tasks: int
     credits_micro: int
     sent_bytes: int

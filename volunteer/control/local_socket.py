@@ -24,6 +24,7 @@ import msgspec
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
+from shared.sentences import Sentence, parts
 from volunteer.control.commands import (
     Answered,
     AnyCommand,
@@ -134,7 +135,7 @@ class ControlServer:
             value = await self._execute(asked.command)
         except VolunteerError as error:
             return Answered(id=asked.id, code=error.code, message=error.message)
-        return Answered(id=asked.id, value=msgspec.Raw(msgspec.json.encode(value)))
+        return Answered(id=asked.id, value=msgspec.Raw(msgspec.json.encode(value, enc_hook=parts)))
 
 
 class Remote:
@@ -154,7 +155,7 @@ class Remote:
         """Send a command and wait for its answer. Raises the volunteer's error, or Unreachable."""
         kind = reply_type(command)
         if self._over:
-            raise Unreachable("the volunteer has ended")
+            raise Unreachable(Sentence("the volunteer has ended"))
         self._last += 1
         answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiting[self._last] = answer
@@ -162,7 +163,7 @@ class Remote:
             await _send(self._writer, Asked(id=self._last, command=cast(AnyCommand, command)))
             raw = await answer
         except ConnectionError as error:
-            raise Unreachable("the volunteer has ended") from error
+            raise Unreachable(Sentence("the volunteer has ended")) from error
         return None if kind is None else decode(raw, kind)
 
     async def read(self) -> None:
@@ -184,7 +185,7 @@ class Remote:
             self._over = True
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(Unreachable("the volunteer has ended"))
+                    waiting.set_exception(Unreachable(Sentence("the volunteer has ended")))
             self._hub.close()
 
 
@@ -192,7 +193,7 @@ class Remote:
 async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
     """Connect to the volunteer that runs on this profile. Raises Unreachable when none does."""
     endpoint = read_record(record, SocketAddress)
-    none = "no volunteer is running on this profile: start one with `volunteer`"
+    none = Sentence("no volunteer is running on this profile: start one with `volunteer`")
     if endpoint is None:
         raise Unreachable(none)
     try:
@@ -208,7 +209,7 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
         await _send(writer, Hello(endpoint.token))
         first = await asyncio.wait_for(_line(reader, Snapshot), HELLO_S)
         if first is None:
-            raise Unreachable("the running volunteer does not answer")
+            raise Unreachable(Sentence("the running volunteer does not answer"))
         hub = Hub(clock, first.status)
         remote = Remote(reader, writer, hub)
         reading = asyncio.create_task(remote.read())
@@ -218,14 +219,14 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
     except (ConnectionError, TimeoutError) as error:
-        raise Unreachable("the running volunteer does not answer") from error
+        raise Unreachable(Sentence("the running volunteer does not answer")) from error
     finally:
         with contextlib.suppress(ConnectionError):
             writer.close()
 
 
 async def _send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
-    writer.write(msgspec.json.encode(message) + b"\n")
+    writer.write(msgspec.json.encode(message, enc_hook=parts) + b"\n")
     await writer.drain()
 
 
@@ -234,13 +235,15 @@ async def _line(reader: asyncio.StreamReader, kind: Any) -> Any:
     try:
         line = await reader.readline()
     except ValueError as error:
-        raise BadRequest("a line of the control socket is too long") from error
+        raise BadRequest(Sentence("a line of the control socket is too long")) from error
     if not line:
         return None
     try:
         return decode(line, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"a line of the control socket is invalid: {error}") from error
+        raise BadRequest(
+            Sentence("a line of the control socket is invalid: {error}", error=error)
+        ) from error
 
 
 def _remove(path: Path) -> None:

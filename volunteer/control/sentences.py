@@ -10,7 +10,8 @@ from shared.protocol.limits import VEST_AFTER, VEST_DAYS
 from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
-from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
+from volunteer.i18n.coordinator import judged
 from volunteer.i18n.formats import credit, duration_words, size
 from volunteer.text import loss
 
@@ -30,6 +31,7 @@ SENT = (
     N_("gone"),
     N_("failed"),
     N_("saved"),
+    N_("info"),
     N_("warning"),
     N_("error"),
     N_("paused"),
@@ -85,7 +87,11 @@ def _devices(e: events.DevicesFound) -> str:
     parts = []
     for device in e.devices:
         what = f"{device.id} {device.name} ({size(device.memory_bytes)})"
-        unusable = _("{device} cannot be used: {problem}", device=what, problem=device.problem)
+        unusable = _(
+            "{device} cannot be used: {problem}",
+            device=what,
+            problem=e.problems.get(device.id, device.problem),
+        )
         parts.append(what if device.usable else unusable)
     return _("devices: {devices}", devices="; ".join(parts))
 
@@ -177,7 +183,7 @@ def _trained(e: events.Trained) -> str:
 
 def _judged(e: events.Judged) -> str:
     v = e.verdict
-    state, message = _(v.state), _(v.message)
+    state, why = _(v.state), shown(judged(v))
     about = {"task": v.task, "run": v.run, "state": state}
     if v.version is None:
         said = _("task {task} of {run} {state}", **about)
@@ -185,7 +191,7 @@ def _judged(e: events.Judged) -> str:
         said = _("task {task} of {run} {state} into version {version}", **about, version=v.version)
     if v.credits_micro:
         said += f", {_('{credits} credits', credits=credit(v.credits_micro))}"
-    return f"{said}: {message}" if v.message and v.message not in (v.state, state) else said
+    return f"{said}: {why}" if v.message not in ("", v.state) and why else said
 
 
 def _measured(e: events.LossMeasured) -> str:
@@ -263,14 +269,14 @@ def _paused(e: events.Paused) -> str:
 
 
 def _resumed(e: events.Resumed) -> str:
-    return e.message or _("{device} resumed", device=e.device or _("everything"))
+    return shown(e.message) or _("{device} resumed", device=e.device or _("everything"))
 
 
 def _ended(e: events.Stopped) -> str:
     if e.code and not e.tasks:
         return _("ended: {message}", message=e.message)
     said = _("ended after {time}", time=duration(e.seconds))
-    why = "" if e.message == "ended" else f"{e.message}; "
+    why = "" if e.message == "ended" else f"{shown(e.message)}; "
     tasks = ngettext("{n} task submitted", "{n} tasks submitted", e.tasks)
     sent = _(
         "{sent} sent, {received} received", sent=size(e.sent_bytes), received=size(e.received_bytes)
@@ -287,7 +293,7 @@ def _task_ended(e: events.TaskEnded) -> str:
 
 
 def _noticed(e: events.Notice) -> str:
-    return e.message if e.level == "info" else f"{_(e.level)}: {e.message}"
+    return shown(e.message) if e.level == "info" else f"{_(e.level)}: {shown(e.message)}"
 
 
 _WRITERS: dict[type, Callable[..., str | None]] = {
@@ -309,7 +315,7 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Credits: credits_words,
     events.Paused: _paused,
     events.Resumed: _resumed,
-    events.Finishing: lambda e: e.message,
+    events.Finishing: lambda e: shown(e.message),
     events.Notice: _noticed,
     events.Celebrated: lambda e: _("a mark: {message}", message=e.message),
     events.Alerted: lambda e: _("alert: {message}", message=e.message),

@@ -11,6 +11,7 @@ import msgspec
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import Announcement, RunBeat
+from shared.sentences import Words
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.model_step import ModelStep, newest
@@ -83,8 +84,8 @@ class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
 class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # empty: all
     by: str
-    message: str
-    until: str
+    message: Words
+    until: Words
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,17 +103,18 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     joined: bool = False  # whether there is a coordinator to work for
     online: bool = False
     away_since: float | None = None  # since when the coordinator does not answer
-    connection: str = ""
+    connection: Words = ""
     retry_at: float | None = None
     queued: int = 0
     finishing: bool = False
     stopped: bool = False
     idle: str = ""  # reason code while nothing is trained
-    idle_message: str = ""
+    idle_message: Words = ""
     idle_until: float | None = None
     pauses: tuple[PauseStatus, ...] = ()
     devices: tuple[Device, ...] = ()
     lent_bytes: dict[str, int] = {}  # that a task may use, by device; 0 = unknown
+    problems: dict[str, Words] = {}  # of devices that cannot be used
     benchmarks: tuple[Benchmark, ...] = ()
     steps: tuple[ModelStep, ...] = ()  # of the runs' own models, as measured here
     tasks: tuple[TaskStatus, ...] = ()
@@ -134,6 +136,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     def practice(self) -> bool:
         """Return True if this is only practice: its credits are worth nothing."""
         return self.server == PRACTICE
+
+    def problem(self, device: Device) -> str:
+        """Return why a device cannot be used."""
+        return self.problems.get(device.id, device.problem)
 
     def paused(self, device: str = "") -> PauseStatus | None:
         """Return why a device (or, without a name, everything) is paused."""
@@ -191,18 +197,24 @@ def fold(status: Status, event: AnyEvent) -> Status:
         case events.Credits():
             for verdict in event.verdicts:
                 status = _judged(status, verdict)
-            known = status.me  # replies may overtake each other
-            if known is not None and known.volunteer_id == event.me.volunteer_id:
-                return PLAIN(status, me=max(event.me, known, key=_asked_at))
-            return PLAIN(status, me=event.me)
+            return PLAIN(status, me=_newer(status.me, event.me))
         case events.Announced():
             return PLAIN(status, announcements=event.announcements)
         case events.RunsListed():
             return PLAIN(status, runs=event.runs)
         case events.DevicesFound():
-            return PLAIN(status, devices=event.devices, lent_bytes=event.lent_bytes)
+            return PLAIN(
+                status, devices=event.devices, lent_bytes=event.lent_bytes, problems=event.problems
+            )
         case _:
             return _fold_work(status, event)
+
+
+def _newer(known: Me | None, told: Me) -> Me:
+    """Return the later state of an account: replies may overtake each other."""
+    if known is None or known.volunteer_id != told.volunteer_id:
+        return told
+    return max(told, known, key=_asked_at)
 
 
 def _fold_work(status: Status, event: AnyEvent) -> Status:

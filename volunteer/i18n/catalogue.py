@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from shared.sentences import FIGURE, Sentence
 from shared.text import escaped
 
 AUTO, ENGLISH = "auto", "en"
@@ -159,6 +160,8 @@ def NP_(context: str, message: str) -> str:  # noqa: N802
 
 def _(message: str, /, **values: object) -> str:
     """Return a message in the language in use, with its values."""
+    if isinstance(message, Sentence):
+        return shown(message)
     forms = _current.messages.get(("", message))
     return _filled(forms[0] if forms else message, message, values)
 
@@ -176,6 +179,24 @@ def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
     at = _current.form(abs(count)) if forms else 0
     found = forms[at] if forms and at < len(forms) else english
     return _filled(found, english, {"n": number(count, ","), **values})
+
+
+def shown(text: str) -> str:
+    """Return a sentence from below the screens in the language in use; other texts as they are."""
+    if not (isinstance(text, Sentence) and text.message) or _current.language == ENGLISH:
+        return str(text)
+    if text.message == FIGURE:
+        return localized(str(text))
+    forms = _current.messages.get(("", text.message))
+    if not forms:
+        return str(text)
+    values, at = dict(text.values), 0
+    if text.many and isinstance(count := values.get("n"), int):
+        at, values["n"] = _current.form(abs(count)), number(count, ",")
+    try:
+        return _put(forms[min(at, len(forms) - 1)], values)
+    except BROKEN:
+        return str(text)
 
 
 def localized(text: str) -> str:
@@ -229,6 +250,11 @@ def _filled(text: str, english: str, values: Mapping[str, object]) -> str:
     if text is english:
         return english.format_map(values)
     try:
-        return _NAMES_ONLY.vformat(text, (), values)
+        return _put(text, values)
     except BROKEN:
         return english.format_map(values)
+
+
+def _put(text: str, values: Mapping[str, object]) -> str:
+    spoken = {n: shown(v) if isinstance(v, Sentence) else v for n, v in values.items()}
+    return _NAMES_ONLY.vformat(text, (), spoken)

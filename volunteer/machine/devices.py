@@ -20,6 +20,7 @@ import psutil
 
 from shared.errors import Configuration
 from shared.protocol.accounts import Device, Hardware
+from shared.sentences import Sentence
 
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 CPUINFO = Path("/proc/cpuinfo")
@@ -227,23 +228,31 @@ def _processor() -> str:
 def _remedy(view: TorchView, gpu: DriverGpu, pip: str) -> str:
     if gpu.vendor == "amd":
         if sys.platform != "linux":
-            return "torch supports AMD GPUs on Linux only"
+            return Sentence("torch supports AMD GPUs on Linux only")
         return _reinstall(view, pip, ROCM_BUILD)
     build = next((name for least, name in CUDA_BUILDS if gpu.cuda >= least), "")
     if not build:
         had = ".".join(map(str, gpu.cuda))
-        return f"its driver carries CUDA {had}, torch needs 12.6: update the NVIDIA driver"
+        return Sentence(
+            "its driver carries CUDA {had}, torch needs 12.6: update the NVIDIA driver", had=had
+        )
     if view.build.startswith("cuda"):
-        why = view.problem or "it may be hidden by CUDA_VISIBLE_DEVICES or held by another program"
-        return f"torch ({view.build}) does not see it: {why}"
+        why = view.problem or Sentence(
+            "it may be hidden by CUDA_VISIBLE_DEVICES or held by another program"
+        )
+        return Sentence("torch ({build}) does not see it: {why}", build=view.build, why=why)
     return _reinstall(view, pip, build)
 
 
 def _reinstall(view: TorchView, pip: str, build: str) -> str:
-    return (
-        f"the installed torch {view.version} is built for {view.build}: "
-        f"{pip} install --force-reinstall torch --index-url INDEX, where INDEX is the address that "
-        f'"Get Started" on pytorch.org shows for your GPU and that ends in /{build}'
+    return Sentence(
+        "the installed torch {version} is built for {build}: {pip} install "
+        "--force-reinstall torch --index-url INDEX, where INDEX is the address that "
+        '"Get Started" on pytorch.org shows for your GPU and that ends in /{build2}',
+        version=view.version,
+        build=view.build,
+        pip=pip,
+        build2=build,
     )
 
 
@@ -276,10 +285,16 @@ def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
         device = by_id.get(name) or by_id.get(f"{name}:0")
         if device is None:
             have = ", ".join(device.id for device in usable)
-            raise Configuration(f'there is no device "{name}" here; usable: {have}')
+            raise Configuration(
+                Sentence('there is no device "{name}" here; usable: {have}', name=name, have=have)
+            )
         if not device.usable:
-            raise Configuration(f"{device.name} cannot be used: {device.problem}")
+            raise Configuration(
+                Sentence(
+                    "{name} cannot be used: {problem}", name=device.name, problem=device.problem
+                )
+            )
         chosen.append(device)
     if not chosen:
-        raise Configuration('the setting "device" names no device')
+        raise Configuration(Sentence('the setting "device" names no device'))
     return tuple(chosen)

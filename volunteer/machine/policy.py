@@ -14,7 +14,8 @@ from enum import StrEnum
 
 import msgspec
 
-from volunteer.i18n.catalogue import N_, _, number
+from shared.sentences import Sentence, figure
+from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import in_words, parse_schedule
 from volunteer.settings.work_rules import Rules
 
@@ -144,8 +145,8 @@ def _schedule(rules: Rules, now: datetime) -> Hold | None:
     begins = hours.changes(now)
     return Hold(
         rule=Rule.SCHEDULE,
-        message=_("outside of your hours ({hours})", hours=", ".join(rules.schedule)),
-        until=_("never") if begins is None else in_words(begins, now),
+        message=Sentence("outside of your hours ({hours})", hours=", ".join(rules.schedule)),
+        until=Sentence("never") if begins is None else in_words(begins, now),
         until_at=None if begins is None else begins.timestamp(),
     )
 
@@ -159,10 +160,10 @@ def _in_use(rules: Rules, facts: Facts) -> Hold | None:
         return None
     return Hold(
         rule=Rule.IN_USE,
-        message=_("this computer is in use"),
-        until=_(
+        message=Sentence("this computer is in use"),
+        until=Sentence(
             "keyboard and mouse rest for {n} min",
-            n=number(rules.idle_minutes, "g"),
+            n=figure(f"{rules.idle_minutes:g}"),
         ),
     )
 
@@ -170,11 +171,13 @@ def _in_use(rules: Rules, facts: Facts) -> Hold | None:
 def _battery(rules: Rules, facts: Facts) -> Hold | None:
     if rules.on_battery or not facts.on_battery:
         return None
-    charge = "" if facts.battery_percent is None else f" ({facts.battery_percent:.0f} %)"
+    charge = Sentence("on battery")
+    if facts.battery_percent is not None:
+        charge = Sentence("on battery ({n} %)", n=f"{facts.battery_percent:.0f}")
     return Hold(
         rule=Rule.BATTERY,
-        message=_("on battery") + charge,
-        until=_("it is plugged in"),
+        message=charge,
+        until=Sentence("it is plugged in"),
     )
 
 
@@ -186,8 +189,8 @@ def _program(rules: Rules, facts: Facts) -> Hold | None:
     name = wanted[_bare(running)]
     return Hold(
         rule=Rule.PROGRAM,
-        message=_("{name} is running", name=name),
-        until=_("{name} ends", name=name),
+        message=Sentence("{name} is running", name=name),
+        until=Sentence("{name} ends", name=name),
     )
 
 
@@ -196,8 +199,8 @@ def _metered(rules: Rules, facts: Facts) -> Hold | None:
         return None
     return Hold(
         rule=Rule.METERED,
-        message=_("the network connection is metered"),
-        until=_("the connection is not metered"),
+        message=Sentence("the network connection is metered"),
+        until=Sentence("the connection is not metered"),
     )
 
 
@@ -207,11 +210,11 @@ def _disk(rules: Rules, facts: Facts) -> Hold | None:
         return None
     return Hold(
         rule=Rule.DISK,
-        message=_(
+        message=Sentence(
             "only {n} GiB of disk are free",
-            n=number(facts.disk_free_bytes / GIB, ".1f"),
+            n=figure(f"{facts.disk_free_bytes / GIB:.1f}"),
         ),
-        until=_("{n} GiB are free", n=number(rules.disk_free_gb, "g")),
+        until=Sentence("{n} GiB are free", n=figure(f"{rules.disk_free_gb:g}")),
     )
 
 
@@ -228,13 +231,15 @@ def _temperature(
             Hold(
                 rule=Rule.TEMPERATURE,
                 device=device,
-                message=_(
+                message=Sentence(
                     "{device} is at {degrees} °C, your limit is {ceiling} °C",
                     device=device,
-                    degrees=number(degrees, ".0f"),
-                    ceiling=number(ceiling, "g"),
+                    degrees=figure(f"{degrees:.0f}"),
+                    ceiling=figure(f"{ceiling:g}"),
                 ),
-                until=_("it is below {ceiling} °C", ceiling=number(ceiling - COOL_BY, "g")),
+                until=Sentence(
+                    "it is below {ceiling} °C", ceiling=figure(f"{ceiling - COOL_BY:g}")
+                ),
             )
         )
     return holds
@@ -251,18 +256,20 @@ def _unknown(rules: Rules, facts: Facts, devices: Sequence[str]) -> tuple[str, .
     said = []
     if rules.in_use != "work" and facts.unused_s is None:
         said.append(
-            _(
+            Sentence(
                 "use of keyboard and mouse cannot be measured on this system: in_use = "
                 '"{in_use}" has no effect',
                 in_use=rules.in_use,
             )
         )
     if rules.programs and facts.programs is None:
-        said.append(_("running programs cannot be listed on this system: programs has no effect"))
+        said.append(
+            Sentence("running programs cannot be listed on this system: programs has no effect")
+        )
     blind = [device for device in devices if device not in facts.temperatures]
     if rules.temperature_max and blind:
         said.append(
-            _(
+            Sentence(
                 "the temperature of {devices} cannot be read here: temperature_max has no "
                 "effect on it",
                 devices=", ".join(blind),

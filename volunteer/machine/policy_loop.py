@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from shared.clock import Clock
-from volunteer.i18n.catalogue import _
+from shared.sentences import Sentence
 from volunteer.machine.keep_awake import Awake
 from volunteer.machine.policy import Decision, Facts, Hold, decide, lift
 from volunteer.settings.work_rules import Rules
@@ -72,7 +72,7 @@ class Guard:
         self._decide()
         self._awake.set(self.rules.keep_awake and self._watched.busy())
         if not self._awake.works:
-            self._tell(_("this system cannot be kept awake: keep_awake has no effect"))
+            self._tell(Sentence("this system cannot be kept awake: keep_awake has no effect"))
 
     def change(self, rules: Rules) -> None:
         """Other rules hold from now on."""
@@ -89,7 +89,7 @@ class Guard:
         for hold in before.holds:
             if hold not in kept:
                 self._watched.say(
-                    _(
+                    Sentence(
                         "going on although {message}, until {until}",
                         message=hold.message,
                         until=hold.until,
@@ -97,7 +97,9 @@ class Guard:
                 )
         for hold in kept:
             self._watched.say(
-                _("still paused: {message}, until {until}", message=hold.message, until=hold.until)
+                Sentence(
+                    "still paused: {message}, until {until}", message=hold.message, until=hold.until
+                )
             )
         self._decide()
 

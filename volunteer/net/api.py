@@ -51,6 +51,7 @@ from shared.protocol.teams import MyTeam, TeamCreate, TeamJoin
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.v1_endpoints import IMAGES, MODEL
 from shared.protocol.versions import SignedManifest, VersionInfo
+from shared.sentences import Sentence
 from shared.workloads.base import DatasetManifest
 from volunteer.net.client import Call, Client
 from volunteer.net.retry import FOREVER
@@ -151,7 +152,7 @@ class Api:
         """Claim a task. Raises Unavailable for a reply that holds neither a lease nor a reason."""
         reply = await self._call(endpoints.CLAIM, {}, request, timeout_s=request.wait_s + HELD_S)
         if reply.lease is None and reply.idle is None:
-            raise Unavailable("the coordinator sent an empty reply to a claim")
+            raise Unavailable(Sentence("the coordinator sent an empty reply to a claim"))
         return reply
 
     async def begin(

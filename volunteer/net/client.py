@@ -25,6 +25,7 @@ from shared.clock import Clock
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.protocol.limits import API, JSON_BYTES_MAX
+from shared.sentences import Sentence, english, figure
 from shared.text import printable
 from shared.tls_pin import WrongCertificate
 from volunteer.net import bulk
@@ -130,7 +131,7 @@ class Client:
 
         async def once() -> T:
             body = call.body() if callable(call.body) else call.body
-            content = b"" if body is None else msgspec.json.encode(body)
+            content = b"" if body is None else msgspec.json.encode(body, enc_hook=english)
             request = self._http.build_request(
                 call.method,
                 call.path,
@@ -207,7 +208,9 @@ class Client:
                     if request.url.scheme != "https" and not (
                         near and is_loopback(request.url.host)
                     ):
-                        raise errors.Unreachable(f"{request.url.host} is not asked without https")
+                        raise errors.Unreachable(
+                            Sentence("{host} is not asked without https", host=request.url.host)
+                        )
                     response = await http.send(request, stream=True)
                     try:
                         if response.next_request is not None:
@@ -215,18 +218,30 @@ class Client:
                             continue
                         if response.status_code not in (200, 206):
                             raise errors.Unreachable(
-                                f"{request.url.host} answered {response.status_code}"
+                                Sentence(
+                                    "{host} answered {status}",
+                                    host=request.url.host,
+                                    status=response.status_code,
+                                )
                             )
                         body = self._pieces(response.aiter_raw(), limit)
                         yield Reply(response.status_code, response.headers, body)
                         return
                     finally:
                         await response.aclose()
-                raise errors.Unreachable(f"{request.url.host} redirects without end")
+                raise errors.Unreachable(
+                    Sentence("{host} redirects without end", host=request.url.host)
+                )
         except TimeoutError as error:
-            raise errors.Unreachable(f"{urlsplit(url).hostname} did not answer in time") from error
+            raise errors.Unreachable(
+                Sentence("{host} did not answer in time", host=urlsplit(url).hostname)
+            ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            said = f"{urlsplit(url).hostname} cannot be reached ({type(error).__name__})"
+            said = Sentence(
+                "{host} cannot be reached ({kind})",
+                host=urlsplit(url).hostname,
+                kind=type(error).__name__,
+            )
             raise errors.Unreachable(said) from error
 
     def _question(self, path: str, headers: Mapping[str, str]) -> bulk.Question:
@@ -312,8 +327,11 @@ class Client:
         if secret:
             if not self.address.private:
                 raise errors.Configuration(
-                    f"{self.address.url} is not encrypted: your secret is not sent there; join "
-                    "again with an https link"
+                    Sentence(
+                        "{url} is not encrypted: your secret is not sent there; join again with an "
+                        "https link",
+                        url=self.address.url,
+                    )
                 )
             if self._token:
                 sent["Authorization"] = f"Bearer {self._token}"
@@ -332,11 +350,15 @@ class Client:
             async with limit.running():
                 yield
         except TimeoutError as error:
-            raise errors.Unreachable(f"{self.address.url} did not answer in time") from error
+            raise errors.Unreachable(
+                Sentence("{url} did not answer in time", url=self.address.url)
+            ) from error
         except (httpx.TransportError, bulk.Lost) as error:
             raise _unreachable(error, self.address) from error
         except httpx.HTTPError as error:
-            raise errors.Internal(f"the coordinator's reply is invalid: {error}") from error
+            raise errors.Internal(
+                Sentence("the coordinator's reply is invalid: {error}", error=error)
+            ) from error
 
     @asynccontextmanager
     async def _good(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
@@ -345,8 +367,12 @@ class Client:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding != "identity":
                 raise errors.Internal(
-                    f"the reply is compressed ({printable(encoding, 40)}), which is refused: "
-                    "is there a proxy in between?"
+                    Sentence(
+                        "the reply is compressed ({encoding}), which is refused: is there a "
+                        "proxy in "
+                        "between?",
+                        encoding=printable(encoding, 40),
+                    )
                 )
             if response.status_code >= 300 and response.status_code != 304:
                 body = await self._read(response, ERROR_BYTES_MAX, limit)
@@ -362,7 +388,9 @@ class Client:
             self._received(len(piece), limit)
             data += piece
             if len(data) > bytes_max:
-                raise errors.TooLarge(f"the coordinator sent more than {bytes_max} bytes")
+                raise errors.TooLarge(
+                    Sentence("the coordinator sent more than {n} bytes", n=figure(f"{bytes_max:,}"))
+                )
         return bytes(data)
 
     def _received(self, count: int, limit: Limit) -> float:
@@ -411,15 +439,23 @@ async def post_json(
             request = http.build_request(
                 "POST",
                 url,
-                content=msgspec.json.encode(body),
+                content=msgspec.json.encode(body, enc_hook=english),
                 headers={"Content-Type": "application/json", "User-Agent": "volunteer"},
             )
             response = await http.send(request, stream=True)  # whatever it says is not read
             await response.aclose()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise errors.Unreachable(f"{host} cannot be reached ({type(error).__name__})") from error
+        raise errors.Unreachable(
+            Sentence("{host} cannot be reached ({kind})", host=host, kind=type(error).__name__)
+        ) from error
     if response.status_code >= 300:
-        raise errors.BadRequest(f"{host} answered with HTTP status {response.status_code}")
+        raise errors.BadRequest(
+            Sentence(
+                "{host} answered with HTTP status {status}",
+                host=host,
+                status=response.status_code,
+            )
+        )
 
 
 def _timeout(read_s: float) -> httpx.Timeout:
@@ -431,22 +467,36 @@ def _unreachable(error: Exception, address: Address) -> VolunteerError:
     while cause is not None:
         if isinstance(cause, WrongCertificate):
             return errors.Configuration(
-                f"{address.host} presents another certificate than your join link names: ask "
-                "your organiser for a new link"
+                Sentence(
+                    "{host} presents another certificate than your join link names: ask your "
+                    "organiser for a new link",
+                    host=address.host,
+                )
             )
         if isinstance(cause, ssl.SSLCertVerificationError):
             if cause.verify_code in OUT_OF_TIME:
                 return errors.Configuration(
-                    f"the certificate of {address.host} is not valid now ({cause.verify_message}): "
-                    "is the clock of this machine right? If so, the organiser has to renew it"
+                    Sentence(
+                        "the certificate of {host} is not valid now ({problem}): is the clock "
+                        "of this machine right? If so, the organiser has to renew it",
+                        host=address.host,
+                        problem=cause.verify_message,
+                    )
                 )
             return errors.Configuration(
-                f"the certificate of {address.host} cannot be trusted ({cause.verify_message}): "
-                "join with the "
-                "complete link of your organiser, which names the certificate"
+                Sentence(
+                    "the certificate of {host} cannot be trusted ({problem}): join with the "
+                    "complete link of your organiser, which names the certificate",
+                    host=address.host,
+                    problem=cause.verify_message,
+                )
             )
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.TimeoutException) or isinstance(error.__cause__, TimeoutError):
-        return errors.Unreachable(f"{address.url} did not answer in time")
+        return errors.Unreachable(Sentence("{url} did not answer in time", url=address.url))
     why = reason(error)
-    return errors.Unreachable(f"{address.url} cannot be reached" + (f": {why}" if why else ""))
+    return errors.Unreachable(
+        Sentence("{url} cannot be reached: {why}", url=address.url, why=why)
+        if why
+        else Sentence("{url} cannot be reached", url=address.url)
+    )

@@ -14,7 +14,9 @@ from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
 from shared.protocol.inference import OpenAiError, OpenAiErrorBody
+from shared.sentences import Sentence
 from shared.text import printable
+from volunteer.i18n.coordinator import refused
 
 SENTENCE_CHARS_MAX = 500
 
@@ -30,16 +32,18 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
             error = openai_error(status, below)
             error.retry_after_s = _seconds(headers.get("retry-after"))
             return error
-        message = f"{host} answered with HTTP status {status} and no reason"
+        unsaid = Sentence(
+            "{host} answered with HTTP status {status} and no reason", host=host, status=status
+        )
         wait = _seconds(headers.get("retry-after"))
         if status in (408, 429, 502, 503, 504):
-            return errors.Unreachable(message, retry_after_s=wait)
-        return errors.Internal(message) if status >= 500 else errors.BadRequest(message)
+            return errors.Unreachable(unsaid, retry_after_s=wait)
+        return errors.Internal(unsaid) if status >= 500 else errors.BadRequest(unsaid)
     wait = said.retry_after_s or _seconds(headers.get("retry-after"))
     message = printable(said.message, SENTENCE_CHARS_MAX)
     if said.request_id and status >= 500:
         message += f" (request {printable(said.request_id, 64)})"
-    return errors.from_wire(said.code, message, wait, status=status)
+    return errors.from_wire(said.code, refused(said.code, message), wait, status=status)
 
 
 def openai_error(status: int, said: OpenAiError) -> VolunteerError:
@@ -56,7 +60,7 @@ def openai_error(status: int, said: OpenAiError) -> VolunteerError:
     kind = kinds.get(status, errors.Internal if status >= 500 else errors.BadRequest)
     if said.code == errors.InsufficientQuota.code:
         kind = errors.InsufficientQuota
-    return kind(printable(said.message, SENTENCE_CHARS_MAX))
+    return kind(refused(kind.code, printable(said.message, SENTENCE_CHARS_MAX)))
 
 
 def _of_v1(body: bytes) -> OpenAiError | None:
@@ -80,7 +84,9 @@ def decoded(data: bytes, kind: type[T]) -> T:
     try:
         return decode(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise errors.Internal(f"the coordinator's reply is invalid: {error}") from error
+        raise errors.Internal(
+            Sentence("the coordinator's reply is invalid: {error}", error=error)
+        ) from error
 
 
 # Why a connection failed, as a person would say it: no numbers of the system, no names of
@@ -94,11 +100,13 @@ def reason(error: BaseException) -> str:
     """A short clause; empty when there is nothing to say."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
-            return "its name cannot be resolved; is the link complete, and is this machine online?"
+            return Sentence(
+                "its name cannot be resolved; is the link complete, and is this machine online?"
+            )
         if isinstance(cause, ConnectionRefusedError):
-            return "connection refused; is the coordinator running?"
+            return Sentence("connection refused; is the coordinator running?")
         if isinstance(cause, ConnectionError):
-            return "the connection was interrupted"
+            return Sentence("the connection was interrupted")
         if isinstance(cause, OSError) and cause.strerror:
             return _plain(cause.strerror)
     return _plain(str(error))

@@ -9,6 +9,7 @@ import msgspec
 
 from shared.errors import Internal
 from shared.protocol.inference import OpenAiError, Usage
+from shared.sentences import Sentence, english
 from volunteer.net.errors import decoded, openai_error
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ async def streamed(client: Client, path: str, body: dict[str, Any]) -> AsyncIter
     Raises what the coordinator said, also in the middle.
     """
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    async with client.events(path, msgspec.json.encode(asked)) as pieces:
+    async with client.events(path, msgspec.json.encode(asked, enc_hook=english)) as pieces:
         rest = b""
         async for piece in pieces:
             *lines, rest = (rest + bytes(piece)).split(b"\n")
             if len(rest) > EVENT_BYTES_MAX:
-                raise Internal("the coordinator's reply is invalid: an event without an end")
+                raise Internal(
+                    Sentence("the coordinator's reply is invalid: an event without an end")
+                )
             for line in lines:
                 if not line.startswith(DATA):
                     continue
@@ -66,4 +69,4 @@ async def streamed(client: Client, path: str, body: dict[str, Any]) -> AsyncIter
                 if chunk.error is not None:
                     raise openai_error(0, chunk.error)
                 yield chunk
-    raise Internal("the answer broke off before its end")
+    raise Internal(Sentence("the answer broke off before its end"))

@@ -8,6 +8,7 @@ from typing import TypeVar
 from shared.errors import BadRequest, NotFound
 from shared.protocol import endpoints
 from shared.protocol.endpoints import Endpoint
+from shared.sentences import Sentence
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
 
@@ -24,9 +25,13 @@ async def sample_picture(api: Api, transfers: Transfers, run: str, version: int)
     rows = await api.query(endpoints.VERSIONS, run=run, cursor=version - 1 if version > 0 else "")
     ref = next((row.picture for row in rows if row.version == version), None)
     if ref is None:
-        raise NotFound(f"version {version} of {run[:64]} has no picture")
+        raise NotFound(
+            Sentence("version {version} of {run} has no picture", version=version, run=run[:64])
+        )
     if ref.size > PICTURE_BYTES_MAX:
-        raise BadRequest(f"the picture of version {version} is too large to be shown")
+        raise BadRequest(
+            Sentence("the picture of version {version} is too large to be shown", version=version)
+        )
     path = await transfers.fetch(ref, lambda _: None)
     return await asyncio.to_thread(path.read_bytes)
 

@@ -16,6 +16,7 @@ from shared.errors import BadRequest, Internal, InvalidFrame, OffsetMismatch, Un
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import UPLOAD_PIECE_BYTES
 from shared.protocol.versions import BlobRef
+from shared.sentences import Sentence
 from volunteer.net.api import Api
 from volunteer.net.client import Reply
 from volunteer.storage.blob_cache import Cache, Partial
@@ -116,9 +117,9 @@ class Transfers:
             if not headers:
                 raise
             partial.restart()  # the range was not liked: everything again
-            raise Unreachable("the download has to start over") from None
+            raise Unreachable(Sentence("the download has to start over")) from None
         if partial.offset < partial.size:
-            raise Unreachable("the download was interrupted")
+            raise Unreachable(Sentence("the download was interrupted"))
 
     async def upload(self, request: UploadRequest, path: Path, on_bytes: OnBytes) -> UploadInfo:
         """Send the rest of a file.
@@ -136,7 +137,7 @@ class Transfers:
                 spent = self._client.clock.monotonic() - began
                 self.up_bytes_per_s = _rate(info.offset - before, spent, self.up_bytes_per_s)
                 if info.offset <= before and not info.complete:
-                    raise Internal("the coordinator accepts no more bytes of this upload")
+                    raise Internal(Sentence("the coordinator accepts no more bytes of this upload"))
         return info
 
     async def _put(self, info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> UploadInfo:
@@ -154,7 +155,13 @@ class Transfers:
                 # for 256 KiB: 0.04 ms of CPU so, 0.17 ms by way of a thread.
                 piece = file.read(min(SEND_BYTES, stop - done))
                 if not piece:
-                    raise Internal(f"{file.name} has fewer bytes than the {info.size} announced")
+                    raise Internal(
+                        Sentence(
+                            "{name} has fewer bytes than the {size} announced",
+                            name=file.name,
+                            size=info.size,
+                        )
+                    )
                 yield piece
                 done += len(piece)
                 on_bytes(done)
@@ -162,7 +169,7 @@ class Transfers:
         try:
             return await self._client.put(f"/uploads/{info.upload_id}", headers, body(), UploadInfo)
         except OffsetMismatch as error:
-            raise Unreachable("the upload continues at another offset") from error
+            raise Unreachable(Sentence("the upload continues at another offset")) from error
 
 
 def hub_address() -> str:

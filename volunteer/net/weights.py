@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from shared.download_plan import Route, routes
 from shared.errors import BadRequest, InvalidFrame, NotFound, StorageFull
 from shared.protocol.versions import VersionManifest
+from shared.sentences import Sentence
 from shared.tensors.downlink import Following, follow_link, schema_of_link
 from shared.tensors.frame import Written
 from shared.tensors.quantize import codec
@@ -51,8 +52,12 @@ class Weights:
                         return await self._follow(route, manifest, teller(route.size))
                     except (InvalidFrame, NotFound, BadRequest, StorageFull) as error:
                         self._notice(
-                            f"version {manifest.version} of {manifest.run} is downloaded another "
-                            f"way: {error.message}"
+                            Sentence(
+                                "version {version} of {run} is downloaded another way: {error}",
+                                version=manifest.version,
+                                run=manifest.run,
+                                error=error.message,
+                            )
                         )
             return await self._transfers.fetch(wanted, teller(wanted.size))
 
@@ -88,7 +93,9 @@ class Weights:
         else:
             found = self._cache.find(route.base, size)
             if found is None:
-                raise NotFound("the base version of this download is no longer in the cache")
+                raise NotFound(
+                    Sentence("the base version of this download is no longer in the cache")
+                )
             path = found
         for link in route.links:
             file, into = files[link.blob.sha256], self._cache.building(size)
@@ -101,5 +108,5 @@ class Weights:
     def _adopt(self, built: Path, written: Written, sha256: str) -> Path:
         if written.sha256 != sha256:
             built.unlink(missing_ok=True)
-            raise InvalidFrame("the result does not have the hash of the manifest")
+            raise InvalidFrame(Sentence("the result does not have the hash of the manifest"))
         return self._cache.adopt(built, sha256)

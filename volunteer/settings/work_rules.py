@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from volunteer.i18n.catalogue import N_
+from volunteer.i18n.catalogue import N_, _
 from volunteer.settings.schedule import parse_schedule
 
 _Rate = {"unit": "Mbit/s"}
@@ -159,12 +159,23 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         parse_schedule(self.schedule)  # a slip is reported when it is made, not at midnight
         for device in (*self.device_duty, *self.device_watts, *self.device_roles):
             if not _DEVICE.fullmatch(device):
-                raise ValueError(f'no device is called "{device[:40]}": cpu, mps, cuda:0, xpu:0')
+                raise ValueError(
+                    _(
+                        'no device is called "{device}": cpu, mps, cuda:0, xpu:0',
+                        device=device[:40],
+                    )
+                )
         for device, text in self.device_roles.items():
             wrong = [word for word in text.split() if word not in KINDS]
             if wrong or not text.split():
-                said = f'"{wrong[0][:40]}" is no role' if wrong else "a role is missing"
-                raise ValueError(f"{device}: {said}; they are play, learn and train")
+                said = (
+                    _('"{wrong}" is no role', wrong=wrong[0][:40])
+                    if wrong
+                    else _("a role is missing")
+                )
+                raise ValueError(
+                    _("{device}: {said}; they are play, learn and train", device=device, said=said)
+                )
 
     def duty(self, device: str) -> int:
         """Return the share of the time in which a device may work, in percent."""

@@ -14,6 +14,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.endpoints import Endpoint
 from shared.protocol.versions import VersionInfo
+from shared.sentences import Sentence
 
 T = TypeVar("T")
 
@@ -47,7 +48,9 @@ async def part(source: Source, name: str = "") -> Part:
     infos = [info for info in await source.query(endpoints.RUNS) if name in ("", info.name)]
     if not infos:
         raise NotFound(
-            f'there is no run "{name}" here' if name else "this coordinator has no run yet"
+            Sentence('there is no run "{name}" here', name=name)
+            if name
+            else Sentence("this coordinator has no run yet")
         )
     listed = [(info, await _versions(source, info.name)) for info in infos]
     info, versions = max(listed, key=lambda pair: sum(version.mine for version in pair[1]))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shared.errors import BadRequest, InvalidFrame, StorageFull
+from shared.sentences import Sentence, figure
 from shared.text import size as bytes_in_words
 from volunteer.files import private_directory
 
@@ -135,16 +136,22 @@ class Cache:
         if shutil.disk_usage(self.root).free < need + SPARE_BYTES:
             self.closed(coming)
             raise StorageFull(
-                f"{bytes_in_words(need)} more do not fit on the disk of {self.root}: free some "
-                "space"
+                Sentence(
+                    "{size} more do not fit on the disk of {root}: free some space",
+                    size=figure(bytes_in_words(need)),
+                    root=self.root,
+                )
             )
 
     def _too_much(self, need: int) -> str:
         enough = math.ceil(need / GIB * 10) / 10
-        return (
-            f"the work in hand needs {bytes_in_words(need)} of weights and data at once, cache_gb "
-            f"allows {bytes_in_words(self.limit_bytes)}: set cache_gb to {enough:g} or more, or "
-            "help a smaller run"
+        return Sentence(
+            "the work in hand needs {size} of weights and data at once, cache_gb "
+            "allows {allowed}: set cache_gb to {enough} or more, or help a "
+            "smaller run",
+            size=figure(bytes_in_words(need)),
+            allowed=figure(bytes_in_words(self.limit_bytes)),
+            enough=figure(f"{enough:g}"),
         )
 
     def _sizes(self, but: str = "") -> tuple[int, list[tuple[float, int, Path]]]:
@@ -195,7 +202,7 @@ class Cache:
     def _name(self, sha256: str) -> str:
         """The hash, which becomes a file name, so it must be one."""
         if not _NAME.fullmatch(sha256):
-            raise BadRequest("the coordinator named a blob that is not a SHA-256")
+            raise BadRequest(Sentence("the coordinator named a blob that is not a SHA-256"))
         return sha256
 
 
@@ -228,12 +235,20 @@ class Partial:
     def write(self, piece: bytes | memoryview) -> None:
         """Append bytes. Raises InvalidFrame for more than the blob has, StorageFull."""
         if self.offset + len(piece) > self.size:
-            raise InvalidFrame(f"more bytes arrived than the {self.size} announced")
+            raise InvalidFrame(
+                Sentence("more bytes arrived than the {size} announced", size=self.size)
+            )
         try:
             self._file.write(piece)
             self._file.flush()
         except OSError as error:
-            raise StorageFull(f"{self._path} cannot be written: {error.strerror}") from error
+            raise StorageFull(
+                Sentence(
+                    "{path} cannot be written: {strerror}",
+                    path=self._path,
+                    strerror=error.strerror,
+                )
+            ) from error
         self._hash.update(piece)
         self.offset += len(piece)
 
@@ -251,7 +266,7 @@ class Partial:
         """
         if self._hash.hexdigest() != self.sha256:
             self.restart()
-            raise InvalidFrame("a download arrived damaged: its hash is wrong")
+            raise InvalidFrame(Sentence("a download arrived damaged: its hash is wrong"))
         self._file.close()
         path = self._cache.adopt(self._path, self.sha256)
         self._cache.closed(self.sha256)

@@ -22,6 +22,7 @@ import msgspec
 from shared.errors import Configuration, InvalidFrame, StorageFull
 from shared.protocol.base import Reason
 from shared.protocol.contributions import Verdict
+from shared.sentences import Sentence
 from shared.signing import digest
 from shared.tensors.frame import open_frame
 from shared.tensors.spec import Schema
@@ -301,8 +302,12 @@ class Residuals:
         for device in devices:
             if not self.of(run, device).lost(task, name):
                 self._say(
-                    f"the error feedback of {run} is dropped: neither the last update nor the one "
-                    "before it counted"
+                    Sentence(
+                        "the error feedback of {run} is dropped: neither the last update nor "
+                        "the one "
+                        "before it counted",
+                        run=run,
+                    )
                 )
 
     def forget(self, run: str, devices: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration
+from shared.sentences import Sentence
 from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, write_record
 from volunteer.storage.outbox import NAME
 
@@ -102,7 +103,9 @@ class Evidence:
 
     def _note(self, request: Request) -> None:
         if not NAME.fullmatch(request.name):
-            raise Configuration(f"{request.name!r} is not the name of a result")
+            raise Configuration(
+                Sentence("{name} is not the name of a result", name=repr(request.name))
+            )
         with contextlib.suppress(OSError):  # a full disk: it is kept until the program ends
             write_record(self._record(request.name), request)
         self._requests[request.name] = request

@@ -9,6 +9,7 @@ import msgspec
 from shared.decoding import decode
 from shared.errors import BadSignature, InvalidFrame
 from shared.protocol.versions import SignedManifest, VersionManifest
+from shared.sentences import Sentence
 from shared.signing import verify
 
 
@@ -22,4 +23,6 @@ def checked(signed: SignedManifest, public_key: str) -> VersionManifest:
     try:
         return decode(signed.payload, VersionManifest)
     except msgspec.DecodeError as error:
-        raise InvalidFrame(f"the manifest of a version cannot be read: {error}") from error
+        raise InvalidFrame(
+            Sentence("the manifest of a version cannot be read: {error}", error=error)
+        ) from error

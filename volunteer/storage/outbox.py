@@ -17,6 +17,7 @@ import msgspec
 
 from shared.errors import Configuration
 from shared.protocol.contributions import SubmitRequest
+from shared.sentences import Sentence
 from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, set_aside, write_record
 
 ENTRIES_MAX = 256
@@ -57,7 +58,13 @@ class Outbox:
             try:
                 entry = read_record(path, QueuedResult)
             except Configuration as error:
-                complain(f"a result cannot be read and is kept in {set_aside(path)}: {error}")
+                complain(
+                    Sentence(
+                        "a result cannot be read and is kept in {place}: {error}",
+                        place=set_aside(path),
+                        error=error.message,
+                    )
+                )
                 continue
             if entry is not None and self.payload(entry.name).exists():
                 self._entries[entry.name] = entry
@@ -88,13 +95,15 @@ class Outbox:
     def payload(self, name: str) -> Path:
         """Return where the update of an entry lies; write it, durably, before `put`."""
         if not NAME.fullmatch(name):
-            raise Configuration(f"{name!r} is not the name of a result")
+            raise Configuration(Sentence("{name} is not the name of a result", name=repr(name)))
         return self.root / f"{name}.safetensors"
 
     def put(self, entry: QueuedResult) -> None:
         """From here on the result cannot be lost. Raises StorageFull, OSError."""
         if not self.payload(entry.name).exists():
-            raise Configuration(f"the update of the result {entry.name} is missing")
+            raise Configuration(
+                Sentence("the update of the result {name} is missing", name=entry.name)
+            )
         write_record(self._record(entry.name), entry, durable=True)
         with self._guard:
             self._entries[entry.name] = entry

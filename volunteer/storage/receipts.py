@@ -21,6 +21,7 @@ import msgspec
 from shared.decoding import decode
 from shared.errors import BadSignature, Configuration, InvalidFrame, StorageFull
 from shared.protocol.transparency import Receipt, SignedReceipt, TreeHead
+from shared.sentences import Sentence, english
 from shared.signing import verify
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 
@@ -103,7 +104,7 @@ class ReceiptBook:
         if not new:
             return 0
         private_directory(self.folder)
-        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in new)
+        lines = b"".join(msgspec.json.encode(each, enc_hook=english) + b"\n" for each in new)
         handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(handle, "r+b") as file:
             end = file.seek(0, os.SEEK_END)
@@ -156,7 +157,11 @@ class ReceiptBook:
                 self.folder.replace(aside)
                 self._seen = self._versions = self._last = self.heard = None
                 return aside
-        raise Configuration(f"{self.folder.parent} holds a thousand old records: move them away")
+        raise Configuration(
+            Sentence(
+                "{parent} holds a thousand old records: move them away", parent=self.folder.parent
+            )
+        )
 
     def _remember(self, seen: Seen) -> None:
         self._seen = seen
@@ -172,7 +177,7 @@ class ReceiptBook:
 
     def _shorten(self) -> None:
         kept = [*self.all()][-KEPT_MAX:]
-        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in kept)
+        lines = b"".join(msgspec.json.encode(each, enc_hook=english) + b"\n" for each in kept)
         write_whole(self._file, lines)
         self._count = len(kept)
 
@@ -186,7 +191,7 @@ def read_receipt(signed: SignedReceipt, public_key: str) -> Receipt:
     try:
         return decode(signed.payload, Receipt)
     except msgspec.DecodeError as error:
-        raise InvalidFrame(f"a receipt cannot be read: {error}") from error
+        raise InvalidFrame(Sentence("a receipt cannot be read: {error}", error=error)) from error
 
 
 def _read(path: Path, kind: type[T]) -> T:

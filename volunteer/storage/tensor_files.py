@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import StorageFull
+from shared.sentences import Sentence
 from volunteer.files import PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
-        raise StorageFull(f"{path} cannot be written: {error}") from error
+        raise StorageFull(
+            Sentence("{path} cannot be written: {error}", path=path, error=error)
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

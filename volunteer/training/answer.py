@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import InvalidFrame
 from shared.protocol.inference import AnswerTask
+from shared.sentences import Sentence
 from shared.tensors.frame import open_frame
 from shared.workloads.base import Workload
 
@@ -44,9 +45,13 @@ class AnswerModel:
 
         decoder = self._loaded(version)
         if any(not 0 <= token < decoder.vocabulary for token in task.prompt):
-            raise InvalidFrame("the prompt has tokens that this model does not know")
+            raise InvalidFrame(Sentence("the prompt has tokens that this model does not know"))
         if not 0 < task.max_tokens <= decoder.context - len(task.prompt):
-            raise InvalidFrame(f"{decoder.context} tokens fit, prompt and answer together")
+            raise InvalidFrame(
+                Sentence(
+                    "{context} tokens fit, prompt and answer together", context=decoder.context
+                )
+            )
         decoder.end = task.end
         batch = Batch(decoder)
         batch.add(
@@ -76,6 +81,8 @@ class AnswerModel:
         whole = workload.whole(config, weights, version.files)
         self._decoder = workload.decoder(config, whole, None, ONE, self._device)
         if self._decoder is None:
-            raise InvalidFrame(f"runs of the workload {workload.name} answer no prompts")
+            raise InvalidFrame(
+                Sentence("runs of the workload {name} answer no prompts", name=workload.name)
+            )
         self._sha256 = version.sha256
         return self._decoder

@@ -16,6 +16,7 @@ from shared.local_data import LocalData
 from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.protocol.leases import AuditWork
 from shared.protocol.versions import VersionManifest
+from shared.sentences import Sentence, figure
 from shared.signing import canonical, digest
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
@@ -28,7 +29,6 @@ from shared.workloads.games import Actor
 from shared.workloads.training.micro_batch import Paced
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
-from volunteer.machine.device_memory import free_bytes
 from volunteer.storage.carried import Carried, InnerState
 from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import HeldLease
@@ -120,7 +120,11 @@ class LocalTask:
         self._check(workload)
         self._schema = workload.schema(job.config)
         if digest(canonical(self._schema)) != files.manifest.schema_sha256:
-            raise InvalidFrame(f"the model of {job.run} is not laid out here as on the coordinator")
+            raise InvalidFrame(
+                Sentence(
+                    "the model of {run} is not laid out here as on the coordinator", run=job.run
+                )
+            )
         samples = sum(workload.samples(job.config, files.data.manifest))
         items = sum(chunk.items for chunk in files.data.manifest.chunks)
         self.items = workload.traits.items
@@ -129,16 +133,21 @@ class LocalTask:
         need = nbytes(self._schema) * copies + workload.fixed_bytes(job.config)
         if 0 < files.memory_bytes < need:
             raise TooLarge(
-                f"the model of {job.run} needs {bytes_in_words(need)} of memory, "
-                f"more than the {bytes_in_words(files.memory_bytes)} this device may use"
+                Sentence(
+                    "the model of {run} needs {size} of memory, more than the "
+                    "{allowed} this device may use",
+                    run=job.run,
+                    size=figure(bytes_in_words(need)),
+                    allowed=figure(bytes_in_words(files.memory_bytes)),
+                )
             )
         files.carried.drop_if_behind(files.manifest.global_step)
         inner = self._inner()
         snapshot = load(files.snapshot)
         device = files.held.device
         work = workload.begin(job, self._weights(), files.data, device, inner)
-        if isinstance(work, Paced):
-            self._pace(work, max(0, files.memory_bytes - need))
+        if files.step is not None and files.step.micro_batch and isinstance(work, Paced):
+            work.begin_with(files.step.micro_batch, most=files.step.halved)
         if snapshot is not None:
             try:
                 work.restore(snapshot)
@@ -147,14 +156,6 @@ class LocalTask:
                 files.snapshot.unlink(missing_ok=True)
                 work = workload.begin(job, self._weights(), files.data, device, inner)
         return work
-
-    def _pace(self, work: Paced, room: int) -> None:
-        """Tell work how earlier tasks cut their batches, and the bytes that are left for it."""
-        step = self._files.step
-        micro = step.micro_batch if step is not None else 0
-        if self._files.held.device == "cpu":  # of others' programs nothing is taken
-            room = min(room, free_bytes() // 2)
-        work.begin_with(micro, most=step is not None and step.halved, room=room)
 
     def _inner(self) -> Mapping[str, torch.Tensor] | None:
         """Return the optimiser's state to begin with; None where there is none."""
@@ -269,9 +270,14 @@ class LocalTask:
         wanted = self._files.manifest
         if workload.version != wanted.workload_version:
             raise NotFound(
-                f"the run {wanted.run} needs version {wanted.workload_version} of the workload "
-                f'"{workload.name}", '
-                f"here is {workload.version}: both sides must have the same release"
+                Sentence(
+                    'the run {run} needs version {workload_version} of the workload "{name}", here '
+                    "is {version}: both sides must have the same release",
+                    run=wanted.run,
+                    workload_version=wanted.workload_version,
+                    name=workload.name,
+                    version=workload.version,
+                )
             )
 
     def _weights(self, path: Path | None = None) -> dict[str, torch.Tensor]:
@@ -302,7 +308,11 @@ class LocalTask:
         if size > lease.grant.bytes_max:
             payload.unlink(missing_ok=True)
             raise TooLarge(
-                f"the result has {size} bytes, the coordinator takes {lease.grant.bytes_max}"
+                Sentence(
+                    "the result has {size} bytes, the coordinator takes {most}",
+                    size=figure(f"{size:,}"),
+                    most=figure(f"{lease.grant.bytes_max:,}"),
+                )
             )
         submit = SubmitRequest(
             attempt=lease.attempt,
@@ -351,7 +361,9 @@ class LocalTask:
             elif lease.job.update == "gradient":
                 update = arrays
             else:
-                raise InvalidFrame(f"this version cannot submit {lease.job.update}")
+                raise InvalidFrame(
+                    Sentence("this version cannot submit {update}", update=lease.job.update)
+                )
             if chosen.name in EXACT_CODECS:
                 return chosen.encode(update, schema, path)
             steps = files.manifest.global_step
@@ -367,5 +379,9 @@ def _refuse_diverged(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise InvalidFrame(
-                f"{name!r} holds NaN or infinite values: the training diverged, so nothing is sent"
+                Sentence(
+                    "{name} holds NaN or infinite values: the training diverged, so nothing is "
+                    "sent",
+                    name=repr(name),
+                )
             )

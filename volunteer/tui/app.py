@@ -24,6 +24,7 @@ from textual.screen import Screen
 from shared.clock import Clock, SystemClock
 from shared.errors import VolunteerError
 from volunteer.control.control import Control
+from volunteer.i18n.catalogue import shown
 from volunteer.tui import keys, palette, themes
 from volunteer.tui.departure import Departure
 from volunteer.tui.event_feed import Feed, Listener
@@ -158,13 +159,13 @@ class VolunteerApp(App[int]):
     def tell(self, message: str, level: str = "info") -> None:
         """Show a sentence at the corner of the screen, for a few seconds."""
         levels: dict[str, SeverityLevel] = {"warning": "warning", "error": "error"}
-        self.notify(message, severity=levels.get(level, "information"), markup=False)
+        self.notify(shown(message), severity=levels.get(level, "information"), markup=False)
 
     def _celebrate(self, message: str) -> None:
         """Tell of a milestone as quietly as the owner wants it."""
         how = self.appearance.look.marks
         if how != "off":
-            self.tell(f"{self.appearance.glyphs.mark} {message}")
+            self.tell(f"{self.appearance.glyphs.mark} {shown(message)}")
         if how == "bell":
             self.bell()
 
@@ -322,7 +323,7 @@ class VolunteerApp(App[int]):
             try:
                 await work
             except VolunteerError as error:
-                self.tell(str(error), "error")
+                self.tell(error.message, "error")
             else:
                 if done is not None:
                     done()

@@ -13,7 +13,7 @@ import msgspec
 from shared.errors import VolunteerError
 from shared.protocol.accounts import Me
 from volunteer.control.control import Control
-from volunteer.i18n.catalogue import N_, _
+from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, as_of, wrap
@@ -115,7 +115,9 @@ class QueryPage(Page):
         try:
             value = await work
         except VolunteerError as error:
-            self._answers[name] = msgspec.structs.replace(known, asking=False, error=error.message)
+            self._answers[name] = msgspec.structs.replace(
+                known, asking=False, error=shown(error.message)
+            )
         else:
             now = self.volunteer.clock.now()
             self._answers[name] = Answer(value=value, at=now, tried_at=known.tried_at)

@@ -245,5 +245,5 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
 
 def complaint(error: Configuration, name: str) -> str:
     """Return the message of an error without the name of the setting, which is on the screen."""
-    said = error.message.removeprefix("this: ")
+    said = _(error.message).removeprefix("this: ")
     return said.removeprefix(f'setting "{name}": ')

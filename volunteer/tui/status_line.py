@@ -13,7 +13,7 @@ from volunteer.control.commands import How
 from volunteer.control.events import BenchmarkProgress
 from volunteer.control.sentences import OPEN_ENDED, START, YOU
 from volunteer.control.status import PauseStatus, TaskStatus
-from volunteer.i18n.catalogue import N_, _, ngettext
+from volunteer.i18n.catalogue import ENGLISH, N_, _, current, ngettext, shown
 from volunteer.i18n.formats import size
 from volunteer.tui.run_estimate import STATES
 from volunteer.tui.text import Glyphs, countdown, fit, soon
@@ -60,7 +60,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
     status = view.status
     if view.ended is not None or status.stopped:
         code, said = (view.ended.code, view.ended.message) if view.ended else (0, "")
-        said = _("the volunteer has ended; q quits") if said in ("", "ended") else said
+        said = _("the volunteer has ended; q quits") if said in ("", "ended") else shown(said)
         sign, role = (glyphs.cross, "bad") if code else (glyphs.off, "dim")
         return Activity(sign=sign, word=_("stopped"), role=role, sentence=said)
     if pause := status.paused(device):
@@ -99,7 +99,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
             sign=glyphs.wait,
             word=_("waiting"),
             role="info",
-            sentence=f"{status.idle_message}{wait}",
+            sentence=f"{shown(status.idle_message)}{wait}",
         )
     return Activity(
         sign=glyphs.wait, word=_("starting"), role="dim", sentence=_("looking for work")
@@ -126,7 +126,7 @@ def why_paused(pause: PauseStatus) -> str:
     return (
         _("{message}, until {until}", message=pause.message, until=pause.until)
         if pause.until
-        else pause.message
+        else shown(pause.message)
     )
 
 
@@ -157,7 +157,9 @@ def next_merge(view: AgentView, run: str, now: float) -> str:
     beat = view.beat(run)
     if beat is None:
         info = view.info(run)
-        return info.merging.removeprefix("merging ") if info else ""
+        # The coordinator's own words: said in its language, or not at all.
+        english = info is not None and current().language == ENGLISH
+        return info.merging.removeprefix("merging ") if info and english else ""
     if beat.state != "running":
         return _("the run is {state}", state=_(STATES[beat.state]))
     return when_merged(beat, now - view.beats_at.get(run, now))
@@ -188,7 +190,9 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
     status = view.status
     if status.online or not status.connection or status.stopped:
         return ""
-    reason = status.connection.removeprefix(status.coordinator).strip()  # its name stands above
+    reason = (
+        shown(status.connection).removeprefix(status.coordinator).strip()
+    )  # its name stands above
     said = fit(reason.partition("; ")[0].rstrip("."), min(cells, REASON_CELLS), ellipsis)
     parts = []
     if status.retry_at:

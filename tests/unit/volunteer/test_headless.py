@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, Device, Me
 from shared.protocol.contributions import Verdict
 from tests.tui.engine import FakeEngine
@@ -157,7 +158,7 @@ async def test_training_does_not_flood_the_log() -> None:
 
 async def test_json_lines_are_the_events() -> None:
     for line, event in zip(await lines(*STORY, json=True), STORY, strict=True):
-        back = msgspec.json.decode(line, type=AnyEvent)
+        back = decode(line, AnyEvent)
         assert back == msgspec.structs.replace(event, at=event.at or NOW)
 
 
@@ -259,6 +260,6 @@ async def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
         await engine.play(told)  # more than a pipe holds, and the loop goes on
         for number in range(100):
             line = await asyncio.to_thread(reader.readline)
-            assert msgspec.json.decode(line, type=AnyEvent).message.startswith(f"{number} ")
+            assert decode(line, AnyEvent).message.startswith(f"{number} ")
         engine.hub.close()
         await running

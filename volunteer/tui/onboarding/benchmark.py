@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 
 from shared.errors import Forbidden, InvalidName, VolunteerError
 from shared.text import printable
-from volunteer.i18n.catalogue import N_, _, number
+from volunteer.i18n.catalogue import N_, _, number, shown
 from volunteer.i18n.formats import size
 from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.text import Line, flops, left
@@ -46,12 +46,12 @@ class BenchmarkStep(Step):
                 self.choice.joined = True
                 self.choice.name = joined.nickname
         except InvalidName as error:
-            self.post_message(self.Back("Name", error.message))
+            self.post_message(self.Back("Name", shown(error.message)))
         except Forbidden as error:
-            self.post_message(self.Back("Join", error.message))
+            self.post_message(self.Back("Join", shown(error.message)))
         except VolunteerError as error:
             self._trouble = _(
-                "{error}. Enter tries again, esc goes back.", error=error.message.rstrip(".")
+                "{error}. Enter tries again, esc goes back.", error=shown(error.message).rstrip(".")
             )
         finally:
             self._joining = False
@@ -94,13 +94,17 @@ class BenchmarkStep(Step):
             (),
         ]
         if status.stopped or scene.view.ended is not None:
-            why = scene.view.ended.message if scene.view.ended else _("the volunteer has ended")
+            why = (
+                shown(scene.view.ended.message)
+                if scene.view.ended
+                else _("the volunteer has ended")
+            )
             return [*lines, *said(why, width, height - 2, "bad", glyphs.cross)]
         if scene.view.benchmark is not None:
             lines += progress_lines(scene, width, height - len(lines) - 1)
             return [*lines, ((_("s: skip"), "dim"),)][:height]
         if not status.devices:
-            waiting = status.connection or _(
+            waiting = shown(status.connection) or _(
                 "looking for your devices; the first time takes some seconds"
             )
             return [*lines, *said(waiting, width, height - 2, "info", glyphs.wait)]
@@ -119,5 +123,7 @@ class BenchmarkStep(Step):
                 )
             )
             if not device.usable:
-                lines += said(device.problem, width, 3, "bad", glyphs.cross)
+                lines += said(
+                    shown(scene.view.status.problem(device)), width, 3, "bad", glyphs.cross
+                )
         return [*lines, (), ((_("enter: next"), "dim"),)][:height]

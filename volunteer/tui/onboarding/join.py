@@ -17,7 +17,7 @@ from shared.protocol.accounts import ServerInfo
 from shared.text import printable
 from volunteer.control.commands import PublicRun
 from volunteer.control.status import PRACTICE
-from volunteer.i18n.catalogue import N_, _
+from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.text import clock_words
 from volunteer.tui.onboarding.step import Choice, Step, said
 from volunteer.tui.text import Line, fit, left, wrap
@@ -111,7 +111,7 @@ class JoinStep(Step):
         try:
             link = parse_link(text)
         except BadRequest as error:
-            self._tell(error.message)
+            self._tell(shown(error.message))
             return
         self._busy = _("asking {url}", url=link.url)
         self._draw()
@@ -179,7 +179,7 @@ class JoinStep(Step):
             link = await self.engine.start_practice()
             self.choice.server = await self.engine.probe(link)
         except VolunteerError as error:
-            self._tell(error.message)
+            self._tell(shown(error.message))
             return
         self.choice.link, self.choice.practice = link, True
         self._busy = ""
@@ -264,10 +264,10 @@ def _fact(name: str, text: str, cells: int) -> Line:
 def advice(error: VolunteerError, text: str) -> str:
     """Return the error as a sentence with the next thing to try."""
     if not isinstance(error, Unreachable) or is_loopback(_host(text)):
-        return error.message
+        return shown(error.message)
     return _(
         "{error}. Is the machine online, and is the coordinator running? Enter tries again.",
-        error=error.message.rstrip("."),
+        error=shown(error.message).rstrip("."),
     )
 
 

@@ -17,6 +17,7 @@ from textual.filter import LineFilter
 from shared.errors import VolunteerError
 from shared.workloads.games import LEVELS, Reply
 from shared.workloads.games import Look as Position
+from volunteer.i18n.catalogue import shown
 from volunteer.tui import themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
 from volunteer.tui.look import Look
@@ -207,7 +208,9 @@ class PlayApp(App[int]):
             try:
                 await work
             except VolunteerError as error:
-                self.game = replace(self.game, trouble=error.message, thinking=False, asking=False)
+                self.game = replace(
+                    self.game, trouble=shown(error.message), thinking=False, asking=False
+                )
                 self._draw()
 
         self.run_worker(running(), group="game", exit_on_error=True)

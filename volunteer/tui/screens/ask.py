@@ -22,7 +22,7 @@ from shared.protocol.inference import DEFAULT_TOKENS, ModelCard, Usage
 from shared.text import printable
 from volunteer.control.commands import Answer, AskModel, PastPrompt
 from volunteer.control.control import Control
-from volunteer.i18n.catalogue import N_, _
+from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.i18n.formats import credit
 from volunteer.tui.text import printable_lines
 from volunteer.tui.widgets.search_box import Field
@@ -177,7 +177,7 @@ class Ask(Screen[None]):
             self._card = await control.model(self._info.name)
             self._tell_who_reads()
         except VolunteerError as error:
-            self._say(error.message)
+            self._say(shown(error.message))
         else:
             self._say(self._price())
 
@@ -270,12 +270,12 @@ class Ask(Screen[None]):
             finally:
                 self._asked.remove(number)
         except VolunteerError as error:
-            self._say(error.message)
+            self._say(shown(error.message))
             return
         if answer.used is not None:
             self._ended(pane, answer.used)
         if answer.error:
-            self._say(answer.error)
+            self._say(shown(answer.error))
         if seen:
             self._past = await control.prompts()
             self._at = len(self._past)

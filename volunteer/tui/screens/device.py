@@ -18,7 +18,7 @@ from shared.protocol.limits import memory_on
 from shared.text import printable
 from volunteer.control.commands import SettingRow
 from volunteer.control.control import Control
-from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.formats import duration_words, size
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
@@ -339,7 +339,7 @@ def benchmark_lines(
     """Return the figures of a device, their history, and the comparison with other machines."""
     glyphs, room = scene.glyphs, cells - NAME_CELLS
     if not device.usable:
-        said = device.problem or _("torch cannot use this device")
+        said = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
     speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
     if speed is None:

@@ -20,7 +20,7 @@ from shared.protocol.inference import ModelCard
 from shared.text import printable
 from volunteer.control.control import Control
 from volunteer.files import export, exports
-from volunteer.i18n.catalogue import _
+from volunteer.i18n.catalogue import _, shown
 from volunteer.i18n.formats import credit
 from volunteer.tui.widgets.picture_view import PictureView
 from volunteer.tui.widgets.search_box import Field
@@ -111,7 +111,7 @@ class Draw(Screen[None]):
         try:
             self._card = await control.model(self._info.name)
         except VolunteerError as error:
-            self._say(error.message)
+            self._say(shown(error.message))
         else:
             self._say(self._price())
 
@@ -160,7 +160,7 @@ class Draw(Screen[None]):
                 if found.images:
                     await self.query_one(f"#{pane}", Drawing).show(model, found.images[0])
         except VolunteerError as error:
-            self._say(error.message)
+            self._say(shown(error.message))
         else:
             self._say(_("cost {credits} credits", credits=credit(cost, 6)))
 

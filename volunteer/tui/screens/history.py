@@ -336,7 +336,8 @@ def chosen_by(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = 
         "paid": STEPS[state] == 3,
         "rejected": state == "rejected",
     }[kind]
-    text = f"{verdict.run} {verdict.task} {verdict.state} {verdict.reason} {verdict.message}"
+    said = f"{verdict.state} {verdict.reason} {verdict.message} {reason_of(verdict)}"
+    text = f"{verdict.run} {verdict.task} {said}"
     return wanted and needle.casefold() in text.casefold()
 
 
@@ -345,7 +346,7 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
     state = stage(verdict, paid)
     sign, word, role = VERDICTS[state]
     pay = credit(verdict.credits_micro) if verdict.credits_micro else "-"
-    why = verdict.message if state == "paid" else reason_of(verdict)
+    why = reason_of(verdict, paid=state == "paid")
     if verdict.state == "merged" and verdict.version is not None:
         why = _("in version {version}", version=verdict.version)
     return Row(
@@ -405,7 +406,7 @@ def detail_lines(
     lines: list[Line] = [((f"{getattr(scene.glyphs, sign)} {_(word)}", role),)]
     if verdict.reason:
         lines.append(_fact(_("check"), printable(verdict.reason, 60)))
-    why = verdict.message if state == "paid" else reason_of(verdict)
+    why = reason_of(verdict, paid=state == "paid")
     lines += [((text, "text"),) for text in wrap(why, cells, 5) if why]
     lines.append(way(state, scene))
     lines.append(

@@ -14,7 +14,7 @@ from textual.events import Resize
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
 from shared.text import printable
-from volunteer.i18n.catalogue import N_, _, ngettext
+from volunteer.i18n.catalogue import N_, _, ngettext, shown
 from volunteer.text import loss, measure_word
 from volunteer.tui import keys
 from volunteer.tui.page import Page
@@ -168,7 +168,7 @@ class Samples(Page):
         try:
             await self.history.begin(control, self._head())
         except VolunteerError as error:
-            self._error = error.message
+            self._error = shown(error.message)
         else:
             self._error = ""
         finally:
@@ -203,7 +203,7 @@ class Samples(Page):
             try:
                 found = await self.history.step(control, self.at, by)
             except VolunteerError as error:
-                self._error = error.message
+                self._error = shown(error.message)
         if found is not None:
             self.at = found
         self._follows = self.at == self.history.last()

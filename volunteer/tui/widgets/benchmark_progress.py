@@ -36,5 +36,5 @@ def _stages(now: BenchmarkProgress, glyphs: Glyphs) -> list[Line]:
         else ((f"{glyphs.on} ", "info"), (words, "value"))
         if number == at
         else ((f"{glyphs.off} ", "dim"), (words, "dim"))
-        for number, words in enumerate(STAGES.values())
+        for number, words in enumerate(map(_, STAGES.values()))
     ]

@@ -10,7 +10,7 @@ from shared.protocol.accounts import Benchmark, Device, Me
 from shared.text import duration
 from volunteer.control.events import Sensed
 from volunteer.control.sentences import escrow_words
-from volunteer.i18n.catalogue import N_, _, ngettext, number, pgettext
+from volunteer.i18n.catalogue import N_, _, ngettext, number, pgettext, shown
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss, measure_word
 from volunteer.tui.status_line import activity, next_merge, traffic
@@ -72,7 +72,9 @@ def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     name = device.name or device.id
     lines: list[Line] = [((fit(name, cells, glyphs.ellipsis), "value"),)]
     if not device.usable:
-        said = wrap(device.problem or _("cannot be used"), cells, height - 1)
+        said = wrap(
+            shown(scene.view.status.problem(device)) or _("cannot be used"), cells, height - 1
+        )
         return lines + [((text, "bad"),) for text in said]
     state = activity(scene.view, scene.now, glyphs, device.id)
     lines.append(fact(_("state"), (f"{state.sign} {state.word}", state.role)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from shared.protocol.accounts import Device
 from volunteer.control.events import Sensed
-from volunteer.i18n.catalogue import _, number
+from volunteer.i18n.catalogue import _, number, shown
 from volunteer.tui.status_line import activity
 from volunteer.tui.text import Line, bar, percent, spark, wrap
 from volunteer.tui.widgets.cards import NAME_CELLS, energy, fact, memory, pace
@@ -41,7 +41,7 @@ def live_lines(
 ) -> list[Line]:
     """Return the state of a device now: its share of the time, pace, load, heat and energy."""
     if not device.usable:
-        said = device.problem or _("torch cannot use this device")
+        said = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
     lines: list[Line] = [fact(_("state"), *device_state(device, scene))]
     if duty is not None:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from shared.protocol.contributions import Verdict
-from volunteer.i18n.catalogue import N_, _
+from volunteer.i18n.catalogue import N_, _, shown
+from volunteer.i18n.coordinator import judged
 from volunteer.i18n.formats import credit
 from volunteer.tui.text import (
     ASCII,
@@ -70,20 +71,21 @@ def verdict_lines(
     where it does not fit beside.
     """
     line = verdict_line(verdict, cells, glyphs, named=named)
-    if verdict.state != "rejected" or verdict.message in "".join(text for text, _ in line):
+    why = reason_of(verdict)
+    if verdict.state != "rejected" or why in "".join(text for text, _ in line):
         return [line]
-    reason = fit(verdict.message, cells - 8, glyphs.ellipsis)
+    reason = fit(why, cells - 8, glyphs.ellipsis)
     return [
         verdict_line(replace(verdict, message=""), cells, glyphs, named=named),
         ((" " * 6, "text"), (f"{glyphs.corner} ", "faint"), (reason, "text")),
     ]
 
 
-def reason_of(verdict: Verdict) -> str:
-    """Return the sentence of a verdict; its state alone is none."""
-    if verdict.message and verdict.message != verdict.state:
-        return verdict.message
-    return _("waiting for the merge") if verdict.state == "accepted" else ""
+def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
+    """Return the sentence of a verdict; its state alone is none, and what is `paid` waits not."""
+    if paid and verdict.message == verdict.state:
+        return ""
+    return shown(judged(verdict))
 
 
 def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:

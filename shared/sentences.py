@@ -1,0 +1,98 @@
+"""A sentence for people, made where there is no language: English, with what a translation needs.
+
+The layers below the screens say what happened by a `Sentence`. It is a text and reads in English
+wherever a text does: in logs, in `--json`, in a terminal. A screen looks its message up in the
+language of its owner and puts the values in again. What others wrote is never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+FIGURE = "#"  # message of a number with its unit, which a language writes with its own signs
+
+NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+class Sentence(str):
+    """A sentence in English, its message in the catalogue, and the values in it.
+
+    The message is empty for words of others, which are shown as they are.
+    """
+
+    __slots__ = ("many", "message", "values")
+
+    message: str
+    many: str  # the message of other numbers than one; its number is the value `n`
+    values: Mapping[str, object]
+
+    def __new__(cls, message: str, /, **values: object) -> Sentence:
+        return of(message.format_map(values) if values else message, message, values)
+
+
+def of(
+    text: str, message: str = "", values: Mapping[str, object] = NOTHING, many: str = ""
+) -> Sentence:
+    """Return a sentence that is `text` in English and `message` in the catalogue."""
+    made = str.__new__(Sentence, text)
+    made.message, made.many = message, many
+    made.values = {name: _value(value) for name, value in values.items()}
+    return made
+
+
+def plural(one: str, many: str, count: int, /, **values: object) -> Sentence:
+    """Return the sentence for a number, which is its `{n}`."""
+    english = (one if count == 1 else many).format_map({"n": f"{count:,}", **values})
+    return of(english, one, {"n": count, **values}, many)
+
+
+def figure(text: str) -> Sentence:
+    """Return a number with its unit, as English writes it, for the signs of any language."""
+    return of(text, FIGURE)
+
+
+def _value(value: object) -> object:
+    """Return what a program of another process can be told of a value."""
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def english(value: object) -> str:
+    """Encode a sentence as its English: a hook of msgspec, which knows no kinds of texts."""
+    if isinstance(value, Sentence):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} is no sentence")
+
+
+def parts(value: object) -> object:
+    """Encode a sentence whole, for another program of the same owner: a hook of msgspec."""
+    if isinstance(value, Sentence):
+        return [str(value), value.message, value.many, dict(value.values)]
+    raise NotImplementedError(f"{type(value).__name__} is no sentence")
+
+
+def heard(kind: type, value: Any) -> Sentence:
+    """Decode a sentence, or a text as words of others: a hook of msgspec."""
+    if kind is not Sentence:
+        raise NotImplementedError(f"{kind.__name__} is no sentence")
+    if isinstance(value, str):
+        return of(value)
+    try:
+        text, message, many, values = value
+        return of(str(text), str(message), {n: _heard(v) for n, v in values.items()}, str(many))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise msgspec.ValidationError("Expected a sentence") from error
+
+
+def _heard(value: Any) -> object:
+    return heard(Sentence, value) if isinstance(value, list) else value
+
+
+# A field of a struct that may hold a sentence; for who reads it, it is a text.
+if TYPE_CHECKING:
+    Words: TypeAlias = str
+else:
+    Words = Sentence

@@ -1,0 +1,255 @@
+"""No sentence of ours reaches a screen in English where another language is spoken: the screens are
+walked in a language whose every word is written in Greek letters, so that what is not looked up
+shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from msgspec.structs import replace
+
+from shared import errors
+from shared.errors import VolunteerError
+from shared.links import parse_link
+from shared.protocol.base import Reason
+from shared.protocol.contributions import Verdict
+from shared.protocol.heartbeat import RunBeat
+from shared.sentences import Sentence
+from tests.support.words import extracted
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.pages import prepared, settle
+from tests.tui.steps import PAGE, tell, walk
+from volunteer.agent.agent import LAPSED
+from volunteer.agent.run_watcher import merging_words
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
+from volunteer.i18n import catalogue, coordinator
+from volunteer.i18n.catalogue import Catalogue, Choice, use
+from volunteer.machine.policy import Facts, decide
+from volunteer.net.errors import reason, refusal
+from volunteer.settings.work_rules import Rules
+from volunteer.tui import keys
+
+GREEK = str.maketrans(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "αβψδεφγηιξκλμνοπϑρστθωςχυζΑΒΨΔΕΦΓΗΙΞΚΛΜΝΟΠΘΡΣΤΥΩϚΧΫΖ",
+)
+_KEPT = re.compile(r"\{[^}]*\}|`[^`]*`|'<link>'")  # values, commands
+
+# Words of others: names, what a coordinator or an organiser wrote, the code that a model writes.
+OTHERS = re.compile(
+    r"Little Lab|AMD Ryzen.*|NVIDIA.*|volunteer \w+|"
+    r"A small language.*|Learns five.*|def main.*|Apache.*|"
+    r"parser\..*|import .*|return of.*|self .*|argparse.*|the in in in.*|[\"(].*|"
+    r"standard library|stdlib, PSF|stdlib|play, learn, train|gpt, dcgan.*|digits +gpt"
+)
+ENGLISH = re.compile(r"(?<![\w.=/`-])[A-Za-z]{2,}(?:[ ,:;]+[A-Za-z]{2,})+")
+
+
+def greek(message: str) -> str:
+    """Return a message with its words, but not its values, in Greek letters."""
+    done, parts = 0, []
+    for kept in _KEPT.finditer(message):
+        parts += [message[done : kept.start()].translate(GREEK), kept[0]]
+        done = kept.end()
+    return "".join((*parts, message[done:].translate(GREEK)))
+
+
+def pseudo() -> Catalogue:
+    """Return a language in which every message of the program is told from English."""
+    messages = {}
+    for message in extracted():
+        if message.id:
+            texts = [message.id] if isinstance(message.id, str) else list(message.id)
+            messages[str(message.context or ""), texts[0]] = tuple(map(greek, texts))
+    return Catalogue(language="xx", locale="de", messages=messages)
+
+
+@pytest.fixture(autouse=True)
+def _in_greek(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(catalogue, "_current", pseudo())
+    yield
+    use(Choice())
+
+
+def english(text: str) -> set[str]:
+    """Return what a screen says in English, words of others left out."""
+    lines = (OTHERS.sub("", line) for line in text.splitlines())
+    return {found[0] for line in lines for found in ENGLISH.finditer(line)}
+
+
+NOW = datetime.fromtimestamp(scenes.NOW, UTC).replace(tzinfo=None)
+REASONS = [each for each in Reason if each in coordinator.VERDICTS]
+
+
+def judged() -> Iterator[AnyEvent]:
+    """Yield a rejection for each reason, with the coordinator's own words."""
+    for n, each in enumerate(REASONS):
+        verdict = Verdict(
+            contribution=700 + n,
+            task=600 + n,
+            run=scenes.RUN.name,
+            state="rejected",
+            reason=each.value,
+            message="words of the coordinator that nobody translates",
+            at=scenes.NOW + n,
+        )
+        yield events.Judged(verdict=verdict)
+
+
+def held() -> Iterator[AnyEvent]:
+    """Yield a pause by each rule of the owner."""
+    rules = Rules(
+        schedule=("Mon 01:00-02:00",),
+        in_use="pause",
+        on_battery=False,
+        programs=("game",),
+        metered="pause",
+        disk_free_gb=5.0,
+        temperature_max=80.0,
+    )
+    facts = Facts(
+        unused_s=1.0,
+        on_battery=True,
+        battery_percent=64.0,
+        programs=("game",),
+        metered=True,
+        temperatures={"cpu": 91.0},
+        disk_free_bytes=1,
+    )
+    for hold in decide(rules, facts, NOW, ("cpu",)).holds:
+        yield events.Paused(
+            device=hold.device, by=hold.rule.value, message=hold.message, until=hold.until
+        )
+
+
+def untold() -> Iterator[AnyEvent]:
+    """Yield what the layers below say of a working day, beside verdicts and pauses."""
+    away = Sentence(
+        "{url} cannot be reached: {why}",
+        url="https://train.example.org",
+        why=reason(ConnectionRefusedError()),
+    )
+    yield from scenes.filled()
+    yield events.Connection(online=False, message=away, retry_at=scenes.NOW + 42, queued=2)
+    yield events.TaskEnded(task=4, how="gone", message=LAPSED)
+    yield events.Notice(
+        level="warning", message=Sentence("version not fetched: {error}", error=away)
+    )
+    beat = RunBeat(
+        run=scenes.RUN.name,
+        state="running",
+        version=41,
+        loss=3.4,
+        needs=2,
+        workers=12,
+        merge_in_s=192.0,
+    )
+    yield events.RunProgress(beat=beat, message=merging_words(beat))
+    broken = replace(
+        scenes.GPU,
+        usable=False,
+        problem=Sentence("torch ({build}) does not see it: {why}", build="cuda 12.6", why=away),
+    )
+    yield events.devices_found((scenes.CPU, broken), {})
+
+
+STATES = {
+    "offline": lambda: (*untold(), *judged()),
+    "held": lambda: (*scenes.filled(), *held()),
+    "ended": lambda: (
+        *scenes.filled(),
+        events.Stopped(
+            code=78,
+            message=refused("upgrade_required").message,
+            tasks=7,
+            credits_micro=0,
+            sent_bytes=1,
+            received_bytes=1,
+            seconds=4200.0,
+        ),
+    ),
+}
+
+
+def refused(code: str, status: int = 400) -> VolunteerError:
+    """Return the error of a reply of a coordinator."""
+    body = f'{{"code": "{code}", "message": "words of the coordinator"}}'
+    return refusal("train.example.org", status, {}, body.encode())
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_no_page_says_a_sentence_in_english(engine: FakeEngine, state: str) -> None:
+    found: dict[str, set[str]] = {}
+    async with opened(prepared(engine), STATES[state](), size=(120, 36)) as (app, pilot):
+        for page in keys.PAGES:
+            app.action_page(page.name)
+            await pilot.pause()
+            await settle(app, pilot)
+            if said := english(screen_text(app)):
+                found[page.name] = said
+    assert not found
+
+
+@pytest.mark.parametrize("reason", list(coordinator.IDLE))
+async def test_the_reason_for_no_task_is_said_by_its_code(
+    engine: FakeEngine, reason: Reason
+) -> None:
+    message = coordinator.idle(reason, "words of the coordinator")
+    told = (*scenes.started(), events.Idle(reason=reason.value, message=message))
+    async with opened(prepared(engine), told) as (app, pilot):
+        await settle(app, pilot)
+        assert english(screen_text(app)) == set()
+
+
+LINKS = {
+    "no link": "hello there",
+    "no address": "https:///join",
+    "a password": "https://a:b@example.org/join",
+    "damaged": "https://example.org/join#key=%20",
+    "plain": "http://example.org/join",
+}
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
+async def test_trouble_with_a_link_is_said_in_the_language(engine: FakeEngine, link: str) -> None:
+    with pytest.raises(VolunteerError) as error:
+        parse_link(link)
+    assert ENGLISH.search(error.value.message), "a log is in English"
+    async with opened(prepared(engine), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await tell(app, pilot, engine, link)
+        assert english(screen_text(app).replace(link, "")) == set()
+
+
+@pytest.mark.parametrize("step", ["join", "found", "name", "limits", "measuring", "run", "ready"])
+async def test_no_step_of_the_first_start_says_a_sentence_in_english(
+    engine: FakeEngine, step: str
+) -> None:
+    async with opened(prepared(engine), look=PAGE) as (app, pilot):
+        await walk(app, pilot, engine, step)
+        assert english(screen_text(app)) == set()
+
+
+@pytest.mark.parametrize("code", coordinator.REFUSED)
+async def test_a_refusal_of_the_coordinator_is_said_by_its_code(
+    engine: FakeEngine, code: str
+) -> None:
+    engine.refuses = refused(code)
+    assert engine.refuses.message == "words of the coordinator"
+    async with opened(prepared(engine), scenes.filled(), size=(120, 36)) as (app, pilot):
+        app.action_page("leaderboard")
+        await settle(app, pilot)
+        assert english(screen_text(app)) == set()
+
+
+def test_every_code_of_the_protocol_has_a_sentence() -> None:
+    local = {kind.code for kind in errors.LOCAL}
+    unsent = {"error", "invalid_run_file", "invalid_plan", "offset_mismatch"}
+    assert set(errors.BY_CODE) - local - unsent == set(coordinator.REFUSED)
+    assert set(Reason) == {*coordinator.IDLE, *coordinator.VERDICTS}

@@ -1,0 +1,76 @@
+"""A sentence is English wherever a text is, and whole for another program of the same owner."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared.decoding import decode
+from shared.errors import Unreachable
+from shared.sentences import Sentence, Words, english, figure, parts, plural
+from shared.text import printable
+from volunteer.i18n.catalogue import Choice, choose, shown, use
+
+AWAY = Sentence(
+    "{url} cannot be reached: {why}",
+    url="https://a.example",
+    why=Sentence("the connection was interrupted"),
+)
+
+
+class Told(msgspec.Struct, frozen=True):
+    message: Words = ""
+
+
+@pytest.fixture
+def german():  # type: ignore[no-untyped-def]
+    use(choose("de"))
+    yield
+    use(Choice())
+
+
+def test_it_is_its_english_in_logs_and_in_json() -> None:
+    text = "https://a.example cannot be reached: the connection was interrupted"
+    assert text == AWAY
+    assert type(str(AWAY)) is str
+    assert str(Unreachable(AWAY)) == text
+    assert msgspec.json.decode(msgspec.json.encode(Told(AWAY), enc_hook=english)) == {
+        "message": text
+    }
+
+
+@pytest.mark.usefixtures("german")
+def test_it_is_translated_with_the_sentences_in_it_where_it_is_shown() -> None:
+    assert (
+        shown(AWAY) == "https://a.example ist nicht erreichbar: die Verbindung wurde unterbrochen"
+    )
+    assert AWAY.startswith("https://a.example cannot")
+    wanted = "next version after {n} more contribution", "next version after {n} more contributions"
+    assert shown(plural(*wanted, 1)) == "nächste Version nach 1 weiterem Beitrag"
+    assert shown(plural(*wanted, 2000)) == "nächste Version nach 2.000 weiteren Beiträgen"
+    assert shown(figure("1.5 GB")) == "1,5 GB"
+
+
+@pytest.mark.usefixtures("german")
+def test_words_of_others_are_never_looked_up() -> None:
+    assert shown("the connection was interrupted") == "the connection was interrupted"
+    said = Sentence("the answer failed: {fault}", fault="the connection was interrupted {n} {x!r}")
+    assert shown(said) == "die Antwort ist gescheitert: the connection was interrupted {n} {x!r}"
+
+
+@pytest.mark.usefixtures("german")
+def test_another_program_of_the_owner_hears_it_whole() -> None:
+    heard = decode(msgspec.json.encode(Told(AWAY), enc_hook=parts), Told).message
+    assert heard == AWAY
+    assert shown(heard) == shown(AWAY)
+    plain = decode(msgspec.json.encode(Told("by hand"), enc_hook=parts), Told).message
+    assert shown(plain) == plain == "by hand"
+    with pytest.raises(msgspec.ValidationError):
+        decode('{"message": ["x"]}', Told)
+
+
+@pytest.mark.usefixtures("german")
+def test_it_stays_a_sentence_when_it_is_made_safe_for_a_terminal() -> None:
+    said = printable(Sentence("{host} did not answer in time", host="a\x1b[31m"))
+    assert shown(said) == "a [31m hat nicht rechtzeitig geantwortet"
+    assert said == "a [31m did not answer in time"

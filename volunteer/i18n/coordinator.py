@@ -1,0 +1,96 @@
+"""Sentences of the coordinator in the language of the owner: by the code beside them, never by
+their words, which the other side chose.
+
+In English they stay as they were sent. In another language the code is said, and what only the
+coordinator's own words tell is quoted behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shared.protocol.base import Reason
+from shared.protocol.contributions import Verdict
+from shared.sentences import Sentence, of
+from volunteer.i18n.catalogue import N_
+
+REFUSED = {
+    "bad_request": N_('the coordinator cannot use what was sent ("{words}")'),
+    "invalid_frame": N_('the coordinator cannot use this file ("{words}")'),
+    "invalid_name": N_('the coordinator does not take this name ("{words}")'),
+    "unauthorized": N_('the coordinator does not know this machine ("{words}")'),
+    "bad_signature": N_("the signature does not fit"),
+    "forbidden": N_('the coordinator does not allow this ("{words}")'),
+    "banned": N_('the organiser has banned this account ("{words}")'),
+    "not_found": N_('the coordinator does not have this ("{words}")'),
+    "conflict": N_('the coordinator has it otherwise ("{words}")'),
+    "gone": N_("somebody else holds this task now"),
+    "cancelled": N_("the task was cancelled"),
+    "too_large": N_('the coordinator takes no more bytes ("{words}")'),
+    "upgrade_required": N_("this version is too old for the coordinator: pipx upgrade volunteer"),
+    "too_many_requests": N_('too many requests for now ("{words}")'),
+    "insufficient_quota": N_("there are not enough credits for this"),
+    "internal": N_('the coordinator made a mistake ("{words}")'),
+    "unavailable": N_('the coordinator cannot do this now ("{words}")'),
+    "storage_full": N_("the coordinator's disk is full"),
+}
+IDLE = {
+    Reason.NO_RUN: N_("nothing for this machine is running here just now"),
+    Reason.NO_FIT: N_('no run needs this device ("{words}")'),
+    Reason.RUN_PAUSED: N_("the run is paused by its organiser"),
+    Reason.RUN_ENDED: N_("the run has ended"),
+    Reason.ALL_TAKEN: N_("others do all tasks there are just now"),
+    Reason.IN_FLIGHT: N_("this machine holds as many tasks as it may for now"),
+    Reason.MERGING: N_("every pass is done; the last results are being merged"),
+    Reason.BANNED: N_('this account gets no work ("{words}")'),
+    Reason.READ_ONLY: N_("the coordinator's disk is full: it takes nothing in"),
+}
+VERDICTS = {
+    Reason.RUN_ENDED: N_("the run ended before it could be merged"),
+    Reason.STALE: N_("it came after a newer version: nothing is counted against you"),
+    Reason.NOT_FINITE: N_(
+        "the update holds NaN or infinity: the training diverged, or memory is bad"
+    ),
+    Reason.NORM: N_("the update is not as large as work of this kind is"),
+    Reason.LOSS: N_("its loss cannot be right"),
+    Reason.EMPTY: N_("the update changes nothing, or hardly anything"),
+    Reason.FRAME: N_("the file is not what its manifest says"),
+    Reason.REPLAY: N_("it is a copy of other work"),
+    Reason.STEPS: N_("its steps or samples are not those of the task"),
+    Reason.MERGE_FAILED: N_("it was set aside because the merge failed with it"),
+    Reason.CANCELLED: N_("its task was taken back: nothing is counted against you"),
+    Reason.GAMES: N_("some of its games are not valid"),
+}
+# States without a reason: what is to be said of them beside the state itself.
+STATES = {
+    "checking": N_("its work is being checked"),
+    "accepted": N_("waiting for the merge"),
+    "merged": "",
+    "superseded": N_("a newer version did not need it: it is paid all the same"),
+    "rejected": N_("a check of the work did not come to the same result"),
+}
+
+
+def refused(code: str, words: str) -> str:
+    """Return what the coordinator wrote beside the code of an error."""
+    return _by_code(REFUSED, code, words)
+
+
+def idle(reason: str, words: str) -> str:
+    """Return what the coordinator wrote beside the reason for no task."""
+    return _by_code(IDLE, reason, words)
+
+
+def judged(verdict: Verdict) -> str:
+    """Return why a contribution was judged so; empty where its state says it all."""
+    if verdict.message in ("", verdict.state):
+        return Sentence(STATES["accepted"]) if verdict.state == "accepted" else ""
+    if verdict.reason:
+        return _by_code(VERDICTS, verdict.reason, verdict.message)
+    return of(verdict.message, STATES.get(verdict.state, ""))
+
+
+def _by_code(table: Mapping[Any, str], code: str, words: str) -> str:
+    message = table.get(code, "")
+    return of(words, message, {"words": words} if "{words}" in message else {})
