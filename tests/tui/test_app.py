@@ -9,9 +9,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from textual import _time
+from textual.timer import Timer
 from textual.widgets import Static
 
 from shared.errors import Conflict
@@ -30,6 +33,27 @@ from volunteer.tui.widgets.cards import RunCard
 from volunteer.tui.widgets.loss_plots import TaskPlot
 
 # ------------------------------------------------------------------------------------- commands
+
+
+async def test_a_page_is_drawn_though_the_machine_halts_while_it_opens(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = _time.get_time, Counter[Timer]()
+
+    def halting() -> float:
+        """The time, a second later from the second question of a timer on that ends a change."""
+        caller = sys._getframe(1).f_locals.get("self")
+        if not isinstance(caller, Timer) or caller.name != "delay_update":
+            return real()
+        asked[caller] += 1
+        return real() + (asked[caller] > 1)
+
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        monkeypatch.setattr(_time, "get_time", halting)
+        await pilot.press("7")
+        async with asyncio.timeout(10):
+            while not asked or app._batch_count:  # while it counts, nothing is drawn
+                await pilot.pause(0.02)
 
 
 async def test_space_pauses_and_goes_on(engine: FakeEngine) -> None:
