@@ -87,7 +87,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {
         "optimizer": "nesterov",
         "quorum": 2,
-        "quorum_share": 0.5,
+        "quorum_share": 0.6,  # more than half: two halves of a crowd come into step
         "table": "polynomial",
         "damping": True,
         "phases": [*ASYNC_EARLY_MOMENTUM],
@@ -95,13 +95,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedasync": _AVERAGING
     | _EVERY_ARRIVAL
     | {"lr": 0.6, "table": "polynomial", "max_staleness": 50, "phases": [ASYNC_WARM_UP]},
-    # In pairs: who is out of step with the others waits for one of them once, and is in step from
-    # then on; merged one by one, machines stay a round apart for ever, and so do their bases. A
-    # version of a slow machine's short task is no age of the others' work, so nothing is damped.
+    # By threes: who is out of step with the others waits for them once, and is in step from then
+    # on; merged one by one, machines stay a round apart for ever, and so do their bases, and in
+    # twos four machines may stay two pairs. A version of a slow machine's short task is no age of
+    # the others' work, so nothing is damped.
     "async-diloco": _OUTER_MOMENTUM
     | {
         "optimizer": "delayed-nesterov",
-        "quorum": 2,
+        "quorum": 3,
         "table": "polynomial",
         "max_staleness": 100,
         "arrival_scale": "one",

@@ -23,8 +23,10 @@ SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this man
 UPLOAD_SLACK_BYTES = 1 << 20
 CLAMP = 16.0  # a newcomer counts as so much faster or slower than the median at most
 # A schedule may be so much longer than its run, which then ends above the lowest rate: merges of
-# several workers average the noise out that a low rate would. More is too much (measured).
+# several workers average the noise out that a low rate would. More is too much, and of a long run a
+# third more already is (measured, docs/decisions/0025-async-in-step.md).
 LONGER = 1.5
+LONGER_STEPS = 600
 STEPS_MAX = (1 << 31) - 1  # of a run, as a message tells it
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 
@@ -210,7 +212,7 @@ def total_steps(
     A pass has so many samples (0 = no end), each of `sample_size` items. The steps of a run that
     ends by samples or tokens depend on how many workers train side by side: the plan lets expect as
     many as its quorum, phase by phase (one that only its loss ends is left out), and what was
-    `reached` tells, so what is expected counts within `LONGER` of that.
+    `reached` tells, so what is expected counts within `LONGER` and `LONGER_STEPS` of that.
     """
     if file.train.decay_steps:
         return file.train.decay_steps
@@ -221,9 +223,10 @@ def total_steps(
     if reached is None or not (tokens and reached.tokens and reached.global_step):
         return expected
     told = reached.global_step * tokens / reached.tokens
+    longest = min(LONGER * told, told + LONGER_STEPS)
     if file.stop.versions:  # which may come before the tokens
-        return min(expected, round(LONGER * told))
-    return min(STEPS_MAX, round(max(told, min(expected, LONGER * told))))
+        return min(expected, round(longest))
+    return min(STEPS_MAX, round(max(told, min(expected, longest))))
 
 
 class PhaseLength(NamedTuple):

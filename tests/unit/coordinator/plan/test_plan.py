@@ -232,17 +232,17 @@ def test_without_a_deadline_only_the_count_decides() -> None:
     assert waiting == Ready(now=False, needs=1, deadline_in_s=None)
 
 
-def test_fedbuff_fills_a_buffer_of_half_the_workers() -> None:
+def test_fedbuff_fills_a_buffer_of_more_than_half_the_workers() -> None:
     wants = plan({"preset": "fedbuff"})
-    assert [quorum_of(wants, live) for live in (0, 1, 2, 3, 8, 9)] == [1, 1, 2, 2, 4, 5]
+    assert [quorum_of(wants, live) for live in (0, 1, 2, 3, 4, 8, 9)] == [1, 1, 2, 2, 3, 5, 6]
 
 
-def test_async_diloco_merges_pairs_and_waits_for_nobody_beyond() -> None:
+def test_async_diloco_merges_threes_and_waits_for_nobody_beyond() -> None:
     wants = in_phase(plan({"preset": "async-diloco"}), 99)
-    assert [quorum_of(wants, live) for live in (0, 1, 2, 3, 100)] == [1, 1, 2, 2, 2]
-    pair = Pending(count=2, round_s=30.0, quiet_s=2.9, live_workers=4)
-    assert not ready(wants, pair).now  # the others of its round come within a tenth of it
-    assert ready(wants, msgspec.structs.replace(pair, quiet_s=3.0)).now
+    assert [quorum_of(wants, live) for live in (0, 1, 2, 3, 100)] == [1, 1, 2, 3, 3]
+    three = Pending(count=3, round_s=30.0, quiet_s=2.9, live_workers=4)
+    assert not ready(wants, three).now  # the others of its round come within a tenth of it
+    assert ready(wants, msgspec.structs.replace(three, quiet_s=3.0)).now
     assert not wants.overlap
 
 

@@ -109,6 +109,19 @@ def test_asynchronous_merges_bring_a_crowd_into_step(preset: str) -> None:
     assert found.device_idle_share < 0.1
 
 
+@pytest.mark.parametrize("preset", ["async-diloco", "fedbuff"])
+def test_two_pairs_of_four_machines_come_into_step(preset: str) -> None:
+    workers = [
+        {"name": "early", "count": 2, **QUICK},
+        {"name": "late", "count": 2, **QUICK, "join_after_minutes": 0.4},
+    ]
+    task = {"local_steps": 60, "batch_size": 4, "min_steps": 1}
+    run = RUN | {"plan": {"preset": preset, "phases": []}, "task": task}
+    found = predicted(workers=workers, run=run, hours=0.15)
+    assert found.contributions_per_version > 3
+    assert found.device_idle_share < 0.15
+
+
 def test_a_machine_may_get_a_task_again_that_it_is_still_handing_in() -> None:
     """What came too late for its version goes back into the queue while its upload is still being
     answered.
