@@ -16,11 +16,19 @@ from tests.support.words import KEYWORDS, PROGRAM
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import EVERY_SIZE, LEADERS, Snapshot, picture, prepared, settle
+from tests.tui.steps import PAGE, walk
 from volunteer.control import commands
-from volunteer.i18n.catalogue import Choice, choose, current, languages, use
+from volunteer.i18n.catalogue import Choice, _, choose, current, languages, use
 from volunteer.tui import keys
 from volunteer.tui.look import Look
-from volunteer.tui.text import ROLES
+from volunteer.tui.screens.dashboard import Dashboard
+from volunteer.tui.screens.help import help_lines
+from volunteer.tui.screens.history import History
+from volunteer.tui.screens.runs import Runs
+from volunteer.tui.text import ROLES, UNICODE
+from volunteer.tui.view import AgentView
+from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.plot import Chart, Series, plot
 
 SHIPPED = [name for name in languages() if name != "en"]
 SHORT = 24  # cells of a label; what is longer is a sentence, which may be cut
@@ -167,6 +175,37 @@ def test_labels_are_shorter_than_their_columns(language: str) -> None:
 def test_picture(engine: FakeEngine, snap_compare: Snapshot, page: str, language: str) -> None:
     use(choose(language))
     assert picture(engine, snap_compare, page, size=(120, 36), look=Look(language=language))
+
+
+@pytest.mark.parametrize("language", SHIPPED)
+async def test_what_a_coordinator_says_of_itself_stands_apart_from_its_names(
+    engine: FakeEngine, language: str
+) -> None:
+    use(choose(language))
+    async with opened(prepared(engine), look=PAGE) as (app, pilot):
+        await walk(app, pilot, engine, "found")
+        text = screen_text(app)
+    for name, value in (("key", "tm5x-"), ("runs", "stdlib-gpt"), ("contact", "lab@")):
+        assert re.search(f"{re.escape(_(name))} +{value}", text), text
+
+
+@pytest.mark.parametrize("language", SHIPPED)
+def test_the_help_cuts_no_key_and_no_name(language: str) -> None:
+    use(choose(language))
+    scene = Scene(view=AgentView(), now=scenes.NOW)
+    own = [*Dashboard.ACTIONS, *Runs.ACTIONS, *History.ACTIONS]
+    for line in help_lines(own, scene, 76):
+        if len(line) == 3:
+            assert line[0][0].endswith(" ")
+            assert line[1][0] == "" or line[1][0].endswith(" "), line
+
+
+@pytest.mark.parametrize("language", SHIPPED)
+def test_the_labels_of_an_axis_have_the_signs_of_the_language(language: str) -> None:
+    use(choose(language))
+    chart = Chart(series=(Series(points=((0, 3.2), (10, 3.9)), role="curve"),))
+    text = "".join(part for line in plot(chart, 40, 9, UNICODE) for part, _role in line)
+    assert re.search(r"\d,\d┤", text), text
 
 
 RIGHT_TO_LEFT = ("نور الهدى", "אביגיל", "أحمد_7", "דוד (test)")

@@ -35,6 +35,8 @@ HOW = (
 )
 COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
 
+NAME_CELLS = 9  # of the names before what a coordinator says of itself, at the least
+
 
 class LinkField(Field):
     """Text input that takes a pasted link whole, also one that a mail wrapped into lines."""
@@ -234,7 +236,13 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
         _fact(_("runs"), printable(", ".join(runs), 100) or _("none at the moment"), cells),
     ]
     if door := entrance(server, parsed.code):
-        lines.insert(1, (((f"  {left(_('joining'), 9)}"), "dim"), (fit(door, cells - 11), "text")))
+        lines.insert(
+            1,
+            (
+                ((f"  {left(_('joining'), _name_cells())}"), "dim"),
+                (fit(door, cells - 2 - _name_cells()), "text"),
+            ),
+        )
     if server.contact:
         lines.append(_fact(_("contact"), printable(server.contact, 100), cells))
     if wrong:  # most important where there is little room
@@ -258,7 +266,14 @@ def entrance(server: ServerInfo, code: str) -> str:
 
 
 def _fact(name: str, text: str, cells: int) -> Line:
-    return ((f"  {left(name, 9)}", "dim"), (fit(text, cells - 11), "text"))
+    names = _name_cells()
+    return ((f"  {left(name, names)}", "dim"), (fit(text, cells - 2 - names), "text"))
+
+
+def _name_cells() -> int:
+    """Return the width of the names, with a space behind the longest."""
+    names = (_("key"), _("version"), _("runs"), _("contact"), _("joining"))
+    return max(NAME_CELLS, *(cell_len(name) + 1 for name in names))
 
 
 def advice(error: VolunteerError, text: str) -> str:

@@ -314,7 +314,7 @@ def device_row(device: Device, speed: Benchmark | None, scene: Scene) -> Row:
     """Return a device as a row of the table."""
     glyphs = scene.glyphs
     unusable: Line = ((f"{glyphs.cross} {_('unusable')}", "bad"),)
-    shown = (device_state(device, scene)[0],) if device.usable else unusable
+    shown = (device_state(device, scene, 0)[0],) if device.usable else unusable
     return Row(
         key=device.id,
         cells=(

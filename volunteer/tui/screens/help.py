@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -70,12 +71,14 @@ def _command(command: keys.Command, scene: Scene) -> tuple[str, str, str, str]:
 
 def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) -> list[Line]:
     lines: list[Line] = [((title, "title"),)]
+    key_cells = max(KEY_CELLS, *(cell_len(sign) + 2 for sign, *_rest in rows))
+    name_cells = max(NAME_CELLS, *(cell_len(name) + 1 for _sign, _role, name, _text in rows))
     for sign, role, name, text in rows:
-        names = NAME_CELLS if name or title == _("Words") else 0
-        used = KEY_CELLS + names
+        names = name_cells if name or title == _("Words") else 0
+        used = key_cells + names
         for row, part in enumerate(wrap(text, max(8, cells - used), 9)):
             start: Line = (
-                (left(f" {sign}", KEY_CELLS), role),
+                (left(f" {sign}", key_cells), role),
                 (left(name, names), "value"),
             )
             lines.append((*start, (part, "text")) if row == 0 else ((" " * used + part, "text"),))

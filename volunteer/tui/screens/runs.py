@@ -415,7 +415,7 @@ def run_detail(
                 version=info.version,
                 steps=count(info.steps),
                 tokens=count(info.tokens),
-                items=info.items,
+                items=_(info.items),
             ),
         ),
         (measure_word(info.measure), _course(info, glyphs)),

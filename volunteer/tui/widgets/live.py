@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from rich.cells import cell_len
+
 from shared.protocol.accounts import Device
 from volunteer.control.events import Sensed
 from volunteer.i18n.catalogue import _, number, shown
 from volunteer.tui.status_line import activity
-from volunteer.tui.text import Line, bar, percent, spark, wrap
+from volunteer.tui.text import Line, bar, fit, percent, spark, wrap
 from volunteer.tui.widgets.cards import NAME_CELLS, energy, fact, memory, pace
 from volunteer.tui.widgets.panel import Scene
 
@@ -43,7 +45,7 @@ def live_lines(
     if not device.usable:
         said = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
-    lines: list[Line] = [fact(_("state"), *device_state(device, scene))]
+    lines: list[Line] = [fact(_("state"), *device_state(device, scene, cells))]
     if duty is not None:
         tail = f" {duty} %".rjust(PERCENT_CELLS + 1)
         room = cells - NAME_CELLS - len(tail)
@@ -62,14 +64,16 @@ def live_lines(
     ]
 
 
-def device_state(device: Device, scene: Scene) -> Line:
-    """Return the state of a usable device in a word, and in a sentence."""
+def device_state(device: Device, scene: Scene, cells: int) -> Line:
+    """Return the state of a usable device in a word, and in a sentence that fits behind it."""
     status = scene.view.status
     known = any(speed.device == device.id for speed in status.benchmarks)
     if not (known or scene.view.task(device.id) or status.paused(device.id)):
         return ((f"{scene.glyphs.off} {_('not lent')}", "dim"),)
     state = activity(scene.view, scene.now, scene.glyphs, device.id)
-    return ((f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
+    word = f"{state.sign} {state.word}"
+    room = max(0, cells - NAME_CELLS - cell_len(word) - 2)
+    return ((word, state.role), (f"  {fit(state.sentence, room, scene.glyphs.ellipsis)}", "text"))
 
 
 def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) -> list[Line]:

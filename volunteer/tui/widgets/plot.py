@@ -14,6 +14,7 @@ import msgspec
 from textual.events import Click, MouseEvent, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
+from volunteer.i18n.catalogue import localized
 from volunteer.tui.text import Glyphs, Line, Span, blank, count, fit, left, right
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.raster import (
@@ -310,7 +311,7 @@ def number(value: float, step: float) -> str:
     if step <= 0:
         return f"{value:.6g}"[:LABEL_MAX]
     decimals = min(5, max(0, -math.floor(math.log10(step) + 1e-9)))
-    return f"{value:.{decimals}f}"[:LABEL_MAX]
+    return localized(f"{value:.{decimals}f}"[:LABEL_MAX])
 
 
 def recent(points: Sequence[Point], most: int) -> Sequence[Point]:
