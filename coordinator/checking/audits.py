@@ -57,6 +57,10 @@ if TYPE_CHECKING:
 
 POLL_S = 60.0
 THANKS = "your sums are here; the organiser settles what differs"
+TOO_LATE = Judgement(
+    state="superseded",
+    message="the organiser did the task meanwhile and your sums are other ones: not paid",
+)
 AGREES = "a volunteer did it again, and its sums agree"
 
 log = structlog.get_logger("checks")
@@ -155,6 +159,8 @@ class Audits:
             judgement = Judgement(state="rejected", reason=Reason.FRAME.value, message=why)
         elif accounts.is_suspended(conn, row.volunteer_id):
             judgement = SUSPENDED
+        elif audit.state != "open" and not _right(conn, audit, checked, found):
+            judgement = TOO_LATE
         verdicts.decide(
             conn,
             row,
@@ -168,9 +174,10 @@ class Audits:
             return False
         tasks.finish(conn, row.task_id, now)
         payments.post_pending_many(conn, [Payment.of(row)], now)
-        if judgement is SUSPENDED:
+        if judgement.state != "accepted":
             escrow.withhold(conn, [row], now)
-            audits.leave(conn, audit)
+            if audit.state == "open":
+                audits.leave(conn, audit)
             return False
         escrow.hold(conn, [row], now)
         self._answered(conn, audit, (row, checked), sums, found)
@@ -207,6 +214,15 @@ class Audits:
         else:
             audits.answer(conn, audit, row, sums, "answered")
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
+
+
+def _right(
+    conn: Connection, audit: AuditRow, checked: ContributionRow, found: Likeness | None
+) -> bool:
+    """Return True if an answer that came behind the organiser's recompute says the same."""
+    order = recomputes.get(conn, audit.contribution_id)
+    passed = order is not None and order.result == "passed"
+    return passed and found is not None and rules.agree(found, checked.codec)
 
 
 def _sums(path: Path) -> bytes | None:
