@@ -55,21 +55,14 @@ VERDICTS = {
     Reason.NORM: N_("the update is not as large as work of this kind is"),
     Reason.LOSS: N_("its loss cannot be right"),
     Reason.EMPTY: N_("the update changes nothing, or hardly anything"),
-    Reason.FRAME: N_("the file is not what its manifest says"),
+    Reason.FRAME: N_('its file is not as it must be ("{words}")'),
     Reason.REPLAY: N_("it is a copy of other work"),
     Reason.STEPS: N_("its steps or samples are not those of the task"),
     Reason.MERGE_FAILED: N_("it was set aside because the merge failed with it"),
     Reason.CANCELLED: N_("its task was taken back: nothing is counted against you"),
     Reason.GAMES: N_("some of its games are not valid"),
 }
-# States without a reason: what is to be said of them beside the state itself.
-STATES = {
-    "checking": N_("its work is being checked"),
-    "accepted": N_("waiting for the merge"),
-    "merged": "",
-    "superseded": N_("a newer version did not need it: it is paid all the same"),
-    "rejected": N_("a check of the work did not come to the same result"),
-}
+SAYS = N_('coordinator: "{words}"')  # of what has no code
 
 
 def refused(code: str, words: str) -> str:
@@ -84,11 +77,13 @@ def idle(reason: str, words: str) -> str:
 
 def judged(verdict: Verdict) -> str:
     """Return why a contribution was judged so; empty where its state says it all."""
-    if verdict.message in ("", verdict.state):
-        return Sentence(STATES["accepted"]) if verdict.state == "accepted" else ""
+    words = verdict.message
+    if words in ("", verdict.state):
+        return Sentence("waiting for the merge") if verdict.state == "accepted" else ""
     if verdict.reason:
-        return _by_code(VERDICTS, verdict.reason, verdict.message)
-    return of(verdict.message, STATES.get(verdict.state, ""))
+        return _by_code(VERDICTS, verdict.reason, words)
+    merged = Sentence("merged into version {version}", version=verdict.version or 0)
+    return merged if merged == words else of(words, SAYS, {"words": words})
 
 
 def _by_code(table: Mapping[Any, str], code: str, words: str) -> str:
