@@ -7,9 +7,8 @@
 Nothing may be answered with 500, hang, or make the server's memory grow by 64 MB. 503 and 507 are
 answers that a coordinator gives on purpose and are counted apart. What was sent is drawn from the
 seed, the route and a number, so that a fault can be sent again alone; it is printed as it happens,
-with its body, and the whole body is kept below `build/fuzz`. An answer that takes longer than ten
-seconds is asked for again with five minutes' patience: no answer then is a hang, one that comes is
-counted as slow and told with what the server and this program did meanwhile.
+with its body, and the whole body is kept below `build/fuzz`. No answer in five minutes is a hang,
+one that takes ten seconds is counted as slow; the clock stands still while this program does.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ from shared.protocol.endpoints import ENDPOINTS, Endpoint
 from shared.protocol.limits import API
 from shared.protocol.v1_endpoints import V1
 from tests.support.databases import prepare_postgres, start_postgres
+from tests.support.fuzz_line import Line
 from tests.support.fuzz_streams import fuzz_parser
-from tests.support.fuzz_watch import ANSWER_S, PATIENCE_S, TOGETHER, Plan, Watch, flat, watched
+from tests.support.fuzz_watch import PATIENCE_S, TOGETHER, Plan, Watch, flat, watched
 from tests.support.local_coordinator import local_coordinator
 from tests.support.lying_coordinator import EXTREMES, extreme
 from tests.support.server_process import Process
@@ -203,43 +203,23 @@ def asked_of(
     )
 
 
-async def answer_to(client: httpx.AsyncClient, sent: Sent, watch: Watch) -> int:
-    """Send a request, and again where it was not answered in time; its status."""
-    for patience in (ANSWER_S, PATIENCE_S):
-        began, used = time.monotonic(), watch.process.cpu_times()
-        try:
-            reply = await client.request(
-                sent.method,
-                sent.where,
-                content=sent.body,
-                headers=sent.headers,
-                timeout=patience,
-            )
-        except httpx.InvalidURL:
-            return 0
-        except httpx.RemoteProtocolError:
-            return 1  # the connection was closed ahead of the answer
-        except httpx.TimeoutException as error:
-            now = watch.process.cpu_times()
-            spent = now.user + now.system - used.user - used.system
-            told = (
-                f"{type(error).__name__} after {time.monotonic() - began:.1f} s, in which the "
-                f"server used {spent:.1f} s of CPU and this program was up to "
-                f"{watch.late_s:.1f} s late"
-            )
-            if patience == PATIENCE_S:
-                watch.fault(f"a hang: {told}", sent, sent.body)
-                return 2
-            watch.slow += 1
-            print(f"slow: {told}\n{sent}", flush=True)
-        except httpx.TransportError as error:
-            watch.fault(f"{type(error).__name__}: {error}", sent, sent.body)
-            return 2
-        else:
-            if reply.status_code >= 500 and reply.status_code not in PURPOSE:
-                watch.fault(f"answered {reply.status_code}: {reply.text[:300]}", sent, sent.body)
-            return reply.status_code
-    raise AssertionError  # the last of the two returns
+async def answer_to(line: Line, sent: Sent, watch: Watch) -> int:
+    """Send a request; the status of the answer, 1 where the connection was closed ahead of it."""
+    try:
+        async with watch.patience(sent):
+            status, said = await line.ask(sent.method, sent.where, sent.headers, sent.body)
+    except TimeoutError:
+        watch.fault("a hang", sent, sent.body)
+        await line.close()
+        return 2
+    except ConnectionError:
+        return 1
+    except OSError as error:
+        watch.fault(f"{type(error).__name__}: {error}", sent, sent.body)
+        return 2
+    if status >= 500 and status not in PURPOSE:
+        watch.fault(f"answered {status}: {said[:300]!r}", sent, sent.body)
+    return status
 
 
 def fuzzed(only: str = "") -> list[Endpoint[Any]]:
@@ -249,7 +229,7 @@ def fuzzed(only: str = "") -> list[Endpoint[Any]]:
 
 
 async def routes(
-    url: str,
+    port: int,
     tokens: dict[str, str],
     known: dict[str, str],
     plan: Plan,
@@ -257,21 +237,23 @@ async def routes(
 ) -> dict[str, Counter[int]]:
     """Send so many bodies to each route, or as many as time allows."""
     found: dict[str, Counter[int]] = {}
-    limits = httpx.Limits(max_connections=TOGETHER)
     wanted = fuzzed(plan.route)
-    async with httpx.AsyncClient(base_url=url, limits=limits) as client:
-        with watched(watch):
-            for numbers in plan.batches():
-                for endpoint in wanted:
-                    sent = [asked_of(endpoint, n, plan.seed, tokens, known) for n in numbers]
-                    statuses = await asyncio.gather(
-                        *(answer_to(client, one, watch) for one in sent)
-                    )
-                    watch.done += len(sent)
-                    where = f"{endpoint.method} {endpoint.path}"
-                    found.setdefault(where, Counter()).update(statuses)
-                if time.monotonic() > plan.until or watch.ended:
-                    break
+    lines = [Line(port) for _ in range(TOGETHER)]
+    with watched(watch):
+        for numbers in plan.batches():
+            for endpoint in wanted:
+                sent = [asked_of(endpoint, n, plan.seed, tokens, known) for n in numbers]
+                asked = zip(lines, sent, strict=False)
+                statuses = await asyncio.gather(
+                    *(answer_to(line, one, watch) for line, one in asked)
+                )
+                watch.done += len(sent)
+                where = f"{endpoint.method} {endpoint.path}"
+                found.setdefault(where, Counter()).update(statuses)
+            if time.monotonic() > plan.until or watch.ended:
+                break
+    for line in lines:
+        await line.close()
     return found
 
 
@@ -319,14 +301,13 @@ def fuzz_routes(path: Path, plan: Plan, database: str = "") -> dict[str, Counter
     with server:
         tokens = {"worker": enrolled(server.port)}
         known = {"run": "tiny", "dataset": "sums", "task": "1", "version": "0"}
-        url = f"http://127.0.0.1:{server.port}"
         process = psutil.Process(server.child.pid)
         many = len(fuzzed(plan.route))
         warm = Watch("warm-up", TOGETHER * many, process, plan.folder)
-        asyncio.run(routes(url, tokens, known, plan.begun(TOGETHER, 60), warm))
+        asyncio.run(routes(server.port, tokens, known, plan.begun(TOGETHER, 60), warm))
         watch = Watch("routes", plan.count * many, process, plan.folder, warm.faults)
         with flat(process) as grown:
-            found = asyncio.run(routes(url, tokens, known, plan.begun(seed=1), watch))
+            found = asyncio.run(routes(server.port, tokens, known, plan.begun(seed=1), watch))
             print(f"coordinator: {grown() / 2**20:+.0f} MB, {watch.slow} slow answers")
         server.stop()
         watch.check()

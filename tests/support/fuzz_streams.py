@@ -17,7 +17,7 @@ import uvicorn
 from coordinator.config import Settings
 from coordinator.http.deadlines import Guard, protocol
 from shared.protocol.limits import HEADER_BYTES_MAX
-from tests.support.fuzz_watch import ANSWER_S, PATIENCE_S, TOGETHER, Plan, Watch, flat, watched
+from tests.support.fuzz_watch import TOGETHER, Plan, Watch, flat, watched
 
 PIECES = [
     b"GET / HTTP/1.1\r\n", b"POST /x HTTP/1.1\r\n", b"Host: x\r\n", b"\r\n", b"\n",
@@ -46,18 +46,15 @@ async def streams(port: int, plan: Plan, watch: Watch) -> Counter[str]:
     """Open so many connections, one stream each."""
     found: Counter[str] = Counter()
 
-    async def answered(sent: list[bytes], patience: float) -> str:
+    async def answered(sent: list[bytes]) -> str:
         writer: asyncio.StreamWriter | None = None
         try:
-            async with asyncio.timeout(patience):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                for piece in sent:
-                    writer.write(piece)
-                    await writer.drain()
-                writer.write_eof()
-                said = await reader.read(65536)
-        except TimeoutError:
-            raise
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for piece in sent:
+                writer.write(piece)
+                await writer.drain()
+            writer.write_eof()
+            said = await reader.read(65536)
         except OSError:
             return "reset"
         finally:
@@ -68,15 +65,11 @@ async def streams(port: int, plan: Plan, watch: Watch) -> Counter[str]:
     async def once(number: int) -> str:
         sent = stream(random.Random(f"{plan.seed} stream {number}"))
         try:
-            status = await answered(sent, ANSWER_S)
+            async with watch.patience(f"number {number}: {sent}"):
+                status = await answered(sent)
         except TimeoutError:
-            watch.slow += 1
-            print(f"slow: number {number}, this program up to {watch.late_s:.1f} s late: {sent}")
-            try:
-                status = await answered(sent, PATIENCE_S)
-            except TimeoutError:
-                watch.fault(f"number {number}: a hang", sent, b"".join(sent))
-                return "hang"
+            watch.fault(f"number {number}: a hang", sent, b"".join(sent))
+            return "hang"
         if status.startswith("500"):
             watch.fault(f"number {number}: answered {status}", sent, b"".join(sent))
         return status

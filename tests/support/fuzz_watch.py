@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import psutil
 
 GROWTH_BYTES = 64 << 20
 ANSWER_S = 10.0
-PATIENCE_S = 300.0  # for the second try of what was not answered, and for a start
+PATIENCE_S = 300.0  # for an answer, and for a start
 PROGRESS_S = 15.0
+TICK_S = 0.1
 FAULTS_MAX = 20  # after which a run ends
 TOGETHER = 16
 
@@ -52,8 +54,21 @@ class Plan:
 
 
 @dataclass(eq=False)
+class Wait:
+    """What was sent and is not answered yet."""
+
+    sent: Any
+    since: float
+    slow: bool = False
+
+
+@dataclass(eq=False)
 class Watch:
-    """Record of a run: faults as they happen, progress, and how late this program itself is."""
+    """Record of a run: faults as they happen, progress, and how late this program itself is.
+
+    Answers are timed by `lived_s`, a clock that stands still while this program is halted or gets
+    no processor: then the server mostly gets none either, and that is no hang.
+    """
 
     what: str
     total: int
@@ -63,6 +78,8 @@ class Watch:
     done: int = 0
     slow: int = 0
     late_s: float = 0.0  # of this program's event loop, since it was last told
+    lived_s: float = 0.0
+    waits: dict[asyncio.Timeout, Wait] = field(default_factory=dict)
 
     def fault(self, why: str, sent: Any, whole: bytes) -> None:
         """Tell of a fault, with what was sent."""
@@ -82,15 +99,29 @@ class Watch:
     def check(self) -> None:
         assert not self.faults, "\n".join(self.faults)
 
+    @asynccontextmanager
+    async def patience(self, sent: Any) -> AsyncIterator[None]:
+        """The block may take PATIENCE_S. Raises TimeoutError after that."""
+        async with asyncio.timeout(None) as limit:
+            self.waits[limit] = Wait(sent, self.lived_s)
+            try:
+                yield
+            finally:
+                del self.waits[limit]
+
     async def told(self) -> None:
-        """Print progress until cancelled."""
+        """Keep the clock and print progress until cancelled."""
         began = last = time.monotonic()
         first = self.process.memory_info().rss
+        spent: deque[float] = deque(maxlen=round(ANSWER_S / TICK_S))
         while True:
             asked = time.monotonic()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            self.late_s = max(self.late_s, now - asked - 0.1)
+            self.late_s = max(self.late_s, now - asked - TICK_S)
+            self.lived_s += min(now - asked, 2 * TICK_S)
+            spent.append(sum(self.process.cpu_times()[:2]))
+            self._overdue(spent[-1] - spent[0])
             if now - last < PROGRESS_S:
                 continue
             last = now
@@ -104,6 +135,17 @@ class Watch:
                 flush=True,
             )
             self.late_s = 0.0
+
+    def _overdue(self, spent: float) -> None:
+        """Tell of what takes longer than ANSWER_S, and end what takes longer than PATIENCE_S."""
+        for limit, wait in self.waits.items():
+            waited = self.lived_s - wait.since
+            if waited > ANSWER_S and not wait.slow:
+                wait.slow = True
+                self.slow += 1
+                print(f"slow: in {waited:.0f} s the server used {spent:.1f} s\n{wait.sent}")
+            if waited > PATIENCE_S:
+                limit.reschedule(0.0)
 
 
 @contextmanager
