@@ -28,6 +28,7 @@ from coordinator.rules.checks import (
 )
 from shared.decoding import decode
 from shared.protocol.contributions import Commitment, SubmitRequest
+from shared.workloads.base import DatasetManifest
 
 FORGOTTEN_S = 30 * 86_400.0  # an auditor that was not seen since
 State = Literal["asked", "revealed", "done"]
@@ -54,6 +55,12 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     hold: str = ""
     held_until: float = 0.0
     tries: int = 0
+
+
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the stored work names files that only it may refer to."""
+
+    window: DatasetManifest | None = None
 
 
 _R = recomputes.c
@@ -119,7 +126,7 @@ _OF_MACHINE = (
     .limit(CHAIN_MAX)
 )
 _BLOBS = (
-    select(contributions.c.sha256, versions.c.published_sha256)
+    select(contributions.c.sha256, versions.c.published_sha256, _R.work)
     .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
     .outerjoin(
         versions,
@@ -328,8 +335,13 @@ def close(conn: Connection, contribution_id: int, result: Result, message: str, 
 
 
 def blobs_in_use(conn: Connection) -> set[str]:
-    """Return the updates and base weights that recomputes without a result need."""
-    return {sha256 for row in conn.execute(_BLOBS) for sha256 in row if sha256}
+    """Return the updates, base weights and games that recomputes without a result need."""
+    found: set[str] = set()
+    for update_sha256, base_sha256, work in conn.execute(_BLOBS):
+        window = decode(work, _Work).window
+        found |= {update_sha256, base_sha256 or ""}
+        found |= {chunk.sha256 for chunk in window.chunks} if window else set()
+    return found - {""}
 
 
 # --- auditors of the organiser's own, which do tasks again ---

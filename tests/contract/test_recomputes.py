@@ -29,7 +29,7 @@ from coordinator.rules.standing import (
     VEST_DAYS,
 )
 from shared.protocol.contributions import Commitment, SubmitRequest
-from shared.workloads.base import ForwardFigures
+from shared.workloads.base import ChunkRef, DatasetManifest, ForwardFigures
 from tests.contract.test_escrow import FRIEND, NEW, have, merged, setting
 from tests.support.account_rows import add_contribution
 
@@ -91,6 +91,30 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
         account = volunteers.existing(conn, NEW)
         assert (account.recompute_streak, account.passed, account.unproven) == (1, 1, 0)
         assert recomputes.open_count(conn) == 0
+        assert recomputes.blobs_in_use(conn) == set()
+
+    await database.write(play)
+
+
+async def test_games_that_a_learner_read_are_kept_until_its_task_was_done_again(
+    database: Database,
+) -> None:
+    """Else who reveals when they are gone cannot be refuted."""
+    run = await setting(database)
+    window = DatasetManifest(
+        name="window", kind="games", licence="", source="",
+        chunks=(ChunkRef(sha256="d" * 64, size=1, items=1),),
+    )  # fmt: skip
+
+    def play(conn: Connection) -> None:
+        row = committed(conn, run, "", LEFT)
+        work = msgspec.json.encode({"window": window, "base_sha256": "e" * 64}).decode()
+        recomputes.add(conn, row, ([LEFT], work), withheld=False, due_at=10.0)
+        assert "d" * 64 in recomputes.blobs_in_use(conn)
+        arrived(conn, row, LEFT)
+        found = recomputes.first(conn, 99.0)
+        assert found is not None
+        recomputes.end(conn, found, "passed", "", "{}", 2.0)
         assert recomputes.blobs_in_use(conn) == set()
 
     await database.write(play)

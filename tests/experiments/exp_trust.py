@@ -23,7 +23,7 @@ from coordinator.runs.definition import OPEN_RULE, OPEN_TABLES
 from tests.experiments.cells import Row, arguments, results, work_off
 from tests.experiments.learning import corpus
 from tests.experiments.trust_arena import Arena, Cell, Subject
-from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, BUFFERS, MAIN, MIXED
+from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, BUFFERS, EVERY, GAMES, MAIN, MIXED
 from tests.experiments.trust_dcgan import Dcgan
 from tests.experiments.trust_gomoku import Gomoku
 from tests.experiments.trust_gpt import Gpt
@@ -79,7 +79,7 @@ def others() -> dict[str, tuple[str, Cell]]:
     clipped = OPEN["validation"] | {"clip_until": 5.0}  # the workload's
     found = {
         "dcgan": cells_of("dcgan", 20, (*MAIN, *BUFFERS), validation=clipped),
-        "gomoku": cells_of("gomoku", GOMOKU_ROUNDS, MAIN),
+        "gomoku": cells_of("gomoku", GOMOKU_ROUNDS, (*MAIN, *GAMES)),
     }
     return {name: (which, cell) for which, listed in found.items() for name, cell in listed}
 
@@ -96,7 +96,7 @@ def table(rows: Mapping[str, Row]) -> list[str]:
     contexts, the worst of the seeds.
     """
     lines = [f"| attack | {' | '.join(WORLDS)} |", "|---" * (1 + len(WORLDS)) + "|"]
-    for attack in (*ATTACKS, *BUFFERS, MIXED, AT_ONCE):
+    for attack in (*EVERY, MIXED, AT_ONCE):
         found = [_cell(rows, _of(rows, f"{world} | {attack}")) for world in WORLDS]
         if any(found):
             lines.append(f"| {attack} | {' | '.join(found)} |")

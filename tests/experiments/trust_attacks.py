@@ -175,6 +175,9 @@ ATTACKS: dict[str, Attack] = {
     "hollow": _hollow,
 }
 BUFFERS: dict[str, Attack] = {"buffers": _buffers}  # of a model that has some
+# of a player: nobody's updates are wrong, the games of the hostile are under every attack
+GAMES: dict[str, Attack] = {"games of another network": lambda scene: scene.own()}
+EVERY = ATTACKS | BUFFERS | GAMES
 MIXED, AT_ONCE = "mixed", "all at once"
 MAIN = ("noise", "sign flip", "x -2.8", "copy", "lazy 10 %")  # where all would take too long
 
@@ -184,7 +187,7 @@ def attack_of(name: str, who: int, number: int, names: Sequence[str] = tuple(ATT
     each begins with another of `names`.
     """
     if name == MIXED:
-        return ATTACKS[names[(2 * who) % len(names)]]
+        return EVERY[names[(2 * who) % len(names)]]
     if name == AT_ONCE:
-        return ATTACKS[names[(2 * who + number) % len(names)]]
-    return (ATTACKS | BUFFERS)[name]
+        return EVERY[names[(2 * who + number) % len(names)]]
+    return EVERY[name]
