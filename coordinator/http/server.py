@@ -36,6 +36,8 @@ from coordinator.http.app import create_app
 from coordinator.http.deadlines import Guard, protocol
 from coordinator.inference.builtin import check_host
 from coordinator.log import configure
+from coordinator.plan.plan import plan
+from coordinator.rules import run_file
 from coordinator.services import Coordinator, opened
 from coordinator.storage.folders import data_directory
 from shared import gc_freeze
@@ -49,8 +51,10 @@ DESCRIPTORS_SPARE = 512  # for the database, blobs, logs and connections that wa
 BACKLOG = 2048
 SECOND_SIGNAL_EXIT = 1
 DAY_S = 86_400.0
+ENDED = ("completed", "failed")
 HERE = "anybody on this machine"
 OPEN = "open to strangers: on probation until their work passed checks"
+UNGUARDED = "merges by the mean: made anew here, it would not"
 
 log = structlog.get_logger("server")
 
@@ -302,12 +306,20 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines.append(f"  who     {_invited(invite)}: coordinator invite create{here} makes more")
     elif not settings.invite_only:
         lines.append(f"  who     {OPEN if settings.open else HERE}")
+    known = await coordinator.db.read(runs.every)
+    if settings.open:
+        lines += [f"  mend    {run.name} {UNGUARDED}" for run in known if _is_unguarded(run)]
     if settings.public_dashboard:
         lines.append(f"  page    {where.url}/")
     if is_loopback(_host(where.url)):
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
-    lines.append(f"  next    {_next(await coordinator.db.read(runs.every))}{here}")
+    lines.append(f"  next    {_next(known)}{here}")
     return lines
+
+
+def _is_unguarded(run: RunRow) -> bool:
+    """Return True for a run without the rule that a run for strangers has by default."""
+    return run.state not in ENDED and plan(run_file.decode(run.file).plan).aggregate == "mean"
 
 
 def _invited(invite: ServerInvite) -> str:
@@ -321,7 +333,7 @@ def _invited(invite: ServerInvite) -> str:
 def _next(known: Sequence[RunRow]) -> str:
     """The command that brings the newest run on: to make one, to start it, or to look at it."""
     newest = known[-1] if known else None
-    if newest is None or newest.state in ("completed", "failed"):
+    if newest is None or newest.state in ENDED:
         return "coordinator run create --example"
     step = "start" if newest.state == "draft" else "show"
     return f"coordinator run {step} {newest.name}"

@@ -29,7 +29,7 @@ from shared.errors import Configuration, Unauthorized
 from shared.links import parse_link
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
-from tests.support.local_coordinator import RUN
+from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.server_process import Process, command
 
 SOON_S = 20.0
@@ -233,6 +233,14 @@ async def test_one_line_says_who_may_join(tmp_path: Path, more: dict[str, Any], 
         info = await coordinator.server.info()
         settings = coordinator.settings
         assert (info.invite_only, info.open) == (settings.by_invitation, settings.open)
+
+
+async def test_an_open_server_names_runs_that_were_made_for_invited_people(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run()
+    for is_open, many in ((False, 0), (True, 1)):
+        async with opened(Settings(data_dir=str(tmp_path), open=is_open)) as coordinator:
+            assert sum("by the mean" in line for line in await welcome(coordinator)) == many
 
 
 def connected(port: int) -> http.client.HTTPConnection:
