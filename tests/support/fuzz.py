@@ -212,7 +212,7 @@ async def answer_to(line: Line, sent: Sent, watch: Watch) -> int:
         watch.fault("a hang", sent, sent.body)
         await line.close()
         return 2
-    except ConnectionError:
+    except ConnectionResetError:
         return 1
     except OSError as error:
         watch.fault(f"{type(error).__name__}: {error}", sent, sent.body)

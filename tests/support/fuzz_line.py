@@ -20,7 +20,9 @@ class Line:
     async def ask(
         self, method: str, where: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, bytes]:
-        """Return status and body of the answer. Raises ConnectionError where there is none."""
+        """Return status and body of the answer. Raises ConnectionResetError where there is none,
+        ConnectionRefusedError where nobody listens.
+        """
         lines = [f"{method} {where} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         data = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
@@ -28,10 +30,10 @@ class Line:
             kept = self._streams is not None
             try:
                 return await self._answer(data)
-            except (ConnectionError, asyncio.IncompleteReadError) as error:
+            except (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError) as error:
                 await self.close()
                 if not kept:  # else it was idle for too long
-                    raise ConnectionError(str(error)) from error
+                    raise ConnectionResetError(str(error)) from error
 
     async def _answer(self, data: bytes) -> tuple[int, bytes]:
         if self._streams is None:
