@@ -177,7 +177,12 @@ class ApiKeys:
                 raise BadRequest("credits are given to somebody else")
             sides = (giver.id, taker.id)
             given = gifts.given_since(conn, giver.id, now - DAY_S)
-            new = gifts.give(conn, sides, request.id, request.amount_micro, now)
+            has = payments.balances(conn, giver.id).earned_micro
+            try:
+                new = gifts.give(conn, sides, request.id, request.amount_micro, now)
+            except Forbidden as error:
+                asked = credit(request.amount_micro)
+                raise Forbidden(f"you have {credit(has)} credits to give, not {asked}") from error
             if new and given + request.amount_micro > self._gift_micro:
                 raise Forbidden(
                     f"at most {credit(self._gift_micro)} credits may be given within 24 hours, "

@@ -308,6 +308,9 @@ async def test_a_gift_is_made_once_within_a_daily_cap_and_both_see_it(database: 
         await bench.keys.give(bench.ann, GiveRequest(id="b" * 16, to="Bob", amount_micro=200_000))
     with pytest.raises(BadRequest, match="somebody else"):
         await bench.keys.give(bench.ann, GiveRequest(id="c" * 16, to="Ann", amount_micro=1))
+    much = GiveRequest(id="d" * 16, to="Bob", amount_micro=10**12)
+    with pytest.raises(Forbidden, match="credits to give, not "):
+        await bench.keys.give(bench.ann, much)
     for who, amount in ((bench.ann, -400_000), (bob, 400_000)):
         mine = partial(payments.history, volunteer_id=who.volunteer_id, before=None, limit=9)
         rows = await database.read(mine)
