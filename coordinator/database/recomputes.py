@@ -58,7 +58,7 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the stored work names files that only it may refer to."""
+    """The part of the stored work that names files."""
 
     window: DatasetManifest | None = None
 

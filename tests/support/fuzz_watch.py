@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(eq=False)
 class Wait:
-    """What was sent and is not answered yet."""
+    """A request that is not answered yet."""
 
     sent: Any
     since: float
