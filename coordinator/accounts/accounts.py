@@ -233,8 +233,10 @@ class Volunteers:
         old = await self._counted.get((who, day), lambda: self._db.read(partial(_count, who, day)))
 
         def read(conn: Connection) -> tuple[Me, T]:
-            row = _account(store.by_id(conn, who))
-            has = payments.balances(conn, who)
+            found = statistics.account(conn, who, day, old.event)
+            if found is None:
+                raise _gone()
+            row, has = found.volunteer, found.balances
             new = statistics.since_verdict(conn, who, old.verdict)
             done = statistics.joined(old.work, new)
             me = Me(
@@ -246,7 +248,7 @@ class Volunteers:
                 earned_micro=has.total_micro,
                 pending_micro=has.pending_micro,
                 spent_micro=has.spent_micro,
-                today_micro=old.today_micro + payments.earned_since(conn, who, day, old.event),
+                today_micro=old.today_micro + found.earned_micro,
                 rank=rank,
                 accepted=done.accepted,
                 rejected=done.refused,
@@ -475,14 +477,14 @@ def _count(who: str, day: float, conn: Connection) -> _Counted:
     )
 
 
-def _account(row: VolunteerRow | None) -> VolunteerRow:
-    if row is None:
-        raise NotFound("this account is gone")
-    return row
+def _gone() -> NotFound:
+    return NotFound("this account is gone")
 
 
 def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
-    row = _account(store.by_id(conn, volunteer_id))
+    row = store.by_id(conn, volunteer_id)
+    if row is None:
+        raise _gone()
     if row.state == "forgotten":
         return row.nickname
     name = nicknames.pseudonym(codes.new_code(8).replace("-", "").lower())

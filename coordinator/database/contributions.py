@@ -78,7 +78,6 @@ def _row(mapping: Any) -> ContributionRow:
 _C = contributions.c
 _ADD = insert(contributions).returning(*_C)
 _KEEP = update(tasks).where(its(tasks.c.id)).values(renew_by=None, finish_by=None)
-_BY_KEY = select(contributions).where(its(_C.task_id), its(_C.attempt), its(_C.part), its(_C.tries))
 _BY_ID = select(contributions).where(its(_C.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update()
 _MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
@@ -101,14 +100,6 @@ def add(conn: Connection, values: dict[str, Any], *, last: bool = True) -> Contr
     if last:
         conn.execute(_KEEP, {"its_id": values["task_id"]})
     return _row(row)
-
-
-def by_key(
-    conn: Connection, task_id: int, attempt: int, part: int, tries: int
-) -> ContributionRow | None:
-    key = {"its_task_id": task_id, "its_attempt": attempt, "its_part": part, "its_tries": tries}
-    row = conn.execute(_BY_KEY, key).mappings().first()
-    return None if row is None else _row(row)
 
 
 def by_id(
@@ -185,54 +176,6 @@ def accepted_of(conn: Connection, volunteer_id: str) -> list[ContributionRow]:
     return [_row(row) for row in found.mappings()]
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """Contributions that wait for the next merge of a run."""
-
-    count: int
-    steps: int
-    samples: int
-    oldest_at: float | None
-    newest_at: float | None
-    workers: int
-
-
-_ANY = select(_C.id).where(_TO_MERGE).limit(1)
-
-
-def any_to_merge(conn: Connection, run_id: int) -> bool:
-    """Return True if anything waits for the next merge of a run."""
-    return conn.execute(_ANY, {"its_run_id": run_id}).first() is not None
-
-
-_PENDING = select(
-    func.count(),
-    func.coalesce(func.sum(_C.steps), 0),
-    func.coalesce(func.sum(_C.samples), 0),
-    func.min(_C.decided_at),
-    func.max(_C.decided_at),
-    func.count(func.distinct(_C.worker_id)),
-).where(_TO_MERGE)
-
-
-_PENDING_VETTED = _PENDING.where(_C.vetted.is_(True))
-
-
-def pending(conn: Connection, run_id: int, *, vetted: bool = False) -> Pending:
-    """Return what waits for the next merge of a run; with `vetted` only of vetted accounts."""
-    query = _PENDING_VETTED if vetted else _PENDING
-    count, steps, samples, oldest, newest, workers = conn.execute(
-        query, {"its_run_id": run_id}
-    ).one()
-    return Pending(
-        count=count,
-        steps=int(steps),
-        samples=int(samples),
-        oldest_at=oldest,
-        newest_at=newest,
-        workers=workers,
-    )
-
-
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """One contribution as others are compared with it."""
 
@@ -303,19 +246,6 @@ def is_waiting(conn: Connection, run_id: int, worker_id: str) -> bool:
     """Return True if something of a worker waits to be merged into a run."""
     given = {"its_run_id": run_id, "its_worker_id": worker_id}
     return conn.execute(_IS_WAITING, given).first() is not None
-
-
-_ELSEWHERE = (_C.task_id != bindparam("task")) | (
-    (_C.attempt == bindparam("attempt")) & (_C.part != bindparam("part"))
-)
-_SEEN_BEFORE = select(_C.id).where(its(_C.sha256), its(_C.run_id), _ELSEWHERE).limit(1)
-
-
-def seen_before(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if the same bytes were submitted for another task, or for another part of it."""
-    given = {"its_sha256": row.sha256, "its_run_id": row.run_id}
-    given |= {"task": row.task_id, "attempt": row.attempt, "part": row.part}
-    return conn.execute(_SEEN_BEFORE, given).first() is not None
 
 
 def counts(conn: Connection, run_id: int) -> dict[str, int]:

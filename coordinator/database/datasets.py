@@ -10,7 +10,8 @@ from sqlalchemy import Connection, delete, insert, select, union
 
 from coordinator.database import key_values
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import its
+from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
 from shared.decoding import decode
@@ -133,25 +134,17 @@ def is_served(conn: Connection, sha256: str) -> bool:
 # --- the register of blobs ---
 
 
-_KNOWN = select(blobs.c.sha256).where(among(blobs.c.sha256, "names"))
-_REGISTER = insert(blobs)
-
-
 def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float) -> None:
     """Note blobs (sha256, size, kind) that lie in the store; those already noted stay as they
     are.
     """
-    wanted = {sha: (size, kind) for sha, size, kind in rows}
-    if not wanted:
-        return
-    known = set(conn.execute(_KNOWN, {"names": list(wanted)}).scalars())
-    fresh = [
-        {"sha256": sha, "size": size, "kind": kind, "created_at": now}
-        for sha, (size, kind) in wanted.items()
-        if sha not in known
-    ]
-    if fresh:
-        conn.execute(_REGISTER, fresh)
+    noted = {
+        sha: {"sha256": sha, "size": size, "kind": kind, "created_at": now}
+        for sha, size, kind in rows
+    }
+    if noted:
+        # In one order, so that two of these never wait for each other in a circle.
+        conn.execute(insert_new(conn, blobs, "sha256"), [noted[sha] for sha in sorted(noted)])
 
 
 def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:

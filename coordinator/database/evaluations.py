@@ -43,9 +43,9 @@ _NEXT_EVALUATION = (
     .limit(1)
 )
 _MEASURED = select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
-_NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
+NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
 _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
-_NEWEST_METRICS = _NEWEST_LOSS.with_only_columns(_E.metrics)
+_NEWEST_METRICS = NEWEST_LOSS.with_only_columns(_E.metrics)
 _FIRST_METRICS = _FIRST_LOSS.with_only_columns(_E.metrics)
 
 
@@ -202,7 +202,7 @@ def neighbours(conn: Connection, run_id: int, version: int) -> tuple[int | None,
 
 
 def newest_loss(conn: Connection, run_id: int) -> float | None:
-    return conn.execute(_NEWEST_LOSS, {"its_run_id": run_id}).scalar()
+    return conn.execute(NEWEST_LOSS, {"its_run_id": run_id}).scalar()
 
 
 def first_loss(conn: Connection, run_id: int) -> float | None:

@@ -247,7 +247,7 @@ _TAKEN_BACK = (
 
 def tell(
     conn: Connection, task_id: int, worker_id: str, attempt: int, base: int, now: float
-) -> Begun:
+) -> tuple[Begun, bool]:
     """Bind this version, perhaps after the lease ran out.
 
     When work began nobody knows better than: after the claim.

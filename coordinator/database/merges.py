@@ -55,17 +55,18 @@ _TAKE_OVER = update(merges).where(its(_M.run_id), its(_M.base), its(_M.shard)).r
 _END_MERGE = update(merges).where(its(_M.id), its(_M.fence), _M.state == "leased")
 
 
-def take(conn: Connection, bid: Bid, now: float) -> MergeRow | None:
+def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> MergeRow | None:
     """Lease the merge of `base`, or take it over when its owner is gone.
 
-    None when somebody else is at it.
+    `fresh` says who has locked the run and saw that nobody has begun it. None when somebody else
+    is at it.
     """
     key = {"its_run_id": bid.run_id, "its_base": bid.base, "its_shard": bid.shard}
-    row = conn.execute(_MERGE_LOCKED, key).mappings().first()
+    row = None if fresh else conn.execute(_MERGE_LOCKED, key).mappings().first()
     values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}
     if row is None:
-        fresh = {"fence": 1, "failures": 0, "message": "", "created_at": now}
-        return MergeRow(**conn.execute(_ADD_MERGE, fresh | values).mappings().one())
+        begun = {"fence": 1, "failures": 0, "message": "", "created_at": now}
+        return MergeRow(**conn.execute(_ADD_MERGE, begun | values).mappings().one())
     if row["state"] == "committed" or (
         row["state"] == "leased" and row["lease_until"] > now and row["owner"] != bid.owner
     ):

@@ -25,6 +25,7 @@ from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.versions import versions
 from shared.errors import Conflict, NotFound
 from shared.protocol.base import RunState
 
@@ -177,7 +178,42 @@ def _steering(vetted: bool) -> Select[int]:
 
 
 _LIVE_WORKERS = select(func.count()).select_from(_at_work().subquery())
-_STEERING = {vetted: _steering(vetted) for vetted in (True, False)}
+_C, _V = contributions.alias("waiting").c, versions.c
+_WAITS = (_C.state == "accepted") & _C.kind.in_(UPDATES)
+_RUNNING = (
+    select(runs, exists().where(_C.run_id == runs.c.id, _WAITS).label("waits"))
+    .where(runs.c.state == "running")
+    .order_by(runs.c.id)
+)
+_HEAD_AT = select(_V.created_at).where(its(_V.run_id), _V.version == bindparam("head"))
+
+
+class Turnout(msgspec.Struct, frozen=True, kw_only=True):
+    """Updates that wait for the next merge of a run, and the workers that steer it."""
+
+    count: int
+    steps: int
+    samples: int
+    oldest_at: float | None
+    newest_at: float | None
+    workers: int
+    head_at: float | None  # when the newest version was made
+
+
+def _turnout(vetted: bool) -> Select[Any]:
+    mine = _WAITS & (_C.run_id == bindparam("its_run_id"))
+    return select(
+        func.count().label("count"),
+        func.coalesce(func.sum(_C.steps), 0).label("steps"),
+        func.coalesce(func.sum(_C.samples), 0).label("samples"),
+        func.min(_C.decided_at).label("oldest_at"),
+        func.max(_C.decided_at).label("newest_at"),
+        _steering(vetted).scalar_subquery().label("workers"),
+        _HEAD_AT.scalar_subquery().label("head_at"),
+    ).where(mine & _C.vetted.is_(True) if vetted else mine)
+
+
+_TURNOUT = {vetted: _turnout(vetted) for vetted in (True, False)}
 
 
 def live_workers(conn: Connection, run_id: int, since: float) -> int:
@@ -186,12 +222,24 @@ def live_workers(conn: Connection, run_id: int, since: float) -> int:
     return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
 
 
-def steering_workers(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> int:
-    """Return how many workers the trigger and the length of a step count: of each volunteer at work
-    those with a part in the newest versions, or one. Machines that only hold leases steer nothing.
+def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
+    """Return what waits for the next merge of a run, and how many workers the trigger and the
+    length of a step count: of each volunteer at work those with a part in the newest versions, or
+    one. Machines that only hold leases steer nothing. With `vetted` only of vetted accounts.
     """
-    given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY}
-    return int(conn.execute(_STEERING[vetted], given).scalar_one())
+    given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
+    row = dict(conn.execute(_TURNOUT[vetted], given).mappings().one())
+    sums = {name: int(row[name]) for name in ("count", "steps", "samples", "workers")}
+    return Turnout(**row | sums)
+
+
+def running(conn: Connection) -> list[tuple[RunRow, bool]]:
+    """Return the runs that are on, oldest first, each with True if anything waits for its next
+    merge.
+    """
+    found = [dict(row) for row in conn.execute(_RUNNING).mappings()]
+    waits = [bool(row.pop("waits")) for row in found]
+    return [(_row(row), each) for row, each in zip(found, waits, strict=True)]
 
 
 def workers_of(conn: Connection, run_id: int) -> list[dict[str, Any]]:

@@ -22,12 +22,17 @@ from sqlalchemy import (
 )
 
 from coordinator.database.engine.statements import its
-from coordinator.database.ledger.payments import EARNING
+from coordinator.database.ledger.payments import (
+    EARNED_SINCE,
+    EARNING,
+    Balances,
+    balances_of,
+)
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.volunteers import worker_state
+from coordinator.database.volunteers import VolunteerRow, worker_state
 from shared.protocol.accounts import WorkerInfo
 
 GOOD = ("accepted", "merged", "superseded")  # contributions that were found good
@@ -406,6 +411,41 @@ def _invited(conn: Connection) -> list[Person]:
         )
         for label in conn.execute(query).scalars()
     ]
+
+
+# --- one account ---
+
+
+class AccountRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A volunteer, what it has, and what it earned since an instant."""
+
+    volunteer: VolunteerRow
+    balances: Balances
+    earned_micro: int
+
+
+_ACCOUNT = (
+    select(volunteers, accounts.c.kind, accounts.c.balance_micro)
+    .add_columns(EARNED_SINCE.correlate(None).scalar_subquery().label("earned"))
+    .outerjoin(accounts, accounts.c.owner == volunteers.c.id)
+    .where(its(volunteers.c.id))
+)
+
+
+def account(conn: Connection, volunteer_id: str, since: float, after: int) -> AccountRow | None:
+    """Return an account with what it earned from an instant on by the events behind `after`; None
+    when there is no such account.
+    """
+    given = {"its_id": volunteer_id, "its_owner": volunteer_id, "since": since, "after": after}
+    rows = conn.execute(_ACCOUNT, given).mappings().all()
+    if not rows:
+        return None
+    fields = VolunteerRow.__struct_fields__
+    return AccountRow(
+        volunteer=VolunteerRow(**{name: rows[0][name] for name in fields}),
+        balances=balances_of((row["kind"], row["balance_micro"]) for row in rows if row["kind"]),
+        earned_micro=int(rows[0]["earned"]),
+    )
 
 
 # --- machines ---

@@ -6,16 +6,25 @@ becomes of the rest, no sample is handed in twice.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
-from sqlalchemy import Connection, exists, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, exists, func, insert, select, update
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import its
-from coordinator.database.tables.contributions import contributions
+from coordinator.database.evaluations import NEWEST_LOSS
+from coordinator.database.runs import RunRow
+from coordinator.database.tables.accounts import volunteers
+from coordinator.database.tables.contributions import contributions, uploads
+from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.trust import escrow
+from coordinator.database.tables.versions import versions
 from coordinator.database.tasks import FREE, TaskRow, finish, holder
 from coordinator.rules.sizing import first_part
-from shared.errors import Conflict
+from coordinator.rules.standing import State
+from shared.errors import Conflict, NotFound
 from shared.protocol.contributions import SubmitRequest
 from shared.protocol.limits import RENEW_S
 
@@ -32,41 +41,161 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     last: bool
 
 
-_C = contributions.c
+_C, _U, _V = contributions.c, uploads.c, volunteers.c
 _MINE = its(_C.task_id) & its(_C.attempt)
 _PARTS = select(func.count()).where(_MINE, _C.state.in_(GOOD)).scalar_subquery()
-_LATE = select(func.count()).where(_MINE, _C.part == _PARTS, _C.state == "rejected")
-_CHECKED = exists().where(_MINE, _C.state.in_(WAITING))
-_STANDS = select(_PARTS, _LATE.scalar_subquery(), _CHECKED)
+_LATE = (
+    select(func.count()).where(_MINE, _C.part == _PARTS, _C.state == "rejected").scalar_subquery()
+)
+_STANDS = select(_PARTS, _LATE)
 
 
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
     """The number of the part that the current attempt hands in next, and how often that part was
     refused as too late.
     """
-    number, tries, _ = _stands(conn, task)
-    return number, tries
-
-
-def _stands(conn: Connection, task: TaskRow) -> tuple[int, int, bool]:
-    """Return number and tries of the next part, and True if one is being checked now."""
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
-    number, tries, checked = conn.execute(_STANDS, mine).one()
-    return int(number), int(tries), bool(checked)
+    number, tries = conn.execute(_STANDS, mine).one()
+    return int(number), int(tries)
 
 
-def expect(conn: Connection, task: TaskRow, request: SubmitRequest) -> Part:
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission as it meets its task: all that is stored about both."""
+
+    run: RunRow
+    known: int | None  # the contribution, if it was sent before
+    part: int  # the number of the next that is wanted
+    tries: int  # how often that was refused as too late
+    checked: bool  # another part is being checked now
+    uploaded: bool  # its bytes are there
+    standing: State  # of its account
+    network: str
+
+
+_SAID = _C.attempt == bindparam("said_attempt")
+_KNOWN = select(_C.id).where(its(_C.task_id), _SAID, its(_C.part), its(_C.tries))
+_UPLOADED = exists().where(
+    _U.task_id == bindparam("its_task_id"),
+    _U.attempt == bindparam("said_attempt"),
+    its(_U.worker_id),
+    its(_U.sha256),
+    its(_U.size),
+    _U.complete,
+    _U.evidence_of.is_(None),
+)
+_ARRIVAL = (
+    select(runs)
+    .add_columns(
+        _KNOWN.scalar_subquery().label("known"),
+        _PARTS.label("part"),
+        _LATE.label("tries"),
+        exists().where(_MINE, _C.state.in_(WAITING)).label("checked"),
+        _UPLOADED.label("uploaded"),
+        _V.standing,
+        _V.network,
+    )
+    .join_from(runs, volunteers, _V.id == bindparam("volunteer"))
+    .where(its(runs.c.id))
+)
+
+
+def arrival(
+    conn: Connection, task: TaskRow, volunteer_id: str, worker_id: str, request: SubmitRequest
+) -> Arrival:
+    """Read what a submission for a task, which is locked, is judged by. Raises NotFound."""
+    given = {
+        "its_id": task.run_id,
+        "its_task_id": task.id,
+        "its_attempt": task.attempt,
+        "said_attempt": request.attempt,
+        "its_part": request.part,
+        "its_tries": request.tries,
+        "its_worker_id": worker_id,
+        "its_sha256": request.sha256,
+        "its_size": request.size,
+        "volunteer": volunteer_id,
+    }
+    row = _with_run(conn, _ARRIVAL, given, f'there is no volunteer "{volunteer_id}"')
+    flags = {name: bool(row[name]) for name in ("checked", "uploaded")}
+    return Arrival(**row | flags)
+
+
+def _with_run(
+    conn: Connection, query: Select[Any], given: dict[str, Any], missing: str
+) -> dict[str, Any]:
+    """Return the one row of a query of a run and more, the run as a struct of its own."""
+    found = conn.execute(query, given).mappings().first()
+    if found is None:
+        raise NotFound(missing)
+    row = dict(found)
+    run = RunRow(**{name: row.pop(name) for name in RunRow.__struct_fields__})
+    return row | {"run": run}
+
+
+class Background(msgspec.Struct, frozen=True, kw_only=True):
+    """What a contribution is judged by, beside itself and its cohort."""
+
+    run: RunRow
+    trust: float  # in its account
+    standing: State
+    global_step: int  # of its base version
+    phase: int
+    loss: float | None  # the newest that was measured
+    replayed: bool  # the same bytes were submitted for another task, or for another part of it
+    in_escrow: bool  # its account has pay there
+
+
+_BASE = versions.alias("base")
+_B = _BASE.c
+_ELSEWHERE = (_C.task_id != bindparam("task")) | (
+    (_C.attempt == bindparam("attempt")) & (_C.part != bindparam("part"))
+)
+_BACKGROUND = (
+    select(runs)
+    .add_columns(
+        _V.trust,
+        _V.standing,
+        _B.global_step.label("base_step"),
+        _B.phase.label("base_phase"),
+        NEWEST_LOSS.scalar_subquery().label("loss"),
+        exists().where(its(_C.sha256), its(_C.run_id), _ELSEWHERE).label("replayed"),
+        exists().where(escrow.c.volunteer_id == bindparam("volunteer")).label("in_escrow"),
+    )
+    .join_from(runs, volunteers, _V.id == bindparam("volunteer"))
+    .join(_BASE, (_B.run_id == runs.c.id) & (_B.version == bindparam("base")))
+    .where(its(runs.c.id))
+)
+
+
+def background(conn: Connection, row: ContributionRow) -> Background:
+    """Read what a contribution is judged by. Raises NotFound."""
+    given = {
+        "its_id": row.run_id,
+        "its_run_id": row.run_id,
+        "its_sha256": row.sha256,
+        "task": row.task_id,
+        "attempt": row.attempt,
+        "part": row.part,
+        "volunteer": row.volunteer_id,
+        "base": row.base_version,
+    }
+    found = _with_run(conn, _BACKGROUND, given, f"this run has no version {row.base_version}")
+    flags = {name: bool(found[name]) for name in ("replayed", "in_escrow")}
+    based = {"global_step": found.pop("base_step"), "phase": found.pop("base_phase")}
+    return Background(**found | based | flags)
+
+
+def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> Part:
     """Return what this submission has to be.
 
     Raises Conflict for a part, or a recomputation, whose turn it is not.
     """
-    number, tries, checked = _stands(conn, task)
-    if checked:
+    if found.checked:
         raise Conflict(f"something else of task {task.id} is still being checked")
-    if (request.part, request.tries) != (number, tries):
+    if (request.part, request.tries) != (found.part, found.tries):
         raise Conflict(
             f"part {request.part}, try {request.tries} of task {task.id} is not wanted: "
-            f"its next is part {number}, try {tries}"
+            f"its next is part {found.part}, try {found.tries}"
         )
     steps, price = first_part(task.steps, task.price_micro, task.part_steps)
     last = steps == task.steps

@@ -16,8 +16,20 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
+from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
@@ -161,29 +173,24 @@ def grant_bytes(conn: Connection, row: TaskRow) -> int:
     return upload_bytes_max(int(found))
 
 
+_V = versions.c
 _HEAD = select(runs.c.head).where(runs.c.id == tasks.c.run_id).scalar_subquery()
-_REBASE = update(tasks).where(its(tasks.c.id)).values(base_version=_HEAD).returning(*tasks.c)
+# Written out: behind RETURNING a compiler leaves the tables' names away.
+_ITS_RUN: ColumnElement[int] = literal_column("tasks.run_id")
+_ITS_BASE: ColumnElement[int] = literal_column("tasks.base_version")
+_RUN = select(runs.c.name).where(runs.c.id == _ITS_RUN).scalar_subquery()
+_STEP = select(_V.global_step).where(_V.run_id == _ITS_RUN, _V.version == _ITS_BASE)
+_BASED = (_RUN.label("run"), _STEP.scalar_subquery().label("global_step"))
+_BEGUN = select(tasks, *_BASED).where(its(tasks.c.id))
+_REBASE = (
+    update(tasks).where(its(tasks.c.id)).values(base_version=_HEAD).returning(*tasks.c, *_BASED)
+)
 _BEGIN = _REBASE.values(
     begun_at=bindparam("now"),
     finish_by=bindparam("soft"),
     finish_limit=bindparam("hard"),
 )
-_BEGIN_AT = (
-    update(tasks)
-    .where(its(tasks.c.id))
-    .values(
-        base_version=bindparam("base"),
-        begun_at=bindparam("now"),
-        finish_by=bindparam("soft"),
-        finish_limit=bindparam("hard"),
-    )
-    .returning(*tasks.c)
-)
-_OF_RUN = (
-    select(runs.c.name, versions.c.global_step)
-    .join_from(runs, versions, versions.c.run_id == runs.c.id)
-    .where(its(runs.c.id), its(versions.c.version))
-)
+_BEGIN_AT = _BEGIN.values(base_version=bindparam("base"))
 
 
 def begin(
@@ -194,17 +201,18 @@ def begin(
     now: float,
     *,
     newest: bool = False,
-) -> Begun:
+) -> tuple[Begun, bool]:
     """Bind the newest version as the base; the same again for the same attempt, unless `newest` is
-    asked for.
+    asked for. True with what had begun before: parts of it may be there.
 
     Raises NotFound, Gone, Cancelled.
     """
     row = holder(conn, task_id)
     may_submit(row, worker_id, attempt)
-    if newest and row.begun_at is not None and row.kind != AUDIT:
-        row = row_of(conn.execute(_REBASE, {"its_id": task_id}).mappings().one())
-    if row.begun_at is None:
+    again, given = row.begun_at is not None, {"its_id": task_id}
+    if again:
+        found = conn.execute(_REBASE if newest and row.kind != AUDIT else _BEGUN, given)
+    else:
         if row.state != "doing" or row.finish_limit is None or row.claimed_at is None:
             raise Gone(f"the time of task {task_id} ran out before it began")
         allowance = (row.finish_limit - row.claimed_at) / 2
@@ -212,17 +220,42 @@ def begin(
         begins = _BEGIN
         if row.kind == AUDIT:  # from the base of the task that it repeats
             begins, bound = _BEGIN_AT, bound | {"base": int(decode(row.options)["base_version"])}
-        row = row_of(conn.execute(begins, {"its_id": task_id} | bound).mappings().one())
-    found = conn.execute(_OF_RUN, {"its_id": row.run_id, "its_version": row.base_version}).first()
-    if found is None or row.base_version is None:
+        found = conn.execute(begins, given | bound)
+    values = dict(found.mappings().one())
+    run, global_step = values.pop("run"), values.pop("global_step")
+    row = row_of(values)
+    if global_step is None or row.base_version is None:
         raise Unavailable(f"the run of task {task_id} has no version yet", retry_after_s=10)
-    return Begun(
+    begun = Begun(
         task=row,
-        run=found.name,
+        run=run,
         version=row.base_version,
-        global_step=int(found.global_step),
+        global_step=int(global_step),
         finish_by=row.finish_by if row.finish_by is not None else now,
     )
+    return begun, again
+
+
+_W = contributions.c
+_AWAITED = exists().where(
+    _W.run_id == tasks.c.run_id,
+    _W.worker_id == tasks.c.worker_id,
+    _W.kind.in_(UPDATES),
+    _W.state.in_(("received", "checking", "accepted")),
+)
+_AWAITS = (
+    select(tasks.c.run_id, runs.c.phase)
+    .join_from(tasks, runs, runs.c.id == tasks.c.run_id)
+    .where(its(tasks.c.id), its(tasks.c.worker_id), tasks.c.begun_at.is_(None), _AWAITED)
+)
+
+
+def awaits_merge(conn: Connection, task_id: int, worker_id: str) -> tuple[int, int] | None:
+    """Return run and phase of a task that this worker has not begun, if something that it handed
+    in for the run waits to be merged.
+    """
+    found = conn.execute(_AWAITS, {"its_id": task_id, "its_worker_id": worker_id}).first()
+    return None if found is None else (int(found[0]), int(found[1]))
 
 
 _FINISH = update(tasks).where(

@@ -60,12 +60,6 @@ _SAME = select(uploads).where(
     its(_U.task_id), its(_U.attempt), its(_U.part), its(_U.tries), its(_U.sha256)
 )
 _FINISH = update(uploads).where(its(_U.id)).values(complete=True)
-_COMPLETE = (
-    select(_U.id)
-    .where(its(_U.task_id), its(_U.attempt), its(_U.worker_id), its(_U.sha256), its(_U.size))
-    .where(_U.complete, _U.evidence_of.is_(None))
-    .limit(1)
-)
 _UNVETTED = (
     select(func.coalesce(func.sum(_U.size), 0))
     .join_from(uploads, workers, workers.c.id == _U.worker_id)
@@ -118,15 +112,6 @@ def same(conn: Connection, row: UploadRow) -> UploadRow | None:
 
 def finish(conn: Connection, upload_id: str) -> None:
     conn.execute(_FINISH, {"its_id": upload_id})
-
-
-def is_complete(
-    conn: Connection, task_id: int, attempt: int, worker_id: str, sha256: str, size: int
-) -> bool:
-    """Return True if these bytes arrived for this lease from its holder."""
-    given = {"its_task_id": task_id, "its_attempt": attempt, "its_worker_id": worker_id}
-    given |= {"its_sha256": sha256, "its_size": size}
-    return conn.execute(_COMPLETE, given).first() is not None
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):

@@ -358,7 +358,7 @@ _TRUST = (
     .where(its(volunteers.c.id))
     .with_for_update(key_share=True)
 )
-_STREAK = select(workers.c.streak).where(its(workers.c.id)).with_for_update(key_share=True)
+_STREAK = _TRUST.add_columns(workers.c.streak).join(workers, workers.c.id == bindparam("worker"))
 
 
 def set_trust(
@@ -376,9 +376,9 @@ def set_trust(
     is vested by later ones. Both rows are locked, so that of two verdicts at one moment none
     is lost.
     """
-    before, count = conn.execute(_TRUST, {"its_id": volunteer_id}).one()
-    streak = conn.execute(_STREAK, {"its_id": worker_id}).scalar() or 0
-    trust, streak = move(float(before), streak)
+    query, given = (_STREAK, {"worker": worker_id}) if worker_id else (_TRUST, {})
+    before, count, *of_worker = conn.execute(query, {"its_id": volunteer_id} | given).one()
+    trust, streak = move(float(before), of_worker[0] if of_worker else 0)
     set_volunteer(conn, volunteer_id, trust=trust, accepted=count + accepted)
     if worker_id:
         set_worker(conn, worker_id, streak=streak)

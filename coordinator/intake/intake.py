@@ -12,32 +12,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from coordinator.checking.audits import Audits
 from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
 from coordinator.database import (
     contributions,
-    evaluations,
     runs,
     submissions,
     tasks,
-    uploads,
     verdicts,
-    versions,
 )
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import UPDATES as MERGED
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
-from coordinator.database.submissions import Part
+from coordinator.database.submissions import Background, Part
 from coordinator.database.tasks import AUDIT, FailureKind, TaskRow
 from coordinator.intake.similarity import Seen, Sketches
 from coordinator.plan.plan import in_phase
@@ -169,8 +168,11 @@ class Intake:
         now = self._clock.now()
         content = _digest(request)
         task = tasks.holder(conn, task_id)  # locked first: the same may be sent twice at once
-        known = contributions.by_key(conn, task_id, request.attempt, request.part, request.tries)
-        if known is not None:
+        found = submissions.arrival(
+            conn, task, principal.volunteer_id, principal.worker_id, request
+        )
+        if found.known is not None:
+            known = contributions.by_id(conn, found.known)
             if known.volunteer_id != principal.volunteer_id:
                 raise NotFound(f"there is no task {task_id} of yours")
             if known.digest != content:
@@ -179,23 +181,19 @@ class Intake:
         tasks.may_submit(task, principal.worker_id, request.attempt)
         if task.base_version is None:
             raise Conflict(f"task {task_id} has not begun: there is no base version yet")
-        run = runs.by_id(conn, task.run_id)
-        now_holds = phases.at_head(run)
-        part = submissions.expect(conn, task, request)
+        run, now_holds = found.run, phases.at_head(found.run)
+        part = submissions.expect(task, request, found)
         base = task.base_version
         if task.part_steps or now_holds.pull_every:  # begun before the newest version it asked for
             base = min(base, max(0, request.base_version))
-        if not uploads.is_complete(
-            conn, task_id, request.attempt, principal.worker_id, request.sha256, request.size
-        ):
+        if not found.uploaded:
             raise NotFound(
                 f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}"
             )
-        account = accounts.existing(conn, principal.volunteer_id)
         values = _values(principal, task, request, part, now) | {
             "base_version": base,
-            "vetted": account.standing == "vetted",
-            "network": account.network,
+            "vetted": found.standing == "vetted",
+            "network": found.network,
         }
         kind = UPDATES.get(task.kind) or task.update_kind or now_holds.update
         row = contributions.add(conn, values | {"kind": kind}, last=part.last)
@@ -268,18 +266,17 @@ class Intake:
         row = contributions.by_id(conn, contribution_id, lock=True)
         if row.state != "checking":
             return  # somebody else was faster
-        run = runs.by_id(conn, row.run_id)
-        plan = phases.at_head(run)
+        found = submissions.background(conn, row)
+        run, plan = found.run, phases.at_head(found.run)
         if plan.in_flight == "redo":  # whether it is late must not change any more
             run = runs.by_id(conn, row.run_id, lock=True)
             plan = phases.at_head(run)
-        account = accounts.existing(conn, row.volunteer_id)
-        judgement = self._judge(conn, row, (run, account.trust), plan, measured)
+        judgement = self._judge(conn, row, replace(found, run=run), plan, measured)
         if judgement.state == "accepted" and self._sketches is not None:
             judgement = self._sketches.refusal(conn, row, seen) or judgement
         if checked == "failed" and judgement.state == "accepted" and not row.vetted:
             judgement = UNCONFIRMED
-        if judgement.state != "rejected" and account.standing == "suspended":
+        if judgement.state != "rejected" and found.standing == "suspended":
             judgement = validation.SUSPENDED
         if judgement.reason == Reason.STALE and _is_late(row, run, plan):
             self._too_late(conn, row, run, plan)
@@ -304,7 +301,7 @@ class Intake:
         if task is None:
             return
         if judgement.state == "accepted":
-            self._accept(conn, row, task, now)
+            self._accept(conn, row, task, now, vests=found.in_escrow)
             if self._sketches is not None:
                 self._sketches.keep(conn, row, seen)
         elif judgement.state == "superseded":
@@ -320,19 +317,18 @@ class Intake:
         self,
         conn: Connection,
         row: ContributionRow,
-        given: tuple[RunRow, float],
+        found: Background,
         plan: Plan,
         measured: Measurement,
     ) -> Judgement:
         """Judge the content first: work that the run no longer needs is only paid when it is good.
 
-        `given` are the run and the trust in the account; `plan` is the one that holds at the head.
+        `plan` is the one that holds at the head.
         """
-        run, trusted = given
+        run = found.run
         about = definition(run)
-        base = versions.get(conn, run.id, row.base_version)
         comparable = about.workload.traits.loss_is_measured
-        effort = _effort(about, run, row.kind, base.global_step, row.steps)
+        effort = _effort(about, run, row.kind, found.global_step, row.steps)
         evidence = Evidence(
             submit=decode(row.report, SubmitRequest),
             measurement=measured,
@@ -340,14 +336,14 @@ class Intake:
             task_samples=row.samples,
             head=run.head,
             base_version=row.base_version,
-            trust=trusted,
+            trust=found.trust,
             effort=effort,
             cohort=_cohort(conn, about, run, row.kind, effort),
-            loss=evaluations.newest_loss(conn, run.id) if comparable else None,
+            loss=found.loss if comparable else None,
             parameters=about.parameters,
-            replayed=contributions.seen_before(conn, row),
+            replayed=found.replayed,
         )
-        file, then = about.file, in_phase(about.plan, base.phase)
+        file, then = about.file, in_phase(about.plan, found.phase)
         judgement = validation.judge(evidence, file.validation, file.train, then)
         if judgement.state == "accepted" and run.state not in OPEN:
             return validation.TOO_LATE
@@ -395,11 +391,14 @@ class Intake:
             settings=definition(run).file.task,
         )
 
-    def _accept(self, conn: Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
+    def _accept(
+        self, conn: Connection, row: ContributionRow, task: TaskRow, now: float, *, vests: bool
+    ) -> None:
         submissions.through(conn, row, task, now)
         accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id, accepted=1)
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
-        escrow.vest_due(conn, row.volunteer_id, now)
+        if vests:
+            escrow.vest_due(conn, row.volunteer_id, now)
 
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
@@ -424,13 +423,24 @@ class Intake:
         """Return where a contribution of this volunteer stands. Raises NotFound."""
         return await self._db.read(lambda conn: self.stands(conn, principal, contribution_id))
 
-    def stands(self, conn: Connection, principal: Principal, contribution_id: int) -> Verdict:
-        """Read where a contribution of this volunteer stands. Raises NotFound."""
+    def stands(
+        self,
+        conn: Connection,
+        principal: Principal,
+        contribution_id: int,
+        newest: Sequence[Verdict] = (),
+    ) -> Verdict:
+        """Return where a contribution of this volunteer stands: as the newest verdicts of its
+        worker say, if it is among them. Raises NotFound.
+        """
+        told = [each for each in newest if each.contribution == contribution_id]
+        if told and told[-1].reason != Reason.STALE:
+            return told[-1]
         row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
         verdict = verdicts.latest_verdict(conn, row.id)
         if verdict is not None:
             redo = verdict.reason == Reason.STALE and submissions.goes_on(conn, row)
-            return msgspec.structs.replace(verdict, redo=redo)
+            return replace(verdict, redo=redo)
         return Verdict(
             contribution=row.id,
             task=row.task_id,

@@ -92,7 +92,7 @@ def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int
         conn,
         run=run,
         base=versions.get(conn, run.id, row.parent),
-        ids=decode(row.contributions, list[int]),
+        rows=contributions.by_ids(conn, decode(row.contributions, list[int])),
         terms=Terms(),
     )
     weights = made.weights

@@ -206,9 +206,9 @@ class Merger:
         """The running runs, and those with a merge that is due: without locks, so that waiting
         costs next to nothing.
         """
-        running = runs.every(conn, ("running",))
-        some = [run for run in running if contributions.any_to_merge(conn, run.id)]
-        return running, [run for run in some if self._runs.queries.readiness(conn, run)[0].now]
+        running, ready = runs.running(conn), self._runs.queries.readiness
+        due = [run for run, waits in running if waits and ready(conn, run)[0].now]
+        return [run for run, _ in running], due
 
     def _lease(self, conn: Connection, run_id: int) -> MergeJob | None:
         """The trigger again, now under the lock of the run, and the lease."""
@@ -216,7 +216,8 @@ class Merger:
         state, live = self._runs.queries.readiness(conn, run)
         if run.state != "running" or not state.now:
             return None
-        recipe = self._left_behind(conn, run)
+        before = merges.of_base(conn, run.id, run.head)
+        recipe = self._left_behind(conn, run, before)
         begun_before = recipe is not None
         recipe = recipe or self._fresh(conn, run, live)
         if not recipe.rows:
@@ -229,7 +230,7 @@ class Merger:
             owner=self._owner,
             lease_until=self._clock.now() + self.lease_s,
         )
-        merge = merges.take(conn, bid, self._clock.now())
+        merge = merges.take(conn, bid, self._clock.now(), fresh=before is None)
         if merge is None:
             return None
         if recipe.terms.shards > 1 and not begun_before:
@@ -240,15 +241,15 @@ class Merger:
         """All that waits, on the head."""
         rows = contributions.mergeable(conn, run.id, BATCH_MAX)
         plan = definition(run).plan
-        ids = [row.id for row in rows if row.weight]
+        rows = [row for row in rows if row.weight]
         terms = Terms(
             workers=max(1, live),
             shards=plan.shards,
             shard_by=plan.shard_by,
-            outer_scale=self._outer_scale(conn, run, len(ids) / max(1, live)),
+            outer_scale=self._outer_scale(conn, run, len(rows) / max(1, live)),
         )
         base = versions.get(conn, run.id, run.head)
-        return recipes.of_contributions(conn, run=run, base=base, ids=ids, terms=terms)
+        return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 
     def _outer_scale(self, conn: Connection, run: RunRow, share: float) -> float:
         """Return the part of the outer rate that this merge of a share of the live workers steps
@@ -270,11 +271,10 @@ class Merger:
             log.info("outer rate tried again", run=run.name, version=run.head + 1, to=scale)
         return scale
 
-    def _left_behind(self, conn: Connection, run: RunRow) -> Recipe | None:
+    def _left_behind(self, conn: Connection, run: RunRow, merge: MergeRow | None) -> Recipe | None:
         """A merge in shards whose leader is gone, to go on with what is done of it: only with the
         same contributions.
         """
-        merge = merges.of_base(conn, run.id, run.head)
         if merge is None or merge.state not in ("leased", "abandoned"):
             return None
         if not part_rows.of_merge(conn, merge.id):
@@ -366,7 +366,8 @@ class Merger:
         datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
         if content.state_sha256:
             part_rows.add_state(conn, content.state_sha256, draft.states)
-        part_rows.drop(conn, job.merge.id)
+        if job.merge.fence > 1 or job.recipe.terms.shards > 1:  # else there never were any
+            part_rows.drop(conn, job.merge.id)
         every = definition(run).file.evaluation.every
         versions.add(
             conn,

@@ -185,19 +185,24 @@ def read(conn: Connection, merge: MergeRow) -> Recipe:
         conn,
         run=runs.by_id(conn, merge.run_id),
         base=versions.get(conn, merge.run_id, merge.base),
-        ids=decode(merge.contributions, list[int]),
+        rows=contributions.by_ids(conn, decode(merge.contributions, list[int])),
         terms=decode(merge.terms, Terms),
     )
 
 
 def of_contributions(
-    conn: Connection, *, run: RunRow, base: VersionRow, ids: Sequence[int], terms: Terms
+    conn: Connection,
+    *,
+    run: RunRow,
+    base: VersionRow,
+    rows: Sequence[ContributionRow],
+    terms: Terms,
 ) -> Recipe:
-    """The recipe of these contributions on a version."""
+    """The recipe of these contributions, in the order of a merge, on a version."""
     return Recipe(
         run=run,
         base=base,
-        rows=tuple(contributions.by_ids(conn, ids)),
+        rows=tuple(rows),
         terms=terms,
         state=merge_jobs.state_files(conn, base.state_sha256),
     )

@@ -147,17 +147,17 @@ class RunQueries:
         those is at work, or none has sent anything for long, all count, and all that was sent.
         """
         now, plan = self._clock.now(), phases.at_head(run)
-        live = runs.steering_workers(conn, run, now - LIVE_S, vetted=True)
-        waiting = contributions.pending(conn, run.id, vetted=live > 0)
-        if live and not waiting.count:
-            others = contributions.pending(conn, run.id)
+        waiting = runs.turnout(conn, run, now - LIVE_S, vetted=True)
+        live = waiting.workers
+        if not (live and waiting.count):
+            everyone = runs.turnout(conn, run, now - LIVE_S, vetted=False)
             long_ago = now - (plan.deadline_seconds or PATIENCE_S)
-            if others.oldest_at is not None and others.oldest_at <= long_ago:
-                waiting = others
-        live = live or runs.steering_workers(conn, run, now - LIVE_S, vetted=False)
+            if not live or (everyone.oldest_at is not None and everyone.oldest_at <= long_ago):
+                waiting = everyone
+            live = live or everyone.workers
         newest, round_s = waiting.newest_at, 0.0
         if plan.grace and newest is not None and waiting.count < live:
-            round_s = max(0.0, newest - versions.get(conn, run.id, run.head).created_at)
+            round_s = max(0.0, newest - (waiting.head_at or newest))
         pending = Pending(
             count=waiting.count,
             work=waiting.samples if plan.update == "gradient" else waiting.steps,

@@ -15,7 +15,6 @@ import structlog
 
 from coordinator.database import (
     audit,
-    contributions,
     leases,
     runs,
     submissions,
@@ -117,11 +116,13 @@ class Queue:
             is seen.
             """
             if base is not None:
-                begun = leases.tell(conn, task_id, who, attempt, base, now())
+                begun, again = leases.tell(conn, task_id, who, attempt, base, now())
             elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
                 return wait
             else:
-                begun = tasks.begin(conn, task_id, who, attempt, now(), newest=newest)
+                begun, again = tasks.begin(conn, task_id, who, attempt, now(), newest=newest)
+            if not again:
+                return begun
             part, tries = submissions.wanted(conn, begun.task)
             return msgspec.structs.replace(begun, part=part, tries=tries)
 
@@ -136,15 +137,15 @@ class Queue:
         """Return the merge that this worker contributed to; it waits no longer than the plan's
         deadline.
         """
-        row = tasks.holder(conn, task_id, for_update=False)
-        if row.worker_id != worker_id or row.begun_at is not None:
+        found = tasks.awaits_merge(conn, task_id, worker_id)
+        if found is None:
             return None
-        run = runs.by_id(conn, row.run_id)
-        plan = in_phase(self.claims.spec(conn, run.id).plan, run.phase)
-        if plan.overlap or not contributions.is_waiting(conn, run.id, worker_id):
+        run_id, phase = found
+        plan = in_phase(self.claims.spec(conn, run_id).plan, phase)
+        if plan.overlap:
             return None
         patience_s = min(plan.deadline_seconds or LONG_POLL_S_MAX, LONG_POLL_S_MAX)
-        return _Wait(run_id=run.id, patience_s=patience_s)
+        return _Wait(run_id=run_id, patience_s=patience_s)
 
     async def _still_good(
         self, principal: Principal, task_id: int, attempt: int, base: int

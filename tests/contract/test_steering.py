@@ -34,7 +34,7 @@ def deliver(conn: Connection, run: int, worker: Principal) -> None:
 
 async def steering(db: Database, run: int, *, vetted: bool = True) -> int:
     def read(conn: Connection) -> int:
-        return runs.steering_workers(conn, runs.by_id(conn, run), NOW - 60, vetted=vetted)
+        return runs.turnout(conn, runs.by_id(conn, run), NOW - 60, vetted=vetted).workers
 
     return await db.read(read)
 

@@ -38,6 +38,8 @@ async def house(database: Database) -> VirtualQueue:
 
 async def test_the_base_is_bound_when_work_begins(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
+    other = await house.write(lambda conn: add_run(conn, "another", task=TASK))
+    await house.write(lambda conn: add_version(conn, other, 1, global_step=7))
     await house.write(lambda conn: add_version(conn, house.run, 1, global_step=50))
     begun = await house.queue.begin(house.a, lease.task, 1)
     assert (begun.run, begun.version, begun.global_step) == ("run", 1, 50)

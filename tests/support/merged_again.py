@@ -20,7 +20,7 @@ import msgspec
 
 from coordinator.aggregation import step
 from coordinator.aggregation.shards import split
-from coordinator.database import merge_jobs, merges, runs, versions
+from coordinator.database import contributions, merge_jobs, merges, runs, versions
 from coordinator.database.versions import VersionRow
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import Recipe, Terms
@@ -160,7 +160,7 @@ def _log(conn: Connection, name: str) -> list[_Entry]:
                 conn,
                 run=run,
                 base=by_version[row.parent],
-                ids=decode(row.contributions, list[int]),
+                rows=contributions.by_ids(conn, decode(row.contributions, list[int])),
                 terms=decode(merge.terms, Terms) if merge else Terms(),
             )
         state = merge_jobs.state_files(conn, row.state_sha256)

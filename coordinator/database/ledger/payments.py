@@ -20,7 +20,7 @@ is one row that every acceptance needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from sqlalchemy import Connection, bindparam, case, func, select
@@ -97,7 +97,7 @@ WORDS: Mapping[str, str] = {
 # Kinds of events that sum up to what was earned.
 EARNING = ("earn", "vest", "answer", "reverse", "unanswer")
 # Told by what they do to the account "earned".
-BY_EARNED = ("earn", "vest", "debt", "repay", "hold", "release")
+BYEARNED_SINCE = ("earn", "vest", "debt", "repay", "hold", "release")
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,7 +302,7 @@ def _pay(volunteer_id: str, contribution_id: int, run_id: int, amount_micro: int
 
 
 _BALANCES = select(accounts.c.kind, accounts.c.balance_micro).where(its(accounts.c.owner))
-_EARNED = (
+EARNED_SINCE = (
     select(func.coalesce(func.sum(postings.c.amount_micro), 0))
     .join(events, events.c.id == postings.c.event_id)
     .join(accounts, accounts.c.id == postings.c.account_id)
@@ -321,7 +321,12 @@ _BEFORE = (
 def balances(conn: Connection, volunteer_id: str) -> Balances:
     """All zero for somebody who never earned anything."""
     found = conn.execute(_BALANCES, {"its_owner": volunteer_id})
-    have = {row.kind: int(row.balance_micro) for row in found}
+    return balances_of((row.kind, row.balance_micro) for row in found)
+
+
+def balances_of(held: Iterable[tuple[str, int]]) -> Balances:
+    """Return balances as their accounts hold them, by kind."""
+    have = {kind: int(balance) for kind, balance in held}
     return Balances(
         pending_micro=have.get("pending", 0),
         earned_micro=have.get("earned", 0),
@@ -345,7 +350,7 @@ def earned_since(
     """
     if not after:  # of a long history only the end
         after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0
-    query = _EARNED if upto is None else _EARNED.where(postings.c.event_id <= upto)
+    query = EARNED_SINCE if upto is None else EARNED_SINCE.where(postings.c.event_id <= upto)
     given = {"its_owner": volunteer_id, "since": at, "after": after}
     return int(conn.execute(query, given).scalar_one())
 
@@ -373,7 +378,7 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
     kind, side = events.c.kind, accounts.c.kind
     amount = func.sum(
         case(
-            (kind.in_(BY_EARNED) & (side != "earned"), 0),
+            (kind.in_(BYEARNED_SINCE) & (side != "earned"), 0),
             ((kind == "escrow") & (side != "escrow"), 0),
             ((kind == "settle") & (side == "burn"), -postings.c.amount_micro),
             (kind == "settle", 0),

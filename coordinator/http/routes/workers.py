@@ -127,11 +127,11 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     coordinator, principal = call.coordinator, call.principal
     number, fresh = await coordinator.intake.take_in(principal, call.number("task"), call.body)
     me: Me | None
-    me, (verdict, news) = await coordinator.volunteers.me_with(
+    me, (news, verdict) = await coordinator.volunteers.me_with(
         principal,
         lambda conn: (
-            coordinator.intake.stands(conn, principal, number),
-            coordinator.heartbeats.untold(conn, principal),
+            told := coordinator.heartbeats.untold(conn, principal),
+            coordinator.intake.stands(conn, principal, number, told),
         ),
     )
     if fresh:
