@@ -33,7 +33,7 @@ from coordinator.database import (
 )
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import UPDATES as MERGED
-from coordinator.database.contributions import ContributionRow
+from coordinator.database.contributions import ContributionRow, Peer
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Background, Part
@@ -475,20 +475,14 @@ def _cohort(
     conn: Connection, about: Definition, run: RunRow, kind: str, effort: float
 ) -> list[float]:
     """Return the norm by effort of each volunteer whose vetted work was accepted lately."""
-    most = about.file.validation.cohort
+    most, total = about.file.validation.cohort, about.total_steps(run)
     peers = contributions.cohort(conn, run.id, kind, COHORT_ROWS * most)
-    return validation.voices(
-        (
-            (
-                peer.volunteer_id,
-                validation.by_effort(
-                    peer.norm, _effort(about, run, kind, peer.global_step, peer.steps), effort
-                ),
-            )
-            for peer in peers
-        ),
-        most,
-    )
+
+    def norm(peer: Peer) -> float:
+        its = validation.effort(kind, about.file.train, peer.global_step, peer.steps, total)
+        return validation.by_effort(peer.norm, its, effort)
+
+    return validation.voices(peers, most, norm)
 
 
 def _values(

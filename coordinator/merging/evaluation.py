@@ -100,10 +100,12 @@ class Evaluation:
 
     async def evaluate_next(self) -> bool:
         """Measure the newest waiting version. False when none waits."""
-        if await self._db.read(evaluations.next_evaluation) is None:
-            return (
-                await self._measure_left()
-            )  # seen without a transaction that writes: this is asked after every merge
+        # Seen without a transaction that writes: this is asked after every merge.
+        waits, left = await self._db.read(self._look)
+        if not waits:
+            if left is not None:
+                await self._try_suites(*left)
+            return left is not None
         picked = await self._db.write(self._pick)
         if picked is None:
             return False
@@ -191,29 +193,29 @@ class Evaluation:
             log.warning("suites failed", run=run.name, version=version.version, error=failed[:2000])
         self._signals.notify(f"run:{run.id}")
 
-    async def _measure_left(self) -> bool:
-        """Measure on its suites the version 0 of a run that has no score yet, after a crash, and
-        the last version of one that has ended. False when neither waits.
+    def _look(self, conn: Connection) -> tuple[bool, tuple[RunRow, VersionRow] | None]:
+        """Return True if a version waits for its evaluation; if none does, what waits for its
+        suites.
         """
+        if evaluations.next_evaluation(conn) is not None:
+            return True, None
+        return False, self._left(conn)
 
-        def find(conn: Connection) -> tuple[RunRow, VersionRow] | None:
-            for run in runs.every(conn, (*runs.OPEN, "completed")):
-                if run.head < 0 or not definition(run).file.evaluation.suites:
-                    continue
-                number = 0 if scores.last_version(conn, run.id) is None else run.head
-                if (run.id, number) in self._tried or (number and run.state != "completed"):
-                    continue
-                self._tried.add((run.id, number))  # once in the life of this process
-                kept = not evaluations.evaluation(conn, run.id, number).pruned
-                if kept and due(conn, run, number):
-                    return run, versions.get(conn, run.id, number)
-            return None
-
-        found = await self._db.read(find)
-        if found is None:
-            return False
-        await self._try_suites(*found)
-        return True
+    def _left(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
+        """Return the version 0 of a run that has no score of its suites yet, after a crash, or
+        the last version of one that has ended.
+        """
+        for run in runs.every(conn, (*runs.OPEN, "completed")):
+            if run.head < 0 or not definition(run).file.evaluation.suites:
+                continue
+            number = 0 if scores.last_version(conn, run.id) is None else run.head
+            if (run.id, number) in self._tried or (number and run.state != "completed"):
+                continue
+            self._tried.add((run.id, number))  # once in the life of this process
+            kept = not evaluations.evaluation(conn, run.id, number).pruned
+            if kept and due(conn, run, number):
+                return run, versions.get(conn, run.id, number)
+        return None
 
     async def _suites(
         self, run: RunRow, version: VersionRow, wanted: tuple[SuiteFile, ...]

@@ -8,10 +8,10 @@ a reason that the volunteer can read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ from shared.workloads.training.lr_schedule import full_steps
 
 if TYPE_CHECKING:
     from shared.tensors.spec import Schema
+
+P = TypeVar("P", bound=tuple[Any, ...])
 
 MAD_TO_SIGMA = 1.4826
 # an Adam step moves an element by about lr; this many lr a step is beyond honest work
@@ -131,17 +133,22 @@ def by_effort(norm: float, its: float, ours: float) -> float:
     return norm / its if ours >= its else norm / math.sqrt(its * ours)
 
 
-def voices(norms: Iterable[tuple[str, float]], most: int) -> list[float]:
+def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[float]:
     """Return one norm for each volunteer, the median of its newest `VOICE_OF`: many machines or
     many tasks are no louder than one.
 
-    `norms` are (volunteer, norm by effort), newest first; at most `most` volunteers count.
+    `peers` begin with their volunteer, the newest first, and have a `norm` by effort, which is
+    asked for those only that count; at most `most` volunteers do.
     """
-    by: dict[str, list[float]] = {}
-    for volunteer, norm in norms:
-        if volunteer in by or len(by) < most:
-            by.setdefault(volunteer, []).append(norm)
-    return [median(own[:VOICE_OF]) for own in by.values()]
+    by: dict[str, list[P]] = {}
+    for peer in peers:
+        own = by.get(peer[0])
+        if own is None:
+            if len(by) < most:
+                by[peer[0]] = [peer]
+        elif len(own) < VOICE_OF:
+            own.append(peer)
+    return [median([norm(peer) for peer in own]) for own in by.values()]
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, String, cast, delete, exists, insert, select
 
 from coordinator.database import verdicts
 from coordinator.database.contributions import ContributionRow
@@ -28,9 +28,10 @@ from coordinator.database.ledger.payments import (
     post_forfeit_many,
     post_vested_many,
     post_void_many,
-    settled,
 )
 from coordinator.database.tables.accounts import volunteers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.ledger import events
 from coordinator.database.tables.trust import escrow
 from coordinator.rules.standing import (
     DAY_S,
@@ -47,9 +48,18 @@ SUSPENDED = "not paid: this account is suspended"
 DISTRUSTED = f"not paid: the trust in this account is below {TRUST_MIN:g}"
 WEIGHTLESS = "not paid: it counts nothing in a merge"
 
-_V, _E = volunteers.c, escrow.c
-_WHO = select(_V.id, _V.standing, _V.invited, _V.trust, _V.accepted, _V.passed, _V.unproven).where(
-    among(_V.id, "ids")
+_V, _E, _C = volunteers.c, escrow.c, contributions.c
+# No longer pending: paid, or not to be paid. Each is looked up by its unique key.
+_SETTLED = exists().where(
+    events.c.key.in_(
+        [f"{kind}:" + cast(_C.id, String) for kind in ("earn", "void", "escrow", "forfeit")]
+    )
+)
+_WHOSE = (
+    select(_C.id.label("contribution"), _SETTLED.label("settled"))
+    .add_columns(_V.standing, _V.invited, _V.trust, _V.accepted, _V.passed, _V.unproven)
+    .join(volunteers, _V.id == _C.volunteer_id)
+    .where(among(_C.id, "ids"))
 )
 _SUSPENDED = select(_V.id).where(among(_V.id, "ids"), _V.standing == "suspended").limit(1)
 _ADD = insert(escrow)
@@ -80,15 +90,13 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """
     if not rows:
         return
-    over = settled(conn, [row.id for row in rows])
-    rows = [row for row in rows if row.id not in over]
-    owners = sorted({row.volunteer_id for row in rows})
-    who = {row.id: row for row in conn.execute(_WHO, {"ids": owners})}
+    found = conn.execute(_WHOSE, {"ids": [row.id for row in rows]})
+    whose = {each.contribution: each for each in found if not each.settled}
     earned: list[ContributionRow] = []
     held: list[ContributionRow] = []
     unpaid: dict[str, list[ContributionRow]] = {}
-    for row in rows:
-        account = who[row.volunteer_id]
+    for row in (row for row in rows if row.id in whose):
+        account = whose[row.id]
         if why := _why_unpaid(account, row):
             unpaid.setdefault(why, []).append(row)
         else:
@@ -98,7 +106,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
         withhold(conn, withheld, now)
         verdicts.unpaid(conn, [row.id for row in withheld], why)
     _earn(conn, [Payment.of(row) for row in earned], now)
-    _hold(conn, held, who, now)
+    _hold(conn, held, whose, now)
     paid = sorted({row.volunteer_id for row in (*earned, *held)})
     # Its own ledger accounts are locked by now: a suspension is seen here, or sees what is here.
     if paid and conn.execute(_SUSPENDED, {"ids": paid}).first() is not None:
@@ -110,7 +118,8 @@ def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     it. Raises Conflict when its account is suspended at this moment.
     """
     owners = sorted({row.volunteer_id for row in rows})
-    _hold(conn, rows, {row.id: row for row in conn.execute(_WHO, {"ids": owners})}, now)
+    found = conn.execute(_WHOSE, {"ids": [row.id for row in rows]})
+    _hold(conn, rows, {each.contribution: each for each in found}, now)
     if conn.execute(_SUSPENDED, {"ids": owners}).first() is not None:
         raise Conflict("an account was suspended while it was paid")
 
@@ -161,7 +170,7 @@ def _why_unpaid(account: Any, row: ContributionRow) -> str:
 
 
 def _hold(
-    conn: Connection, rows: Sequence[ContributionRow], who: dict[str, Any], now: float
+    conn: Connection, rows: Sequence[ContributionRow], whose: dict[int, Any], now: float
 ) -> None:
     """Put pay into escrow, with the counters of its accounts."""
     if not rows:
@@ -173,8 +182,8 @@ def _hold(
             "volunteer_id": row.volunteer_id,
             "run_id": row.run_id,
             "amount_micro": row.price_micro,
-            "accepted": who[row.volunteer_id].accepted,
-            "passed": who[row.volunteer_id].passed,
+            "accepted": whose[row.id].accepted,
+            "passed": whose[row.id].passed,
             "since": now,
         }
         for row in rows

@@ -283,12 +283,6 @@ def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
     return found
 
 
-def settled(conn: Connection, ids: Sequence[int]) -> set[int]:
-    """Return those of some contributions that are no longer pending: paid, or not to be paid."""
-    keys = [f"{kind}:{i}" for i in ids for kind in ("earn", "void", "escrow", "forfeit")]
-    return {int(key.partition(":")[2]) for key in digests(conn, keys)}
-
-
 def _pay(volunteer_id: str, contribution_id: int, run_id: int, amount_micro: int) -> Payment:
     return Payment(
         volunteer_id=volunteer_id,

@@ -59,9 +59,12 @@ class Paid(msgspec.Struct, frozen=True, kw_only=True):
     place: int  # of its leaf
 
 
+_HEAD = select(meta.c.value).where(meta.c.key == KEY)
+
+
 def head(conn: Connection) -> Tree:
     """Return the state of the tree."""
-    return _read(conn.execute(select(meta.c.value).where(meta.c.key == KEY)).scalar())
+    return _read(conn.execute(_HEAD).scalar())
 
 
 def tree_head(conn: Connection, now: float) -> TreeHead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -223,5 +224,5 @@ def test_far_below_the_others_is_refused_like_far_above_and_proves_nothing() -> 
 
 def test_a_volunteer_has_one_voice_however_many_tasks_it_did() -> None:
     captured = [("eve", 1e-9)] * 60 + [("ann", 1.0), ("bob", 1.2), ("ann", 0.8), ("cyd", 1.1)]
-    assert sorted(voices(captured, 32)) == [1e-9, 0.9, 1.1, 1.2]
-    assert len(voices([(f"v{n}", 1.0) for n in range(50)], 32)) == 32
+    assert sorted(voices(captured, 32, itemgetter(1))) == [1e-9, 0.9, 1.1, 1.2]
+    assert len(voices([(f"v{n}", 1.0) for n in range(50)], 32, itemgetter(1))) == 32
