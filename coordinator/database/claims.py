@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from coordinator.database import passes
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
@@ -213,7 +213,7 @@ def _holders(conn: Connection, run_id: int) -> frozenset[str]:
 _T = tasks.c
 _TODO = (
     select(_T.id, _T.run_id, _T.pass_no, _T.start, _T.stop, _T.failures, _T.steps, _T.price_micro)
-    .add_columns(case((_T.kind.in_(BESIDE), _T.kind), else_="").label("beside"))
+    .add_columns(case((one_of(_T.kind, BESIDE), _T.kind), else_="").label("beside"))
     .where(its(_T.run_id), _T.state == "todo", ~and_(_T.returned, awaits_verdict()))
     .order_by(_T.failures, _T.id)
     .limit(bindparam("most"))

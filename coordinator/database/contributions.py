@@ -20,7 +20,7 @@ from sqlalchemy import (
     update,
 )
 
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import events
@@ -83,7 +83,7 @@ _BY_ID = select(contributions).where(its(_C.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update()
 _MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
 _BY_IDS = select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
-_IS_UPDATE = _C.kind.in_(UPDATES)
+_IS_UPDATE = one_of(_C.kind, UPDATES)
 _TO_MERGE = and_(its(_C.run_id), _C.state == "accepted", _IS_UPDATE)
 _MERGEABLE = select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(bindparam("most"))
 _LEFT_BEHIND = (
@@ -195,8 +195,8 @@ _COHORT = (
     # What was refused for its norm has its voice too: only so can a cohort heal whose first voices
     # were far from all others.
     .where(
-        _C.state.in_(("accepted", "merged", "superseded"))
-        | ((_C.state == "rejected") & (_C.reason == Reason.NORM.value))
+        one_of(_C.state, ("accepted", "merged", "superseded"))
+        | (one_of(_C.state, ("rejected",)) & one_of(_C.reason, (Reason.NORM.value,)))
     )
     .order_by(_C.id.desc())
     .limit(bindparam("most"))
@@ -236,7 +236,7 @@ def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozense
 _IS_WAITING = (
     select(_C.id)
     .where(its(_C.run_id), its(_C.worker_id), _IS_UPDATE)
-    .where(_C.state.in_(("received", "checking", "accepted")))
+    .where(one_of(_C.state, ("received", "checking", "accepted")))
     .limit(1)
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Select,
     bindparam,
@@ -15,12 +16,12 @@ from sqlalchemy import (
     func,
     insert,
     select,
-    union,
+    union_all,
     update,
 )
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
@@ -148,28 +149,31 @@ def set_values(conn: Connection, run_id: int, **values: Any) -> None:
     conn.execute(_SET, {"its_id": run_id} | values)
 
 
-def _at_work() -> Select[str]:
-    """Workers that hold a task of a run or wait for its next merge, heard of since an instant."""
-    holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), tasks.c.state == "doing")
+def _at_work() -> ColumnElement[bool]:
+    """Return the condition that a worker was heard of since an instant, and holds a task of a run
+    or waits for its next merge.
+    """
+    doing = one_of(tasks.c.state, ("doing",))
+    holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), doing)
     c = contributions.c
     waiting = select(c.worker_id).where(
         its(c.run_id),
-        c.state.in_(("checking", "accepted")),
-        (c.state == "checking") | c.kind.in_(UPDATES),
+        one_of(c.state, ("checking", "accepted")),
+        (c.state == "checking") | one_of(c.kind, UPDATES),
     )
-    query = select(workers.c.id).where(workers.c.last_seen_at > bindparam("since"))
-    return query.where(workers.c.id.in_(union(holding, waiting)))
+    heard_of = workers.c.last_seen_at > bindparam("since")
+    return heard_of & workers.c.id.in_(union_all(holding, waiting))
 
 
 def _steering(vetted: bool) -> Select[int]:
     """Sum over the volunteers at work of their workers that deliver, each at least 1."""
     c, w = contributions.c, workers.c
     good = exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
-    good = good.where(c.kind.in_(UPDATES))
+    good = good.where(one_of(c.kind, UPDATES))
     # Two queries, each by an index: one with OR reads all that a volunteer ever sent.
     lately = good.where(c.version > bindparam("before")) | good.where(c.state == "accepted")
     delivers = func.sum(case((lately, 1), else_=0))
-    each = select(delivers.label("workers")).where(w.id.in_(_at_work())).group_by(w.volunteer_id)
+    each = select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)
     if vetted:
         each = each.join(volunteers, volunteers.c.id == w.volunteer_id)
         each = each.where(volunteers.c.standing == "vetted")
@@ -177,9 +181,9 @@ def _steering(vetted: bool) -> Select[int]:
     return select(func.coalesce(func.sum(case((count < 1, 1), else_=count)), 0))
 
 
-_LIVE_WORKERS = select(func.count()).select_from(_at_work().subquery())
+_LIVE_WORKERS = select(func.count()).select_from(workers).where(_at_work())
 _C, _V = contributions.alias("waiting").c, versions.c
-_WAITS = (_C.state == "accepted") & _C.kind.in_(UPDATES)
+_WAITS = (_C.state == "accepted") & one_of(_C.kind, UPDATES)
 _RUNNING = (
     select(runs, exists().where(_C.run_id == runs.c.id, _WAITS).label("waits"))
     .where(runs.c.state == "running")

@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
 )
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import its, one_of
 from coordinator.database.ledger.payments import (
     EARNED_SINCE,
     EARNING,
@@ -452,7 +452,7 @@ def account(conn: Connection, volunteer_id: str, since: float, after: int) -> Ac
 
 
 _W = workers.c
-_DOING = (tasks.c.worker_id == _W.id) & (tasks.c.state == "doing")
+_DOING = (tasks.c.worker_id == _W.id) & one_of(tasks.c.state, ("doing",))
 _MACHINES = (
     select(_W.id, _W.hostname, _W.state, _W.last_seen_at)
     .add_columns(select(func.min(tasks.c.id)).where(_DOING).scalar_subquery().label("task"))

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, Select, bindparam, exists, func, insert, select, update
 
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import its, one_of
 from coordinator.database.evaluations import NEWEST_LOSS
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.accounts import volunteers
@@ -43,7 +43,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 _C, _U, _V = contributions.c, uploads.c, volunteers.c
 _MINE = its(_C.task_id) & its(_C.attempt)
-_PARTS = select(func.count()).where(_MINE, _C.state.in_(GOOD)).scalar_subquery()
+_PARTS = select(func.count()).where(_MINE, one_of(_C.state, GOOD)).scalar_subquery()
 _LATE = (
     select(func.count()).where(_MINE, _C.part == _PARTS, _C.state == "rejected").scalar_subquery()
 )
@@ -89,7 +89,7 @@ _ARRIVAL = (
         _KNOWN.scalar_subquery().label("known"),
         _PARTS.label("part"),
         _LATE.label("tries"),
-        exists().where(_MINE, _C.state.in_(WAITING)).label("checked"),
+        exists().where(_MINE, one_of(_C.state, WAITING)).label("checked"),
         _UPLOADED.label("uploaded"),
         _V.standing,
         _V.network,

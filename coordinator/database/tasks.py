@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
@@ -240,8 +240,8 @@ _W = contributions.c
 _AWAITED = exists().where(
     _W.run_id == tasks.c.run_id,
     _W.worker_id == tasks.c.worker_id,
-    _W.kind.in_(UPDATES),
-    _W.state.in_(("received", "checking", "accepted")),
+    one_of(_W.kind, UPDATES),
+    one_of(_W.state, ("received", "checking", "accepted")),
 )
 _AWAITS = (
     select(tasks.c.run_id, runs.c.phase)

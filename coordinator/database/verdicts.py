@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.runs import runs
@@ -167,7 +167,7 @@ _VERDICT = (
         case(
             (_TAKEN_BACK, 0),
             (
-                verdicts.c.state.in_(("accepted", "merged", "superseded")),
+                one_of(verdicts.c.state, ("accepted", "merged", "superseded")),
                 contributions.c.price_micro,
             ),
             else_=0,

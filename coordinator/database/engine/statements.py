@@ -6,9 +6,10 @@ virtual cores of an Intel Xeon).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam
+from sqlalchemy import ColumnElement, bindparam, literal_column
 from sqlalchemy.sql.elements import KeyedColumnElement
 
 
@@ -18,6 +19,17 @@ def its(column: KeyedColumnElement[Any]) -> ColumnElement[bool]:
     The value is given when the statement runs; the prefix keeps it from what an UPDATE sets.
     """
     return column == bindparam(f"its_{column.key}", type_=column.type)
+
+
+def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnElement[bool]:
+    """`column IN ('one', 'another')`, words of the program written into the statement.
+
+    A list of bound values is put in anew each time that it runs, 50 us, and for a bound value that
+    decides whether a partial index serves, SQLite plans the query anew: 28 us became 5, 224 became
+    7 (the open tasks' index).
+    """
+    assert all(word.isidentifier() for word in words)
+    return column.in_([literal_column(f"'{word}'", column.type) for word in words])
 
 
 def among(column: KeyedColumnElement[Any], name: str) -> ColumnElement[bool]:

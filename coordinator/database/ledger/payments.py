@@ -26,7 +26,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, case, func, select
 
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import its, one_of
 from coordinator.database.ledger.check import check_ledger, seal
 from coordinator.database.ledger.postings import (
     AMOUNT_MAX,
@@ -97,7 +97,7 @@ WORDS: Mapping[str, str] = {
 # Kinds of events that sum up to what was earned.
 EARNING = ("earn", "vest", "answer", "reverse", "unanswer")
 # Told by what they do to the account "earned".
-BYEARNED_SINCE = ("earn", "vest", "debt", "repay", "hold", "release")
+BY_EARNED = ("earn", "vest", "debt", "repay", "hold", "release")
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,7 +301,7 @@ EARNED_SINCE = (
     .join(events, events.c.id == postings.c.event_id)
     .join(accounts, accounts.c.id == postings.c.account_id)
     .where(its(accounts.c.owner), accounts.c.kind == "earned")
-    .where(events.c.kind.in_(EARNING), events.c.at >= bindparam("since"))
+    .where(one_of(events.c.kind, EARNING), events.c.at >= bindparam("since"))
     .where(postings.c.event_id > bindparam("after"))
 )
 _BEFORE = (
@@ -372,7 +372,7 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
     kind, side = events.c.kind, accounts.c.kind
     amount = func.sum(
         case(
-            (kind.in_(BYEARNED_SINCE) & (side != "earned"), 0),
+            (kind.in_(BY_EARNED) & (side != "earned"), 0),
             ((kind == "escrow") & (side != "escrow"), 0),
             ((kind == "settle") & (side == "burn"), -postings.c.amount_micro),
             (kind == "settle", 0),
