@@ -74,9 +74,11 @@ def parts(value: object) -> object:
     raise NotImplementedError(f"{type(value).__name__} is no sentence")
 
 
-def heard(kind: type, value: Any) -> Sentence:
+def heard(kind: type, value: Any) -> Any:
     """Decode a sentence, or a text as words of others: a hook of msgspec."""
     if kind is not Sentence:
+        if isinstance(value, kind):  # msgspec asks of `object`, too
+            return value
         raise NotImplementedError(f"{kind.__name__} is no sentence")
     if isinstance(value, str):
         return of(value)
