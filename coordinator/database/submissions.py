@@ -133,7 +133,7 @@ def _with_run(
 
 
 class Background(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contribution is judged by, beside itself and its cohort."""
+    """Evidence by which a contribution is judged, beside itself and its cohort."""
 
     run: RunRow
     trust: float  # in its account
