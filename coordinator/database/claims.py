@@ -29,7 +29,8 @@ from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
-from coordinator.database.tasks import AUDIT, BESIDE, TaskRow, awaits_verdict, row_of
+from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, row_of
+from coordinator.rules.audits import AUDIT
 from coordinator.rules.dispatch import Holding, Load
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.standing import State

@@ -5,7 +5,6 @@ said.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from sqlalchemy import (
@@ -216,22 +215,6 @@ def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
     t = tasks.c
     of_no_pass = t.pass_no == literal_column("0")  # SQLite must see it to use that index
     return (t.run_id == run_id) & (t.kind == kind) & of_no_pass
-
-
-def add_task(conn: Connection, values: dict[str, Any], now: float) -> int:
-    """A task beside the pass: of a learner, or a match. It waits for whoever asks next."""
-    fixed = {
-        "pass_no": 0,
-        "state": "todo",
-        "attempt": 0,
-        "device": "",
-        "returned": False,
-        "failures": 0,
-        "timeouts": 0,
-        "created_at": now,
-    }
-    made = insert(tasks).values(**fixed, **values).returning(tasks.c.id)
-    return int(conn.execute(made).scalar_one())
 
 
 def next_start(conn: Connection, run_id: int, kind: str) -> int:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, case, func, select
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import checks, recomputes
-from coordinator.database.tasks import AUDIT
+from coordinator.rules.audits import AUDIT
 
 LISTING_MAX = 1000
 ACCEPTED = ("accepted", "merged", "superseded")

@@ -36,6 +36,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
+from coordinator.rules.audits import AUDIT
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import games_bytes_max, upload_bytes_max
 from shared.decoding import decode
@@ -50,7 +51,6 @@ ALONE_FACTOR = 2
 TIMED_OUT_MIN = 2  # volunteers that let a task time out before it is given up
 LATELY_S, LATELY = 3600.0, 256  # who had a task since, among the last so many, works for the run
 MESSAGE_CHARS = 500
-AUDIT = "audit"  # a task of another volunteer that is done again
 BESIDE = ("learn", "evaluate", AUDIT)  # kinds of tasks that are not cut from a pass
 GAMES = ("selfplay", "evaluate")  # kinds whose contributions are files of games
 FREE: dict[str, Any] = {
@@ -191,6 +191,22 @@ _BEGIN = _REBASE.values(
     finish_limit=bindparam("hard"),
 )
 _BEGIN_AT = _BEGIN.values(base_version=bindparam("base"))
+
+
+def add_beside(conn: Connection, values: dict[str, Any], now: float) -> int:
+    """Add a task beside the pass, which waits for whoever may do it; return its number."""
+    fixed = {
+        "pass_no": 0,
+        "state": "todo",
+        "attempt": 0,
+        "device": "",
+        "returned": False,
+        "failures": 0,
+        "timeouts": 0,
+        "created_at": now,
+    }
+    made = insert(tasks).values(**fixed, **values).returning(tasks.c.id)
+    return int(conn.execute(made).scalar_one())
 
 
 def begin(

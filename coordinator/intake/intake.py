@@ -37,11 +37,12 @@ from coordinator.database.contributions import ContributionRow, Peer
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Background, Part
-from coordinator.database.tasks import AUDIT, FailureKind, TaskRow
+from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.intake.similarity import Seen, Sketches
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
+from coordinator.rules.audits import AUDIT
 from coordinator.rules.checks import Result
 from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases

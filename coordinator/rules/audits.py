@@ -27,6 +27,7 @@ from coordinator.rules.checks import (
     comparable,
 )
 
+AUDIT = "audit"  # a task of another volunteer that is done again
 OPEN_MAX = 16  # audits under way: of the places of recomputes that they take no more
 SPREAD_S = 7200.0  # over which tickets come up: who asks for work all the time gains little
 WAIT_S = 21_600.0  # for an answer; then the organiser does the task

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from coordinator.rules.audits import may_audit
+from coordinator.rules.audits import AUDIT, may_audit
 from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
 from coordinator.rules.placement import NOBODY, Bench, Placement
 from coordinator.rules.sizing import (
@@ -30,7 +30,6 @@ from coordinator.rules.sizing import (
 )
 from shared.protocol.base import Reason
 
-AUDIT = "audit"  # kind of task
 HALF_LIFE_S = 900.0  # work that was given that long ago counts half
 
 

@@ -23,9 +23,10 @@ from coordinator.database.auditing import audits
 from coordinator.database.auditing.audits import Work
 from coordinator.database.claims import Abilities, Rights, View
 from coordinator.database.leases import Taken
-from coordinator.database.tasks import AUDIT, TaskRow
+from coordinator.database.tasks import TaskRow
 from coordinator.plan.tables import Plan
 from coordinator.rules import codes
+from coordinator.rules.audits import AUDIT
 from coordinator.rules.checks import NO_RATES, OPEN_RATES, Rates, rates_of
 from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (

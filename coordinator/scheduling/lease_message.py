@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.database import datasets, runs
-from coordinator.database.tasks import AUDIT, BESIDE, GAMES, TaskRow
+from coordinator.database.tasks import BESIDE, GAMES, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.tables import Plan
 from coordinator.rules import run_file
+from coordinator.rules.audits import AUDIT
 from coordinator.rules.codec_choice import agreed
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from coordinator.database import datasets, games, runs, versions
+from coordinator.database import datasets, games, runs, tasks, versions
 from coordinator.database.games import ChunkRow, HarvestRow, Totals
 from coordinator.database.runs import RunRow
 from coordinator.rules.sizing import task_seed
@@ -196,7 +196,7 @@ class Replay:
             "price_micro": run.price_micro * task.local_steps,
             "options": _options(data),
         }
-        games.add_task(conn, values, self._clock.now())
+        tasks.add_beside(conn, values, self._clock.now())
         return msgspec.structs.replace(
             found, planned=found.planned + positions, learning=found.learning + 1
         )
@@ -234,7 +234,7 @@ class Replay:
             "price_micro": price_of_flops(run.price_micro, run.step_flops, flops),
             "options": _options(data),
         }
-        games.add_task(conn, values, self._clock.now())
+        tasks.add_beside(conn, values, self._clock.now())
         return True
 
     # --- strength ---

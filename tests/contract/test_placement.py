@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection
 
 from coordinator.accounts.accounts import Principal
-from coordinator.database import games
+from coordinator.database import tasks
 from coordinator.database.engine.open import Database
 from coordinator.rules.placement import THERE_S
 from shared.protocol.base import Reason
@@ -51,7 +51,7 @@ async def add_learn_task(house: VirtualQueue) -> int:
     }
 
     def write(conn: Connection) -> int:
-        return games.add_task(conn, values, house.clock.now())
+        return tasks.add_beside(conn, values, house.clock.now())
 
     return await house.write(write)
 

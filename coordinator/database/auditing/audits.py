@@ -20,8 +20,8 @@ from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import uploads
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import audits, recomputes
-from coordinator.database.tasks import AUDIT, FREE
-from coordinator.rules.audits import LEASES_PER_AUDIT, OPEN_MAX, WAIT_S, Person, Terms
+from coordinator.database.tasks import FREE, add_beside
+from coordinator.rules.audits import AUDIT, LEASES_PER_AUDIT, OPEN_MAX, WAIT_S, Person, Terms
 from coordinator.rules.checks import Machine, Result
 from shared.decoding import decode
 from shared.protocol.leases import AuditWork
@@ -155,7 +155,6 @@ def open_task(conn: Connection, row: ContributionRow, work: Work, now: float) ->
     values = {
         "run_id": row.run_id,
         "kind": AUDIT,
-        "pass_no": 0,
         "start": job.start,
         "stop": job.stop,
         "seed": job.seed,
@@ -163,15 +162,8 @@ def open_task(conn: Connection, row: ContributionRow, work: Work, now: float) ->
         "batch_size": job.batch_size,
         "price_micro": row.price_micro,
         "options": msgspec.json.encode({"base_version": row.base_version}).decode(),
-        "state": "todo",
-        "attempt": 0,
-        "device": "",
-        "returned": False,
-        "failures": 0,
-        "timeouts": 0,
-        "created_at": now,
     }
-    number = int(conn.execute(insert(tasks).values(**values).returning(_T.id)).scalar_one())
+    number = add_beside(conn, values, now)
     told = {"state": "open", "task_id": number, "opened_at": now}
     _change(conn, row.id, **told, work=msgspec.json.encode(work).decode())
     _hold(conn, row.id, now + WAIT_S)
