@@ -206,7 +206,7 @@ class Work(Protocol):
     """
 
     def advance(self) -> Progress:
-        """Do one micro-batch (at most about half a second) and say where it stands.
+        """Do one micro-batch (about half a second at most, or see `Listening`); say where it is.
 
         Raises MemoryError-like torch errors.
         """
