@@ -518,7 +518,7 @@ def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, InvalidRunFile):
             raise error.__cause__ from None
-        raise InvalidRunFile(complaint(error, f"[{table}]")) from error
+        raise InvalidRunFile(complaint(error, f"[{table}]", kind)) from error
 
 
 def _found() -> EntryPoints:
