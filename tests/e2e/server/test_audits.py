@@ -424,7 +424,7 @@ async def test_a_suspension_leaves_what_an_audit_has_earned_long_ago(
 async def test_an_auditor_is_refuted_by_two_voices_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosine: float, said: str
 ) -> None:
-    """Where update, answer and recompute all differ, a state that was made for it may be why; where
+    """If update, answer and recompute all differ, a state that was made for it may be why; if
     the answer agrees with what was made up, it was said for a friend.
     """
     async with checked(tmp_path, "") as (home, bob):
