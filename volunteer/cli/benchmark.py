@@ -7,15 +7,13 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import msgspec
-
 from shared.clock import SystemClock
 from shared.errors import Unavailable
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
-from shared.sentences import english
-from shared.text import ascii_json, printable
+from shared.text import printable
 from volunteer.account.join import connector
 from volunteer.account.profile import Profile
+from volunteer.cli.json_output import print_json
 from volunteer.machine.benchmark import benchmark
 from volunteer.machine.devices import choose, default_threads, detect, hardware
 from volunteer.net.api import Api
@@ -41,7 +39,7 @@ def measure(directories: Directories, device: str, *, quick: bool, json: bool) -
     ]
     trainer.close()
     if json:
-        print(ascii_json(msgspec.json.encode(results, enc_hook=english).decode()))
+        print_json(results)
     else:
         print("\n".join(_lines(devices, results)))
     _remember(directories, tuple(results), devices)

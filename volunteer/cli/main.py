@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from shared.errors import VolunteerError
-from shared.sentences import english
 from volunteer.cli import exit_codes, manage, prompts, team
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
+from volunteer.cli.json_output import print_json
 from volunteer.i18n.catalogue import shown
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def join(
     # A link that was wrapped and came without quotes arrives in pieces.
     joined = _run(join_now(_directories(profile), " ".join(link), name))
     if json:
-        return _print_json(joined)
+        return print_json(joined)
     met = "welcome" if joined.created else "already joined"
     print(
         printable(
@@ -139,7 +139,7 @@ def link(
 
     code = _run(ask_coordinator(_directories(profile), lambda api: api.link()))
     if json:
-        return _print_json(code)
+        return print_json(code)
     print(f"on the other machine, within ten minutes:\n\n    volunteer join '{code.link}'\n")
     if qr:
         from shared.qr import qr_coloured
@@ -176,7 +176,7 @@ def status(*, json: Json = False, profile: Profile = "") -> int:
 
     found = _run(_with_control(profile, _status))
     if json:
-        return _print_json(found)
+        return print_json(found)
     print(hinted("\n".join(status_lines(found)), profile))
     return 0
 
@@ -188,7 +188,7 @@ def settings(*, json: Json = False, profile: Profile = "") -> int:
 
     rows = setting_rows(_directories(profile))
     if json:
-        return _print_json(rows)
+        return print_json(rows)
     for row in rows:
         print(f"{row.name:<18} {_plain(row.value):<18} {row.source:<12} {row.help}")
     return 0
@@ -224,7 +224,7 @@ def pause(
     if json:
         told: dict[str, Any] = {"ordered": "pause", "device": device}
         told["ends_at"] = end.timestamp() if end else None
-        return _print_json(told | ({"until": "login"} if login else {}))
+        return print_json(told | ({"until": "login"} if login else {}))
     ending = f" until {words}" if end or login else ""
     text = f"{device or ''} paused{ending}; continue with `volunteer resume`"
     print(hinted(text.strip(), profile))
@@ -236,7 +236,7 @@ def resume(device: Device = "", *, json: Json = False, profile: Profile = "") ->
     """Resume after pause or finish."""
     _run(_with_control(profile, lambda control: control.resume(device)))
     if json:
-        return _print_json({"ordered": "resume", "device": device})
+        return print_json({"ordered": "resume", "device": device})
     print(hinted("resumed; `volunteer status` shows what it does", profile))
     return 0
 
@@ -257,7 +257,7 @@ def finish(
 
     _run(_with_control(profile, act))
     if json:
-        return _print_json({"ordered": "finish", "then_stop": then_stop})
+        return print_json({"ordered": "finish", "then_stop": then_stop})
     more = "then volunteer exits" if then_stop else "no new task is taken until `volunteer resume`"
     print(hinted(f"the current task is completed; {more}", profile))
     return 0
@@ -276,7 +276,7 @@ def stop(
     how = "save" if save else "release"
     _run(_with_control(profile, lambda control: control.stop(how)))
     if json:
-        return _print_json({"ordered": "stop", "how": how})
+        return print_json({"ordered": "stop", "how": how})
     print(
         "exiting; a current task is",
         "kept for the next start" if save else "given back, or done within seconds",
@@ -400,12 +400,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(str(item) for item in value) or "-"
     return f"{value:g}" if isinstance(value, float) else str(value) or "-"
-
-
-def _print_json(value: Any) -> int:
-    import msgspec
-
-    from shared.text import ascii_json
-
-    print(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()))
-    return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from volunteer.cli.exit_codes import hinted
+from volunteer.cli.json_output import print_json
 from volunteer.cli.receipts import app as receipts
 from volunteer.cli.update import update
 
@@ -131,9 +132,6 @@ def name(
     profile: Profile = "",
 ) -> int:
     """Your nickname and its visibility to others."""
-    import msgspec
-
-    from shared.text import ascii_json
     from volunteer.cli.start import ask_coordinator
     from volunteer.settings import settings
 
@@ -148,10 +146,7 @@ def name(
     if public is not None:  # the same for the next coordinator
         settings.save(places.config / "config.toml", {"public": public})
     if json:
-        print(
-            ascii_json(msgspec.json.encode({"nickname": me.nickname, "public": me.public}).decode())
-        )
-        return 0
+        return print_json({"nickname": me.nickname, "public": me.public})
     seen = "others see it on the leaderboard" if me.public else "it is hidden from others"
     print(f'your nickname is "{me.nickname}"; {seen}')
     return 0

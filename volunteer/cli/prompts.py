@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from shared.errors import BadRequest
-from shared.sentences import english
 from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import at_terminal
+from volunteer.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -320,13 +320,3 @@ def _micro(credits: float, micro: int) -> int:
     if not 0 < credits <= 1e9:
         raise BadRequest("an amount is more than 0 and at most 1,000,000,000 credits")
     return round(credits * micro)
-
-
-def print_json(value: Any) -> int:
-    """Print one JSON document; the exit code."""
-    import msgspec
-
-    from shared.text import ascii_json
-
-    print(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()))
-    return 0

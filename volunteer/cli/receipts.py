@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from shared.sentences import english
 from volunteer.cli.exit_codes import EXIT_FAILURE, hinted
+from volunteer.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from volunteer.account.profile import Identity
@@ -42,7 +42,7 @@ def listing(*, json: Json = False, profile: Profile = "") -> int:
     found = _checked(identity, book)
     rows = [_row(each) for each in found]
     if json:
-        _print_json(rows)
+        print_json(rows)
         return 0
     for row in rows:
         if row["problem"]:
@@ -92,7 +92,7 @@ def verify(
         code = EXIT_FAILURE
     if json:
         said: dict[str, Any] = {"receipts": len(found), "problems": problems, "history": history}
-        _print_json(said | {"heads": len(kept), "online": not offline, "unknown": unknown})
+        print_json(said | {"heads": len(kept), "online": not offline, "unknown": unknown})
         return code
     for problem in problems:
         print(f"wrong: {problem}")
@@ -207,11 +207,3 @@ def _summary(receipts: int, wrong: int, *, online: bool) -> str:
     count = f"{receipts} receipt{'' if receipts == 1 else 's'}"
     state = f"{wrong} of {count} wrong" if wrong else f"{count} verified"
     return f"{state}; the coordinator's record still holds them" if online and not wrong else state
-
-
-def _print_json(value: Any) -> None:
-    import msgspec
-
-    from shared.text import ascii_json
-
-    print(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()))

@@ -11,13 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from shared.clock import SystemClock
 from shared.errors import Configuration, TooLarge
 from shared.protocol.accounts import Device
-from shared.sentences import english
-from shared.text import ascii_json, printable, size
+from shared.text import printable, size
 from shared.workloads.base import load
 from volunteer.account.join import connector
 from volunteer.account.profile import Home, Identity, Profile
@@ -26,6 +23,7 @@ from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.model_steps import machine_of, step_of
 from volunteer.agent.run_choice import check_chosen
+from volunteer.cli.json_output import print_json
 from volunteer.control.event_bus import Hub
 from volunteer.control.model_step import ModelStep, key_of, newest
 from volunteer.control.status import Status
@@ -67,7 +65,7 @@ def measure_run(directories: Directories, run: str, device: str, *, json: bool) 
         trial = _Trial(directories, settings, identity, profile.home(identity), Path(scratch))
         steps = asyncio.run(trial.measured(run, device))
     if json:
-        print(ascii_json(msgspec.json.encode(steps, enc_hook=english).decode()))
+        print_json(steps)
     else:
         print("\n".join(_lines(steps)))
     return 0

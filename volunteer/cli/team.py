@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from volunteer.cli.prompts import Json, Profile, ask_account, print_json
+from volunteer.cli.json_output import print_json
+from volunteer.cli.prompts import Json, Profile, ask_account
 
 if TYPE_CHECKING:
     from shared.protocol.teams import MyTeam

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
+from volunteer.cli.json_output import print_json
+
 if TYPE_CHECKING:
     from shared.protocol.accounts import ServerInfo
     from volunteer.net.api import Api
@@ -34,8 +36,6 @@ def update(
     profile: Annotated[str, Parameter(help="Profile on this host.")] = "",
 ) -> int:
     """Say which version the coordinator announces, and how to check and install it."""
-    import msgspec
-
     from volunteer.account.join import software
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.account.releases import announced, check_file, is_newer, steps
@@ -57,7 +57,7 @@ def update(
         if found is not None:
             newer = is_newer(found.version, own)
             told = told._replace(version=found.version, sha256=found.sha256, newer=newer)
-        print(msgspec.json.encode(told._asdict()).decode())
+        print_json(told._asdict())
     elif found is None:
         print(f"this is version {own}; the coordinator announces none")
     elif checked is not None:

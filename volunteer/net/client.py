@@ -439,7 +439,7 @@ async def post_json(
             request = http.build_request(
                 "POST",
                 url,
-                content=msgspec.json.encode(body, enc_hook=english),
+                content=msgspec.json.encode(body),
                 headers={"Content-Type": "application/json", "User-Agent": "volunteer"},
             )
             response = await http.send(request, stream=True)  # whatever it says is not read

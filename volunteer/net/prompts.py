@@ -9,7 +9,7 @@ import msgspec
 
 from shared.errors import Internal
 from shared.protocol.inference import OpenAiError, Usage
-from shared.sentences import Sentence, english
+from shared.sentences import Sentence
 from volunteer.net.errors import decoded, openai_error
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def streamed(client: Client, path: str, body: dict[str, Any]) -> AsyncIter
     Raises what the coordinator said, also in the middle.
     """
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    async with client.events(path, msgspec.json.encode(asked, enc_hook=english)) as pieces:
+    async with client.events(path, msgspec.json.encode(asked)) as pieces:
         rest = b""
         async for piece in pieces:
             *lines, rest = (rest + bytes(piece)).split(b"\n")

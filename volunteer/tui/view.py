@@ -76,7 +76,6 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     registering: float | None = None  # proof of work under way, 0..1
     sensors: dict[str, events.Sensed] = {}  # by device
     speeds: dict[str, tuple[float, ...]] = {}  # steps a second by device, oldest first
-    merging: dict[str, str] = {}  # run -> "next version after 2 more contributions or 3:12"
     ended: events.Stopped | None = None
     seen: int = 0  # events so far
 
@@ -193,7 +192,6 @@ def _grown(view: AgentView, event: AnyEvent) -> AgentView:
             return replace(
                 view,
                 beats_at={**view.beats_at, beat.run: event.at},
-                merging={**view.merging, beat.run: event.message},
             )
         case events.Sensed():
             return replace(view, sensors={**view.sensors, event.device: event})
