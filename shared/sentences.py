@@ -57,7 +57,7 @@ def figure(text: str) -> Sentence:
 
 def _value(value: object) -> object:
     """Return what a program of another process can be told of a value."""
-    return value if isinstance(value, str | int | float) else str(value)
+    return value if type(value) in (Sentence, str, int, float, bool) else str(value)
 
 
 def english(value: object) -> str:
@@ -83,7 +83,7 @@ def heard(kind: type, value: Any) -> Any:
     if isinstance(value, str):
         return of(value)
     try:
-        text, message, many, values = value
+        text, message, many, values, *_later = value  # a newer program may say more
         return of(str(text), str(message), {n: _heard(v) for n, v in values.items()}, str(many))
     except (TypeError, ValueError, AttributeError) as error:
         raise msgspec.ValidationError("Expected a sentence") from error

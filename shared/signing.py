@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from shared.errors import BadSignature, Configuration
+from shared.sentences import Sentence
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -76,7 +77,16 @@ def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, payload)
     except (InvalidSignature, ValueError) as error:
-        raise BadSignature() from error
+        raise BadSignature(Sentence("the signature does not fit")) from error
+
+
+def verify_text(public_key: str, payload: str, signature: str) -> None:
+    """Raises BadSignature as `verify`, and for a key or a signature that is not hexadecimal."""
+    try:
+        key, data, made = bytes.fromhex(public_key), payload.encode(), bytes.fromhex(signature)
+    except ValueError as error:
+        raise BadSignature(Sentence("the signature does not fit")) from error
+    verify(key, data, made)
 
 
 def fingerprint(public_key: bytes) -> str:

@@ -16,7 +16,7 @@ from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.inference import keys
 from coordinator.database.ledger import payments
 from coordinator.inference.answerers import Answerers
-from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece, Turns
+from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece
 from coordinator.inference.metering import Meter, Metered, Order
 from coordinator.rate_limit import PerMinute
 from coordinator.rules import serving
@@ -25,7 +25,6 @@ from coordinator.runs.definition import definition
 from shared.errors import BadRequest, Forbidden, NotFound, Unauthorized, Unavailable
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.base import load
-from shared.workloads.data.chat_template import TEMPLATE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -46,7 +45,6 @@ READ = (
     ' answered_by = "organiser" keeps yours off them'
 )
 OWN = "chat: the run's own template"
-TOKENIZERS = "chat: the template of the model's tokenizer"
 
 
 class Wrong(BadRequest):
@@ -68,7 +66,6 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
     version: ModelVersion
     items: str
     serve: ServeSettings
-    template: bool  # conversations are written by that of its tokenizer
     tier: TierSettings
     unit_nano: int
     asker: Asker
@@ -78,7 +75,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """A text to continue, and how."""
 
     kind: str
-    prompt: str | Turns
+    text: str
     max_tokens: int | None
     seed: int
     count: int = 1
@@ -213,7 +210,7 @@ class Answers:
                 card
                 for run in runs.every(conn)
                 if _may_ask(run, asker, helped)
-                for card in _cards(conn, run, self._only.get(run.name), self._templates)
+                for card in _cards(conn, run, self._only.get(run.name))
             )
 
         return await self._db.read(read)
@@ -223,7 +220,7 @@ class Answers:
 
         def read(conn: Connection) -> ModelCard:
             run, version = _resolved(conn, name, asker, self._only)
-            return _card(conn, run, name, version, self._templates)
+            return _card(conn, run, name, version)
 
         return await self._db.read(read)
 
@@ -246,7 +243,6 @@ class Answers:
                 version=ModelVersion(run_id=run.id, run=run.name, version=version),
                 items=load(run.workload).traits.items,
                 serve=serve,
-                template=_chat(conn, run, self._templates) == TOKENIZERS,
                 tier=tier,
                 unit_nano=_unit_nano(run),
                 asker=asker,
@@ -270,7 +266,7 @@ class Answers:
         engine = self._working()
         _check_count(model, wish.count)
         try:
-            prepared = await engine.prepare(model.version, wish.prompt)
+            prepared = await engine.prepare(model.version, wish.text)
         except BadRequest as error:
             raise Wrong(error.message, wish.field) from error
         most = _room(model, wish, len(prepared.tokens), prepared.context)
@@ -283,13 +279,12 @@ class Answers:
                         id=f"{metered.id}-{number}",
                         model=model.version,
                         prompt=prepared.tokens,
-                        text=wish.prompt if isinstance(wish.prompt, str) else "",
+                        text=wish.text,
                         max_tokens=most,
                         seed=wish.seed + number,
                         temperature=wish.temperature,
                         top_p=wish.top_p,
-                        stop=(*wish.stop, *model.serve.stop, *prepared.stop),
-                        ends=prepared.ends,
+                        stop=(*wish.stop, *model.serve.stop),
                         logprobs=wish.logprobs,
                         volunteers=model.serve.answered_by == "volunteers" and not wish.private,
                         asker=model.asker.volunteer_id,
@@ -331,10 +326,6 @@ class Answers:
         finally:
             cost = await asyncio.shield(self.settle(metered))
         return made, cost
-
-    @property
-    def _templates(self) -> bool:
-        return self._engine is not None and self._engine.templates
 
     def _working(self) -> Engine:
         if self._engine is None:
@@ -454,37 +445,28 @@ def _version(conn: Connection, run: RunRow, which: str) -> int:
     return number
 
 
-def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> list[ModelCard]:
+def _cards(conn: Connection, run: RunRow, only: int | None) -> list[ModelCard]:
     """Return the newest version, and the best one where there is one; or the `only` one."""
     if only is not None:
-        return [_card(conn, run, run.name, only, templates)] if only <= run.head else []
-    found = [_card(conn, run, run.name, run.head, templates)]
+        return [_card(conn, run, run.name, only)] if only <= run.head else []
+    found = [_card(conn, run, run.name, run.head)]
     if run.best is not None:
-        found.append(_card(conn, run, f"{run.name}@best", run.best, templates))
+        found.append(_card(conn, run, f"{run.name}@best", run.best))
     return found
 
 
-def _chat(conn: Connection, run: RunRow, templates: bool) -> str:
-    """Return how conversations are written for a run's model, in words."""
-    if definition(run).file.serve.chat != ServeSettings().chat:
-        return OWN
-    dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
-    own = templates and dataset is not None and TEMPLATE in dataset.manifest.assets
-    return TOKENIZERS if own else PLAIN
-
-
-def _card(conn: Connection, run: RunRow, name: str, version: int, templates: bool) -> ModelCard:
+def _card(conn: Connection, run: RunRow, name: str, version: int) -> ModelCard:
     about = definition(run)
     file = about.file
     text = about.workload.traits.items == TEXT_ITEMS
-    chat = _chat(conn, run, templates) if text else ""
+    plain = PLAIN if file.serve.chat == ServeSettings().chat else OWN
     read = READ * (text and file.serve.answered_by == "volunteers")
     known = datasets.by_id(conn, run.dataset_id).name if run.dataset_id is not None else ""
     return ModelCard(
         id=name,
         created=int(versions.get(conn, run.id, version).created_at),
         owned_by="volunteers",
-        description=". ".join(each for each in (file.description, chat, read) if each),
+        description=". ".join(each for each in (file.description, plain * text, read) if each),
         licence=file.licence,
         dataset=known,
         loss=evaluations.evaluation(conn, run.id, version).loss,

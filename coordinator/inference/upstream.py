@@ -29,7 +29,6 @@ from coordinator.inference.engine import (
     Piece,
     PreparedPrompt,
     TokenLogprob,
-    Turns,
     check_length,
 )
 from coordinator.storage.secret_file import read_secret
@@ -123,9 +122,7 @@ _PICTURES = decoder(_Pictures)
 
 
 class UpstreamEngine:
-    """See `Engine`. A template is run in no process that serves, so conversations are plain here."""
-
-    templates = False
+    """See `Engine`."""
 
     def __init__(
         self, db: Database, clock: Clock, blobs: BlobStore, upstream: Upstream, silent_s: float = 0
@@ -147,9 +144,7 @@ class UpstreamEngine:
             limits=httpx.Limits(max_connections=STREAMS_MAX, max_keepalive_connections=32),
         )
 
-    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
-        if not isinstance(prompt, str):
-            raise BadRequest("a server of your own writes no conversations by a template")
+    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
         rest = self._rest_until - self._clock.monotonic()
         if rest > 0:
             raise Unavailable("answers are not computed at the moment", retry_after_s=rest)

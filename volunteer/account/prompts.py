@@ -103,7 +103,7 @@ class Prompts:
             answer.task.cancel()
             await asyncio.gather(answer.task, return_exceptions=True)
         if not answer.done:  # it had not even begun
-            await _end(answer, "stopped")
+            await _end(answer, Sentence("stopped"))
 
     async def close(self) -> None:
         """End every answer."""
@@ -132,7 +132,7 @@ class Prompts:
         except VolunteerError as said:
             error = said.message
         except asyncio.CancelledError:
-            error = "stopped"
+            error = Sentence("stopped")
         except Exception as fault:  # whoever reads must not wait for ever
             log.exception("an answer failed")
             error = Sentence("the answer failed: {fault}", fault=why(fault))
@@ -164,7 +164,8 @@ class Prompts:
         try:
             write_record(self._path, PastPrompts(prompts=(*self.past(), new)[-PAST_MAX:]))
         except (VolunteerError, OSError) as error:
-            return Sentence("not remembered: {error}", error=why(error))
+            said = error.message if isinstance(error, VolunteerError) else why(error)
+            return Sentence("not remembered: {error}", error=said)
         return ""
 
 

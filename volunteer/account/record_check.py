@@ -26,7 +26,7 @@ from shared.protocol.transparency import (
     includes,
 )
 from shared.sentences import Sentence
-from shared.signing import verify
+from shared.signing import verify_text
 from volunteer.net.api import Api
 from volunteer.storage.receipts import KeptHead, ReceiptBook, read_receipt, spread
 
@@ -112,16 +112,13 @@ class RecordCheck:
     async def present(self) -> KeptHead:
         """Return the present head. Raises BadSignature, InvalidFrame."""
         signed: SignedHead = await self._api.tree_head()
+        verify_text(self._key, signed.payload, signed.signature)
         try:
-            key, signature = bytes.fromhex(self._key), bytes.fromhex(signed.signature)
-            verify(key, signed.payload.encode(), signature)
             tree = decode(signed.payload, HeadPayload).tree
-        except ValueError as error:
-            if isinstance(error, msgspec.DecodeError):
-                raise InvalidFrame(
-                    Sentence("the head of the record cannot be read: {error}", error=error)
-                ) from error
-            raise BadSignature from error
+        except msgspec.DecodeError as error:
+            raise InvalidFrame(
+                Sentence("the head of the record cannot be read: {error}", error=error)
+            ) from error
         return KeptHead(tree=tree, payload=signed.payload, signature=signed.signature)
 
     async def check(self) -> str:

@@ -12,10 +12,10 @@ from typing import Literal
 import msgspec
 
 from shared.decoding import decode
-from shared.errors import BadRequest, BadSignature, why
+from shared.errors import BadRequest, why
 from shared.protocol.accounts import Release, SignedRelease
 from shared.sentences import Sentence
-from shared.signing import verify
+from shared.signing import verify_text
 
 PAYLOAD_CHARS_MAX = 1000
 FILE_BYTES_MAX = 1 << 30
@@ -32,12 +32,8 @@ def announced(signed: SignedRelease | None, public_key: str) -> Release | None:
     """
     if signed is None:
         return None
-    try:
-        signature, key = bytes.fromhex(signed.signature), bytes.fromhex(public_key)
-    except ValueError as error:
-        raise BadSignature() from error
-    payload = signed.payload[:PAYLOAD_CHARS_MAX].encode()
-    verify(key, payload, signature)
+    payload = signed.payload[:PAYLOAD_CHARS_MAX]
+    verify_text(public_key, payload, signed.signature)
     try:
         found = decode(payload, Release)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

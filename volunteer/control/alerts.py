@@ -172,9 +172,10 @@ class Alerts:
     def tell(self, alert: Alert, at: float) -> None:
         """Start telling, by all the ways that were chosen."""
         display = self._display()
-        message = printable(shown(alert.message), CHARS_MAX)
+        said = printable(alert.message, CHARS_MAX)
         if display.alerts:
-            self._hub.emit(events.Alerted(message=message, bell="bell" in display.alerts))
+            self._hub.emit(events.Alerted(message=said, bell="bell" in display.alerts))
+        message = printable(shown(said), CHARS_MAX)  # what leaves the program
         if "desktop" in display.alerts:
             self._start(self._desktop(message))
         if "webhook" in display.alerts and display.webhook:

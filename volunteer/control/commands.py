@@ -10,7 +10,7 @@ from shared.errors import BadRequest
 from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import QUERIES, Endpoint
 from shared.protocol.inference import KeyInfo, KeyRequest, ModelCard, NewKey, Usage
-from shared.sentences import Words
+from shared.sentences import Sentence, Words
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
 from volunteer.stats.diary import Diary
@@ -349,7 +349,9 @@ def reply_type(command: Command) -> Any:
 def query_of(command: Query) -> Endpoint[Any]:
     """Return the endpoint that a query names. Raises BadRequest."""
     if (endpoint := QUERIES.get(command.endpoint)) is None:
-        raise BadRequest(f"{command.endpoint[:64]} is not a query of this version")
+        raise BadRequest(
+            Sentence("{endpoint} is not a query of this version", endpoint=command.endpoint[:64])
+        )
     return endpoint
 
 

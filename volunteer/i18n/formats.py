@@ -9,9 +9,9 @@ from __future__ import annotations
 from datetime import date
 
 from shared import text as plain
-from volunteer.i18n.catalogue import ENGLISH, current, localized, number, pgettext
+from volunteer.i18n.catalogue import ENGLISH, N_, _, current, localized, number, pgettext
 
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+DAYS = (N_("Mon"), N_("Tue"), N_("Wed"), N_("Thu"), N_("Fri"), N_("Sat"), N_("Sun"))
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 
@@ -45,18 +45,13 @@ def ordinal(place: int) -> str:
 
 def day_names() -> tuple[str, ...]:
     """Return the days of the week in a few letters, Monday first."""
-    if current().language == ENGLISH:
-        return _DAYS
-    from babel.dates import get_day_names
-
-    found = get_day_names("abbreviated", "stand-alone", _locale())
-    return tuple(str(found[n]).rstrip(".") for n in range(7))
+    return tuple(_(name) for name in DAYS)
 
 
 def day_initials() -> str:
     """Return one letter for each day of the week, Monday first."""
     if current().language == ENGLISH:
-        return "".join(name[0] for name in _DAYS)
+        return "".join(name[0] for name in DAYS)
     from babel.dates import get_day_names
 
     found = get_day_names("narrow", "stand-alone", _locale())

@@ -41,6 +41,7 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
         return errors.Internal(unsaid) if status >= 500 else errors.BadRequest(unsaid)
     wait = said.retry_after_s or _seconds(headers.get("retry-after"))
     message = printable(said.message, SENTENCE_CHARS_MAX)
+    message = message or errors.from_wire(said.code, "", status=status).message
     if said.request_id and status >= 500:
         message += f" (request {printable(said.request_id, 64)})"
     return errors.from_wire(said.code, refused(said.code, message), wait, status=status)
@@ -60,7 +61,8 @@ def openai_error(status: int, said: OpenAiError) -> VolunteerError:
     kind = kinds.get(status, errors.Internal if status >= 500 else errors.BadRequest)
     if said.code == errors.InsufficientQuota.code:
         kind = errors.InsufficientQuota
-    return kind(refused(kind.code, printable(said.message, SENTENCE_CHARS_MAX)))
+    message = printable(said.message, SENTENCE_CHARS_MAX) or kind().message
+    return kind(refused(kind.code, message))
 
 
 def _of_v1(body: bytes) -> OpenAiError | None:

@@ -14,8 +14,9 @@ from datetime import datetime, timedelta
 import msgspec
 
 from shared.errors import BadRequest
+from shared.sentences import Sentence
 from volunteer.i18n.catalogue import N_, _
-from volunteer.i18n.formats import day_names
+from volunteer.i18n.formats import DAYS as SHORT_DAYS
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _FULL = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -118,8 +119,9 @@ def parse_schedule(entries: Sequence[str]) -> Schedule:
 def in_words(moment: datetime, now: datetime) -> str:
     """`18:00` today, `Mon 18:00` on another day."""
     clock = f"{moment:%H:%M}"
-    same = moment.date() == now.date()
-    return clock if same else f"{day_names()[moment.weekday()]} {clock}"
+    if moment.date() == now.date():
+        return clock
+    return Sentence("{day} {time}", day=Sentence(SHORT_DAYS[moment.weekday()]), time=clock)
 
 
 def _minute(moment: datetime) -> int:

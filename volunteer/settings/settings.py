@@ -22,6 +22,7 @@ from msgspec.structs import FieldInfo
 
 from shared.decoding import convert, in_words
 from shared.errors import BadRequest, Configuration, VolunteerError
+from shared.sentences import Sentence
 from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.display import Display
@@ -382,11 +383,17 @@ def _from_file(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise Configuration(f"the settings file {path} cannot be read: {error.strerror}") from error
+        raise Configuration(
+            Sentence("{path} cannot be read: {strerror}", path=path, strerror=error.strerror)
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Configuration(
-            f"the settings file {path} is not TOML ({error}); correct it, or move it away to "
-            "start with defaults"
+            Sentence(
+                "the settings file {path} is not TOML ({error}); correct it, or move it away to "
+                "start with defaults",
+                path=path,
+                error=error,
+            )
         ) from error
 
 
@@ -399,7 +406,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if variable not in known:
             near = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
             if near:  # what looks like a slip; others may have variables of their own
-                raise Configuration(f"unknown variable {variable}: did you mean {near[0]}?")
+                raise Configuration(
+                    Sentence(
+                        "unknown variable {variable}: did you mean {known}?",
+                        variable=variable,
+                        known=near[0],
+                    )
+                )
             continue
         found[known[variable]] = listed(known[variable], text)
     return found

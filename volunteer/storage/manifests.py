@@ -7,19 +7,15 @@ from __future__ import annotations
 import msgspec
 
 from shared.decoding import decode
-from shared.errors import BadSignature, InvalidFrame
+from shared.errors import InvalidFrame
 from shared.protocol.versions import SignedManifest, VersionManifest
 from shared.sentences import Sentence
-from shared.signing import verify
+from shared.signing import verify_text
 
 
 def checked(signed: SignedManifest, public_key: str) -> VersionManifest:
     """Return what was signed. Raises BadSignature, InvalidFrame for what cannot be read."""
-    try:
-        key, signature = bytes.fromhex(public_key), bytes.fromhex(signed.signature)
-    except ValueError as error:
-        raise BadSignature from error
-    verify(key, signed.payload.encode(), signature)
+    verify_text(public_key, signed.payload, signed.signature)
     try:
         return decode(signed.payload, VersionManifest)
     except msgspec.DecodeError as error:

@@ -19,10 +19,10 @@ from typing import TypeVar
 import msgspec
 
 from shared.decoding import decode
-from shared.errors import BadSignature, Configuration, InvalidFrame, StorageFull
+from shared.errors import Configuration, InvalidFrame, StorageFull
 from shared.protocol.transparency import Receipt, SignedReceipt, TreeHead
-from shared.sentences import Sentence, english
-from shared.signing import verify
+from shared.sentences import Sentence
+from shared.signing import verify_text
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 
 KEPT_MAX = 10_000  # receipts; the oldest go first, the heads stay
@@ -104,7 +104,7 @@ class ReceiptBook:
         if not new:
             return 0
         private_directory(self.folder)
-        lines = b"".join(msgspec.json.encode(each, enc_hook=english) + b"\n" for each in new)
+        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in new)
         handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(handle, "r+b") as file:
             end = file.seek(0, os.SEEK_END)
@@ -177,17 +177,14 @@ class ReceiptBook:
 
     def _shorten(self) -> None:
         kept = [*self.all()][-KEPT_MAX:]
-        lines = b"".join(msgspec.json.encode(each, enc_hook=english) + b"\n" for each in kept)
+        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in kept)
         write_whole(self._file, lines)
         self._count = len(kept)
 
 
 def read_receipt(signed: SignedReceipt, public_key: str) -> Receipt:
     """Return what a receipt says. Raises BadSignature, InvalidFrame."""
-    try:
-        verify(bytes.fromhex(public_key), signed.payload.encode(), bytes.fromhex(signed.signature))
-    except ValueError as error:
-        raise BadSignature from error
+    verify_text(public_key, signed.payload, signed.signature)
     try:
         return decode(signed.payload, Receipt)
     except msgspec.DecodeError as error:

@@ -235,7 +235,7 @@ def test_a_damaged_or_foreign_receipt_is_wrong(
     path.write_text(json.dumps(signed | {"payload": json.dumps(said)}) + "\n")
     code, out, _ = ann.run("verify", "--offline")
     assert code == 1
-    assert "wrong: a receipt: The signature does not fit" in out
+    assert "wrong: a receipt: the signature does not fit" in out
     assert "1 of 1 receipt wrong" in out
     assert "wrong: " in ann.run("list")[1]
     # Signed by a key that is not the coordinator's.

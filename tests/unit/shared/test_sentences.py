@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
+import numpy as np
 import pytest
 
 from shared.decoding import decode
@@ -67,6 +70,19 @@ def test_another_program_of_the_owner_hears_it_whole() -> None:
     assert shown(plain) == plain == "by hand"
     with pytest.raises(msgspec.ValidationError):
         decode('{"message": ["x"]}', Told)
+    newer = decode('{"message": ["x {n}", "x {n}", "", {"n": 1}, "of a newer version"]}', Told)
+    assert newer.message.values == {"n": 1}  # type: ignore[attr-defined]
+
+
+class State(StrEnum):
+    LOST = "lost"
+
+
+def test_values_of_any_kind_reach_another_program() -> None:
+    said = Sentence("{state} at {loss}, {n}", state=State.LOST, loss=np.float64(1.5), n=2)
+    heard = decode(msgspec.json.encode(Told(said), enc_hook=parts), Told).message
+    assert heard == "lost at 1.5, 2"
+    assert heard.values == {"state": "lost", "loss": "1.5", "n": 2}  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("german")

@@ -14,6 +14,7 @@ from shared.errors import BadRequest, BadSignature
 from shared.protocol.accounts import Release, SignedRelease
 from shared.signing import SigningKey, canonical
 from volunteer.account.releases import announced, check_file, is_newer, notice, steps
+from volunteer.i18n.catalogue import Choice, choose, shown, use
 
 SHA = "ab" * 32
 
@@ -45,8 +46,13 @@ def test_another_key_or_another_word_is_refused(key: SigningKey, tmp_path: Path)
     forged = SignedRelease(payload=made.payload.replace("0.2.0", "9.9.9"), signature=made.signature)
     with pytest.raises(BadSignature):
         announced(forged, key.public_key.hex())
-    with pytest.raises(BadSignature):
+    with pytest.raises(BadSignature) as caught:
         announced(SignedRelease(payload="", signature="no hex"), key.public_key.hex())
+    use(choose("de"))
+    try:
+        assert shown(caught.value.message) == "die Unterschrift passt nicht"
+    finally:
+        use(Choice())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 from shared.errors import BadRequest, Configuration, Unreachable
 from shared.protocol.contributions import Verdict
+from shared.sentences import Sentence
 from tests.support.virtual_clock import VirtualClock
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
@@ -37,6 +38,7 @@ from volunteer.engine import Engine
 from volunteer.engine import World as Lone
 from volunteer.files import write_whole
 from volunteer.headless import Headless
+from volunteer.i18n.catalogue import Choice, choose, shown, use
 from volunteer.net.client import post_json
 from volunteer.settings import settings as config
 from volunteer.settings.display import Display
@@ -182,6 +184,18 @@ async def test_every_way_that_was_chosen_is_taken() -> None:
     assert posted.text == posted.content == f"ada: {alerted.message}"
     ((program, *_, message),) = world.run
     assert (program, message) == ("notify-send", alerted.message)
+
+
+async def test_only_what_leaves_the_program_is_in_the_language_of_the_owner() -> None:
+    world = World(alerts=["webhook"], webhook="https://chat.example.org/hook")
+    use(choose("de"))
+    try:
+        told = await world.hear(ended(78, Sentence("the answer broke off before its end")))
+        (alerted,) = [event for event in told if isinstance(event, events.Alerted)]
+        assert alerted.message == "the volunteer has ended: the answer broke off before its end"
+        assert world.posted[0][1].message == shown(alerted.message) != alerted.message
+    finally:
+        use(Choice())
 
 
 async def test_a_way_that_fails_is_told_once_and_without_its_address() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from volunteer.i18n.catalogue import Choice, choose, shown, use
 from volunteer.machine.policy import (
     GIB,
     Decision,
@@ -131,7 +132,12 @@ def test_outside_of_the_hours_the_end_is_told_by_day_and_clock() -> None:
     assert hold.until_at == at(0, "18:00").timestamp()
     assert only(ask(rules, now=at(5, "9:00"))).until == "Mon 18:00"
     assert not ask(rules, now=at(0, "18:00")).holds
-    assert in_words(at(1, "6:05"), NOON) == "Tue 06:05"
+    use(choose("de"))
+    try:
+        tuesday = in_words(at(1, "6:05"), NOON)
+        assert (tuesday, shown(tuesday)) == ("Tue 06:05", "Di 06:05")
+    finally:
+        use(Choice())
 
 
 # ------------------------------------------------------------------------------------ other rules

@@ -8,11 +8,13 @@ import httpx
 import pytest
 
 from shared.clock import SystemClock
-from shared.errors import Unreachable
+from shared.errors import Conflict, Unreachable
+from shared.protocol.inference import OpenAiError
 from tests.e2e.conftest import free_port
+from volunteer.i18n.catalogue import Choice, choose, shown, use
 from volunteer.net.api import Api
 from volunteer.net.client import Client
-from volunteer.net.errors import reason
+from volunteer.net.errors import openai_error, reason, refusal
 from volunteer.net.tls import Address
 
 
@@ -52,3 +54,22 @@ async def test_nobody_listens() -> None:
         await Api(client).server(patience_s=0)
     await client.close()
     assert "Errno" not in caught.value.message
+
+
+def test_a_refusal_without_words_is_said_by_its_code() -> None:
+    storage = b'{"code": "storage_full", "message": ""}'
+    quota = OpenAiError(message="", type="", code="insufficient_quota")
+    use(choose("de"))
+    try:
+        full = refusal("lab", 507, {}, storage).message
+        assert (full, shown(full)) == (
+            "No space is left on the disk.",
+            "die Platte des Koordinators ist voll",
+        )
+        other = refusal("lab", 409, {}, b'{"code": "conflict", "message": ""}')
+        assert isinstance(other, Conflict)
+        assert other.message == Conflict().message
+        assert shown(other.message) != other.message
+        assert shown(openai_error(429, quota).message) == "dafür reichen die Credits nicht"
+    finally:
+        use(Choice())
