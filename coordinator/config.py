@@ -571,8 +571,8 @@ def load(
             convert(values, Settings, strict=where.startswith("settings file"))
         except msgspec.ValidationError as error:
             if where == FLAGS:
-                raise BadRequest(misuse(error)) from error
-            raise Configuration(complaint(error, f"{where}: setting")) from error
+                raise BadRequest(misuse(error, Settings)) from error
+            raise Configuration(complaint(error, f"{where}: setting", Settings)) from error
         merged |= values
     settings = convert(merged, Settings, strict=False)
     _check(settings)

@@ -30,10 +30,10 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
-from coordinator.database.runs import RunRow
+from coordinator.database.runs import OPEN, RunRow
 from coordinator.rules import audits as rules
 from coordinator.rules import checks
-from coordinator.rules.checks import Likeness, Machine, Redone
+from coordinator.rules.checks import Likeness, Machine, Redone, Result
 from coordinator.rules.validation import SUSPENDED, Judgement
 from coordinator.runs.definition import definition
 from coordinator.storage.blobs import in_pool
@@ -88,22 +88,38 @@ class Audits:
 
     async def open(self) -> int:
         """Let the audits whose evidence is here wait for an auditor; how many."""
+        left = await self._db.write(lambda conn: audits.tidy(conn, self._clock.now()))
         found = await self._db.read(audits.to_open)
-        opened = sum([await self._db.write(partial(self._open, row=row)) for row in found])
+        opened = 0
+        for row in found:
+            try:
+                opened += await self._db.write(partial(self._open, contribution_id=row))
+            except VolunteerError as error:  # the organiser's recompute says why, too
+                log.warning("audit", contribution=row, reason=str(error))
+                await self._db.write(partial(self._leave, contribution_id=row))
         if opened:
             self._signals.notify("queue")
-        if opened < len(found):
+        if left or opened < len(found):
             self._signals.notify("recomputes")
         return opened
 
-    def _open(self, conn: Connection, row: AuditRow) -> bool:
+    def _leave(self, conn: Connection, contribution_id: int) -> None:
+        row = audits.get(conn, contribution_id, lock=True)
+        if row is not None and row.state == "ordered":
+            audits.leave(conn, row)
+
+    def _open(self, conn: Connection, contribution_id: int) -> bool:
+        row = audits.get(conn, contribution_id, lock=True)
+        if row is None or row.state != "ordered":
+            return False  # another replica was faster
         contribution = contributions.by_id(conn, row.contribution_id)
         run = runs.by_id(conn, row.run_id)
         work = _work(conn, row, contribution, run)
         if work is None:
             audits.leave(conn, row)  # the organiser's recompute says why
             return False
-        return audits.open_task(conn, contribution, work, self._clock.now())
+        audits.open_task(conn, contribution, work, self._clock.now())
+        return True
 
     # --- the answer ---
 
@@ -150,7 +166,7 @@ class Audits:
         """Decide an answer; True if it is paid."""
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
-        audit = audits.by_task(conn, row.task_id)
+        audit = audits.by_task(conn, row.task_id, lock=True)
         if row.state != "checking" or audit is None:
             return False  # another replica was faster
         judgement = Judgement(state="accepted", message=THANKS)
@@ -250,7 +266,7 @@ def _work(
     """Return the lease of an audit; None where there is nothing to audit."""
     order = recomputes.get(conn, row.contribution_id)
     said = recomputes.commitment_of(contribution)
-    if order is None or run.state != "running" or not recomputes.follows(conn, contribution):
+    if order is None or run.state not in OPEN or not recomputes.follows(conn, contribution):
         return None
     case = Case.again(conn, order.work, run)
     keeps = contribution.kind == "delta" and not case.job.reset_inner
@@ -289,15 +305,26 @@ def possible(conn: Connection, row: ContributionRow, now: float) -> bool:
     return audits.has_room(conn, row, worker, now)
 
 
+def unheard(audit: AuditRow | None, found: Redone) -> bool:
+    """Return True if an answer came while the organiser did the task, which so was not beside it:
+    to be done once more, or whoever waits for that moment could send anything.
+    """
+    return audit is not None and audit.state == "answered" and found.sums is None
+
+
 def settle(
     conn: Connection,
     audit: AuditRow,
     checked: ContributionRow,
-    found: Redone | None,
-    on: Machine | None,
+    made: tuple[Redone, Machine] | None,
+    proved: Result,
     now: float,
 ) -> None:
-    """Settle an audit by the recompute of the organiser's that has just ended."""
+    """Settle an audit by the recompute of the organiser's that has just ended, and what it proved
+    of the work. An answer is made up only beside a second voice: the update that the recompute
+    confirmed, or one that the answer agrees with though it was made up. Where all three differ the
+    task is one that rounding throws about, by chance or by a state made for it.
+    """
     if audit.state != "answered" or audit.answer_id is None:
         audits.settle(conn, audit, "", now)
         return
@@ -305,8 +332,11 @@ def settle(
     device = tasks.holder(conn, answer.task_id, for_update=False).device
     model = accounts.model_of(conn, answer.worker_id, device)
     auditor = Machine(kind=checks.device_kind(device), model=model)
-    comparable = on is not None and checks.comparable(auditor, on)
+    found, on = made or (None, None)
     sums = None if found is None else found.sums
+    theirs = None if found is None else found.answered
+    backed = proved == "passed" or (theirs is not None and rules.agree(theirs, checked.codec))
+    comparable = backed and on is not None and checks.comparable(auditor, on)
     result = rules.judge(sums, checked.codec, comparable=comparable)
     audits.settle(conn, audit, result, now)
     if result == "failed":

@@ -28,6 +28,7 @@ from coordinator.compute import Compute
 from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
 from coordinator.database.auditing import audits as orders
+from coordinator.database.auditing.audits import AuditRow
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
 from coordinator.database.ledger.payments import Payment
@@ -61,6 +62,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     contribution: ContributionRow
     case: Case
     given: Submitted
+    audited: bool  # a volunteer was to do it first
 
 
 class Recomputes:
@@ -161,16 +163,12 @@ class Recomputes:
         it. Raises NotFound for a run without a dataset.
         """
 
-        def read(conn: Connection) -> tuple[ContributionRow, Case, bool, Answer | None]:
+        def read(conn: Connection) -> tuple[ContributionRow, Case, bool, AuditRow | None]:
             found = contributions.by_id(conn, row.contribution_id)
             case = Case.again(conn, row.work, runs.by_id(conn, found.run_id))
-            audit = orders.get(conn, found.id)
-            answer = None
-            if audit is not None and audit.sums is not None:
-                answer = Answer(seed=audit.seed, sums=audit.sums)
-            return found, case, recomputes.follows(conn, found), answer
+            return found, case, recomputes.follows(conn, found), orders.get(conn, found.id)
 
-        contribution, case, follows, answer = await self._db.read(read)
+        contribution, case, follows, audit = await self._db.read(read)
         said = recomputes.commitment_of(contribution)
         keeps = contribution.kind == "delta" and not case.job.reset_inner
         if _silent(said, keeps=keeps):
@@ -180,8 +178,11 @@ class Recomputes:
             await self._end(row, "unproven", "its state is of no earlier task of this machine")
             return None
         given = Submitted(sha256=contribution.sha256, codec=contribution.codec, commitment=said)
-        given = msgspec.structs.replace(given, answer=answer)
-        return Prepared(contribution=contribution, case=case, given=given)
+        if audit is not None and audit.sums is not None:
+            answer = Answer(seed=audit.seed, sums=audit.sums)
+            given = msgspec.structs.replace(given, answer=answer)
+        audited = audit is not None
+        return Prepared(contribution=contribution, case=case, given=given, audited=audited)
 
     async def _make(self, row: RecomputeRow) -> None:
         prepared = await self.prepare(row)
@@ -190,7 +191,7 @@ class Recomputes:
         case = prepared.case
         if case.flops > rules.RECOMPUTE_FLOPS_MAX:  # the auditors that it was meant for are gone
             await self._end(row, "unclear", "no auditor did it, and it is too large for the server")
-            if prepared.given.answer is None:  # else somebody's word, which proves nothing
+            if not prepared.audited:  # else a stranger's word or silence, which proves nothing
                 await self._db.write(lambda conn: accounts.count_uncompared(conn, row.volunteer_id))
             return
         lacking = missing_library(case)
@@ -257,8 +258,11 @@ class Recomputes:
         made: tuple[Redone, Machine] | None,
     ) -> bool:
         now = self._clock.now()
-        found, on = made or (None, None)
-        measured = "{}" if found is None else msgspec.json.encode(found).decode()
+        audit = orders.get(conn, row.contribution_id, lock=True)
+        if made is not None and audits.unheard(audit, made[0]) and recomputes.again(conn, row):
+            self._signals.notify("recomputes")
+            return False
+        measured = "{}" if made is None else msgspec.json.encode(made[0]).decode()
         if not recomputes.end(conn, row, result, message, measured, now):
             return False
         contribution = contributions.by_id(conn, row.contribution_id)
@@ -266,8 +270,8 @@ class Recomputes:
             why = f"task {contribution.task_id} was done again here and is not what was submitted"
             suspend(conn, row.volunteer_id, why, now)
             take_back(conn, [Payment.of(contribution)], why, now)
-        if (audit := orders.get(conn, row.contribution_id)) is not None:
-            audits.settle(conn, audit, contribution, found, on, now)
+        if audit is not None:
+            audits.settle(conn, audit, contribution, made, result, now)
         if row.withheld and result != "failed":
             settle = escrow.pay if result == "passed" else escrow.withhold
             settle(conn, [contribution], now)

@@ -164,6 +164,8 @@ def likeness(ours: NDArray[np.float32], theirs: bytes) -> Likeness:
     with np.errstate(all="ignore"):
         norms = float(np.linalg.norm(mine)), float(np.linalg.norm(other))
         dot = float(mine @ other)
+    if not any(norms):
+        return Likeness(cosine=1.0, norm_ratio=1.0)  # nothing moved there, as both say
     cosine = dot / max(1e-300, norms[0] * norms[1])
     return Likeness(cosine=cosine, norm_ratio=norms[1] / max(1e-300, norms[0]))
 
@@ -196,14 +198,15 @@ def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> Red
                 dot += float(mine @ other)
                 ours_2 += float(mine @ mine)
                 theirs_2 += float(other @ other)
-            answered = None
-            if files.answer is not None:
-                own = sums(ours, schema, files.answer.seed)
-                answered = likeness(own, files.answer.sums)
+            beside = []
+            if (said := files.answer) is not None:
+                both = [sums(update, schema, said.seed) for update in (ours, theirs)]
+                beside = [likeness(own, said.sums) for own in both]
     return Redone(
         cosine=dot / max(1e-300, (ours_2 * theirs_2) ** 0.5),
         norm_ratio=(theirs_2 / max(1e-300, ours_2)) ** 0.5,
-        sums=answered,
+        sums=beside[0] if beside else None,
+        answered=beside[1] if beside else None,
     )
 
 

@@ -155,7 +155,7 @@ _GOOD_OF = (
 )
 _ACCEPTED_OF = (
     select(contributions)
-    .where(its(_C.volunteer_id), _C.state == "accepted")
+    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # of others nothing waits
     .order_by(_C.id)
     .with_for_update()
 )

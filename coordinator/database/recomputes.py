@@ -104,6 +104,11 @@ _GIVE_BACK = (
     .where(its(_R.contribution_id), its(_R.hold), _R.state == "revealed")
     .values(hold="", held_until=0.0, tries=_R.tries + bindparam("more"))
 )
+_AGAIN = (
+    update(recomputes)
+    .where(its(_R.contribution_id), _R.state == "revealed", _R.tries < AUDIT_TRIES_MAX)
+    .values(hold="", held_until=0.0, tries=_R.tries + 1)
+)
 _WAITING = select(_R.state, func.count()).where(_R.state != "done").group_by(_R.state)
 _LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now"))
 _REVEALED = (
@@ -252,6 +257,11 @@ def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bo
     """Let others do what an auditor had; a try is counted where it `failed`."""
     given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
     return bool(conn.execute(_GIVE_BACK, given).rowcount)
+
+
+def again(conn: Connection, row: RecomputeRow) -> bool:
+    """Have a task done once more that was just done; False after as many tries as it has."""
+    return bool(conn.execute(_AGAIN, {"its_contribution_id": row.contribution_id}).rowcount)
 
 
 def waiting(conn: Connection) -> dict[str, int]:

@@ -150,7 +150,11 @@ def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
             raise Gone(f"task {row.id} is done by somebody else now")
         raise NotFound(f"there is no task {row.id} of yours")
     if row.state == "cancelled":
-        why = "the organiser did it" if row.kind == AUDIT else "its run has ended"
+        why = (
+            "the organiser did it, or its run has ended"
+            if row.kind == AUDIT
+            else "its run has ended"
+        )
         raise Cancelled(f"task {row.id} was cancelled: {why}")
     if attempt > row.attempt or attempt < 1:
         raise NotFound(f"task {row.id} was never given out with attempt {attempt}")

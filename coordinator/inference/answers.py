@@ -16,7 +16,7 @@ from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.inference import keys
 from coordinator.database.ledger import payments
 from coordinator.inference.answerers import Answerers
-from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece
+from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece, Turns
 from coordinator.inference.metering import Meter, Metered, Order
 from coordinator.rate_limit import PerMinute
 from coordinator.rules import serving
@@ -25,6 +25,7 @@ from coordinator.runs.definition import definition
 from shared.errors import BadRequest, Forbidden, NotFound, Unauthorized, Unavailable
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.base import load
+from shared.workloads.data.chat_template import TEMPLATE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -45,6 +46,7 @@ READ = (
     ' answered_by = "organiser" keeps yours off them'
 )
 OWN = "chat: the run's own template"
+TOKENIZERS = "chat: the template of the model's tokenizer"
 
 
 class Wrong(BadRequest):
@@ -66,6 +68,7 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
     version: ModelVersion
     items: str
     serve: ServeSettings
+    template: bool  # conversations are written by that of its tokenizer
     tier: TierSettings
     unit_nano: int
     asker: Asker
@@ -75,7 +78,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """A text to continue, and how."""
 
     kind: str
-    text: str
+    prompt: str | Turns
     max_tokens: int | None
     seed: int
     count: int = 1
@@ -210,7 +213,7 @@ class Answers:
                 card
                 for run in runs.every(conn)
                 if _may_ask(run, asker, helped)
-                for card in _cards(conn, run, self._only.get(run.name))
+                for card in _cards(conn, run, self._only.get(run.name), self._templates)
             )
 
         return await self._db.read(read)
@@ -220,7 +223,7 @@ class Answers:
 
         def read(conn: Connection) -> ModelCard:
             run, version = _resolved(conn, name, asker, self._only)
-            return _card(conn, run, name, version)
+            return _card(conn, run, name, version, self._templates)
 
         return await self._db.read(read)
 
@@ -243,6 +246,7 @@ class Answers:
                 version=ModelVersion(run_id=run.id, run=run.name, version=version),
                 items=load(run.workload).traits.items,
                 serve=serve,
+                template=_chat(conn, run, self._templates) == TOKENIZERS,
                 tier=tier,
                 unit_nano=_unit_nano(run),
                 asker=asker,
@@ -266,7 +270,7 @@ class Answers:
         engine = self._working()
         _check_count(model, wish.count)
         try:
-            prepared = await engine.prepare(model.version, wish.text)
+            prepared = await engine.prepare(model.version, wish.prompt)
         except BadRequest as error:
             raise Wrong(error.message, wish.field) from error
         most = _room(model, wish, len(prepared.tokens), prepared.context)
@@ -279,12 +283,13 @@ class Answers:
                         id=f"{metered.id}-{number}",
                         model=model.version,
                         prompt=prepared.tokens,
-                        text=wish.text,
+                        text=wish.prompt if isinstance(wish.prompt, str) else "",
                         max_tokens=most,
                         seed=wish.seed + number,
                         temperature=wish.temperature,
                         top_p=wish.top_p,
-                        stop=(*wish.stop, *model.serve.stop),
+                        stop=(*wish.stop, *model.serve.stop, *prepared.stop),
+                        ends=prepared.ends,
                         logprobs=wish.logprobs,
                         volunteers=model.serve.answered_by == "volunteers" and not wish.private,
                         asker=model.asker.volunteer_id,
@@ -326,6 +331,10 @@ class Answers:
         finally:
             cost = await asyncio.shield(self.settle(metered))
         return made, cost
+
+    @property
+    def _templates(self) -> bool:
+        return self._engine is not None and self._engine.templates
 
     def _working(self) -> Engine:
         if self._engine is None:
@@ -445,28 +454,37 @@ def _version(conn: Connection, run: RunRow, which: str) -> int:
     return number
 
 
-def _cards(conn: Connection, run: RunRow, only: int | None) -> list[ModelCard]:
+def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> list[ModelCard]:
     """Return the newest version, and the best one where there is one; or the `only` one."""
     if only is not None:
-        return [_card(conn, run, run.name, only)] if only <= run.head else []
-    found = [_card(conn, run, run.name, run.head)]
+        return [_card(conn, run, run.name, only, templates)] if only <= run.head else []
+    found = [_card(conn, run, run.name, run.head, templates)]
     if run.best is not None:
-        found.append(_card(conn, run, f"{run.name}@best", run.best))
+        found.append(_card(conn, run, f"{run.name}@best", run.best, templates))
     return found
 
 
-def _card(conn: Connection, run: RunRow, name: str, version: int) -> ModelCard:
+def _chat(conn: Connection, run: RunRow, templates: bool) -> str:
+    """Return how conversations are written for a run's model, in words."""
+    if definition(run).file.serve.chat != ServeSettings().chat:
+        return OWN
+    dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+    own = templates and dataset is not None and TEMPLATE in dataset.manifest.assets
+    return TOKENIZERS if own else PLAIN
+
+
+def _card(conn: Connection, run: RunRow, name: str, version: int, templates: bool) -> ModelCard:
     about = definition(run)
     file = about.file
     text = about.workload.traits.items == TEXT_ITEMS
-    plain = PLAIN if file.serve.chat == ServeSettings().chat else OWN
+    chat = _chat(conn, run, templates) if text else ""
     read = READ * (text and file.serve.answered_by == "volunteers")
     known = datasets.by_id(conn, run.dataset_id).name if run.dataset_id is not None else ""
     return ModelCard(
         id=name,
         created=int(versions.get(conn, run.id, version).created_at),
         owned_by="volunteers",
-        description=". ".join(each for each in (file.description, plain * text, read) if each),
+        description=". ".join(each for each in (file.description, chat, read) if each),
         licence=file.licence,
         dataset=known,
         loss=evaluations.evaluation(conn, run.id, version).loss,

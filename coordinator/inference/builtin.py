@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +27,7 @@ from coordinator.inference.engine import (
     Piece,
     PreparedPrompt,
     TokenLogprob,
+    Turns,
 )
 from coordinator.inference.messages import (
     EVENTS,
@@ -51,6 +52,8 @@ from coordinator.runs.definition import definition
 from shared import errors
 from shared.clock import Clock
 from shared.errors import Configuration, Internal, Unavailable, VolunteerError
+from shared.workloads.base import ChunkRef
+from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.generation.batch import Sequence as Wanted
 
 if TYPE_CHECKING:
@@ -110,6 +113,8 @@ def check_host(settings: Settings) -> None:
 class BuiltinEngine:
     """See `Engine`."""
 
+    templates = True
+
     def __init__(
         self, db: Database, clock: Clock, blobs: BlobStore, power: Power | None = None
     ) -> None:
@@ -130,13 +135,15 @@ class BuiltinEngine:
         """Return the process's number, where one runs."""
         return None if self._writer is None or self._process is None else self._process.pid
 
-    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
         files = await self._files(model)
         async with self._ordered(Prepare(id=_id(), model=files, prompt=prompt)) as events:
             found = await _next(events)
         if not isinstance(found, Prepared):
             raise Internal("the inference process gave another answer than it was asked for")
-        return PreparedPrompt(tokens=found.tokens, context=found.context)
+        return PreparedPrompt(
+            tokens=found.tokens, context=found.context, ends=found.ends, stop=found.stop
+        )
 
     async def generate(self, request: Generation) -> AsyncGenerator[Piece]:
         files = await self._files(request.model)
@@ -272,20 +279,26 @@ class BuiltinEngine:
     async def _files(self, model: ModelVersion) -> ModelFiles:
         """Return what loads a version. Raises NotFound where its files are gone."""
 
-        def look(conn: Connection) -> tuple[RunRow, str, str | None]:
+        def look(conn: Connection) -> tuple[RunRow, str, Mapping[str, ChunkRef]]:
             run = runs.by_id(conn, model.run_id)
             dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
-            asset = dataset.manifest.assets.get("tokenizer") if dataset else None
             weights = versions.get(conn, run.id, model.version).published_sha256
-            return run, weights, asset.sha256 if asset else None
+            return run, weights, dataset.manifest.assets if dataset else {}
 
-        run, weights, tokenizer = await self._db.read(look)
-        path = await self._blobs.local(weights)
-        its = None if tokenizer is None else str(await self._blobs.local(tokenizer))
+        run, weights, assets = await self._db.read(look)
         about = definition(run)
         more = about.workload.files(about.file.model)
-        files = {name: str(await self._blobs.local(ref.sha256)) for name, ref in more.items()}
-        return ModelFiles(key=weights, file=run.file, weights=str(path), tokenizer=its, files=files)
+        return ModelFiles(
+            key=weights,
+            file=run.file,
+            weights=str(await self._blobs.local(weights)),
+            tokenizer=await self._local(assets.get("tokenizer")),
+            template=await self._local(assets.get(TEMPLATE)),
+            files={name: str(await self._blobs.local(ref.sha256)) for name, ref in more.items()},
+        )
+
+    async def _local(self, ref: ChunkRef | None) -> str | None:
+        return None if ref is None else str(await self._blobs.local(ref.sha256))
 
 
 _Events = asyncio.Queue[Event | None]
@@ -300,6 +313,7 @@ def _sequence(request: Generation) -> Wanted:
         temperature=request.temperature,
         top_p=request.top_p,
         stop=request.stop,
+        ends=request.ends,
         logprobs=request.logprobs,
         place=request.place,
     )

@@ -12,6 +12,7 @@ import msgspec
 
 from shared.errors import BadRequest
 
+Turns = tuple[tuple[str, str], ...]  # of a conversation: role and text
 CHARACTERS_MAX = 64  # of a prompt for each token that fits
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -26,10 +27,12 @@ class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt as the model reads it."""
+    """A prompt as the model reads it, and what ends an answer to it beside the end of a text."""
 
     tokens: tuple[int, ...]
     context: int  # tokens that fit, prompt and answer together
+    ends: tuple[int, ...] = ()  # tokens
+    stop: tuple[str, ...] = ()
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
+    ends: tuple[int, ...] = ()  # tokens that end it, beside the model's own
     logprobs: int | None = None  # alternatives a token; None: no probabilities at all
     place: int = 0  # tokens of the answer that are in the prompt already
     volunteers: bool = False  # machines of volunteers may compute it, and so read it
@@ -78,8 +82,14 @@ class Engine(Protocol):
     for a version whose files are gone.
     """
 
-    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
-        """Return the prompt's tokens and what fits; loads the version if need be."""
+    @property
+    def templates(self) -> bool:
+        """Return True if it writes conversations by a tokenizer's chat template."""
+
+    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
+        """Return the prompt's tokens and what fits; loads the version if need be. Turns are for a
+        model with a chat template.
+        """
 
     def generate(self, request: Generation) -> AsyncIterator[Piece]:
         """Generate until a stop or the length; closing the iterator cancels within one token."""

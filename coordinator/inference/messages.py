@@ -19,6 +19,7 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     weights: str
     tokenizer: str | None = None
+    template: str | None = None  # of chat
     files: dict[str, str] = {}  # of the run, by name
 
 
@@ -27,7 +28,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
 
     id: str
     model: ModelFiles
-    prompt: str
+    prompt: str | tuple[tuple[str, str], ...]  # or the turns of a conversation: role, text
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
@@ -71,6 +72,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     id: str
     tokens: tuple[int, ...]
     context: int
+    ends: tuple[int, ...] = ()  # of an answer, as of `PreparedPrompt`
+    stop: tuple[str, ...] = ()
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):

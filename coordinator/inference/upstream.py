@@ -29,6 +29,7 @@ from coordinator.inference.engine import (
     Piece,
     PreparedPrompt,
     TokenLogprob,
+    Turns,
     check_length,
 )
 from coordinator.storage.secret_file import read_secret
@@ -122,7 +123,9 @@ _PICTURES = decoder(_Pictures)
 
 
 class UpstreamEngine:
-    """See `Engine`."""
+    """See `Engine`. A template is run in no process that serves, so conversations are plain here."""
+
+    templates = False
 
     def __init__(
         self, db: Database, clock: Clock, blobs: BlobStore, upstream: Upstream, silent_s: float = 0
@@ -144,7 +147,9 @@ class UpstreamEngine:
             limits=httpx.Limits(max_connections=STREAMS_MAX, max_keepalive_connections=32),
         )
 
-    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
+        if not isinstance(prompt, str):
+            raise BadRequest("a server of your own writes no conversations by a template")
         rest = self._rest_until - self._clock.monotonic()
         if rest > 0:
             raise Unavailable("answers are not computed at the moment", retry_after_s=rest)

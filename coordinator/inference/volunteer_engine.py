@@ -19,7 +19,7 @@ import structlog
 from coordinator.database import datasets, runs
 from coordinator.inference.answerers import CAUGHT, Answerers, Part, Silent
 from coordinator.inference.builtin import BuiltinEngine
-from coordinator.inference.engine import Generation, ModelVersion, Piece, PreparedPrompt
+from coordinator.inference.engine import Generation, ModelVersion, Piece, PreparedPrompt, Turns
 from coordinator.rules.serving import is_other_model
 from shared.errors import VolunteerError
 from shared.protocol.inference import AnswerTask
@@ -65,7 +65,11 @@ class VolunteerEngine:
         self._checks: set[asyncio.Task[None]] = set()
         self._tallies = _Tallies()
 
-    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+    @property
+    def templates(self) -> bool:
+        return self._own.templates
+
+    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
         return await self._own.prepare(model, prompt)
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
@@ -131,7 +135,7 @@ class VolunteerEngine:
             place=rest.place,
             temperature=rest.temperature,
             top_p=rest.top_p,
-            end=text.end,
+            end=rest.ends[0] if rest.ends else text.end,
         )
         return self._answerers.begin(model.run, task, but=tried)
 

@@ -17,12 +17,15 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from threading import Thread
 from typing import Protocol
 
+import msgspec
 import psutil
 
+from coordinator.inference.conversation import Conversation
 from coordinator.inference.engine import check_length
 from coordinator.inference.messages import (
     FRAME_BYTES_MAX,
@@ -81,10 +84,17 @@ class Texts(Protocol):
 class Loaded:
     """A version that answers, and what it is asked."""
 
-    def __init__(self, reader: Reader, texts: Texts) -> None:
+    def __init__(self, reader: Reader, texts: Texts, template: str | None) -> None:
         self.reader = reader
         self.texts = texts
+        self._template = template
         self.probed: set[str] = set()  # sequences whose probabilities are wanted
+
+    @cached_property
+    def conversation(self) -> Conversation:
+        if self._template is None:
+            raise BadRequest("the tokenizer of this model has no chat template here")
+        return Conversation(Path(self._template), self.reader)
 
 
 class Worker:
@@ -158,10 +168,7 @@ class Worker:
             return
         loaded = self._of(order.model)
         if isinstance(order, Prepare):
-            context = loaded.reader.context
-            check_length(len(order.prompt), context)
-            tokens = tuple(loaded.reader.encode(order.prompt))
-            self._tell(Prepared(id=order.id, tokens=tokens, context=context))
+            self._tell(_prepared(loaded, order))
         elif isinstance(order, Compare):
             looked, wrong = compared(loaded.reader, order)
             self._tell(Compared(id=order.id, looked=looked, wrong=wrong))
@@ -211,7 +218,7 @@ def compared(reader: Reader, order: Compare) -> tuple[int, int]:
     """
     asked, tokens = order.sequence, list(order.tokens)
     if order.ended and reader.end is not None:
-        tokens.append(reader.end)
+        tokens.append(asked.ends[0] if asked.ends else reader.end)
     whole = [*asked.prompt, *tokens]
     if len(whole) > reader.context + 1:
         return len(tokens), len(tokens)
@@ -225,6 +232,18 @@ def compared(reader: Reader, order: Compare) -> tuple[int, int]:
         how = {"temperature": asked.temperature, "top_p": asked.top_p}
         wrong += not agrees(logits, draw, tokens[index], **how)
     return len(looked), wrong
+
+
+def _prepared(loaded: Loaded, order: Prepare) -> Prepared:
+    reader, prompt = loaded.reader, order.prompt
+    found = Prepared(id=order.id, tokens=(), context=reader.context)
+    if isinstance(prompt, str):
+        check_length(len(prompt), reader.context)
+        return msgspec.structs.replace(found, tokens=tuple(reader.encode(prompt)))
+    chat = loaded.conversation
+    return msgspec.structs.replace(
+        found, tokens=chat.tokens(prompt), ends=chat.ends, stop=chat.stop
+    )
 
 
 def _token(loaded: Loaded, made: Made) -> Token:
@@ -342,11 +361,11 @@ def _load(model: ModelFiles, memory: Memory, host: str) -> Loaded:
         paged = PagedBatch(
             workload.convert(TRANSFORMERS, config, weights, tokenizer), tokenizer, room
         )
-        return Loaded(paged, paged)
+        return Loaded(paged, paged, model.template)
     found = workload.decoder(config, weights, tokenizer, SLOTS, memory.device)
     if found is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
-    return Loaded(found, Batch(found))
+    return Loaded(found, Batch(found), model.template)
 
 
 def main(descriptor: str, threads: str, memory_bytes: str, wanted: str, host: str) -> None:

@@ -270,9 +270,10 @@ class Intake:
         found = submissions.background(conn, row)
         run, plan = found.run, phases.at_head(found.run)
         if plan.in_flight == "redo":  # whether it is late must not change any more
-            run = runs.by_id(conn, row.run_id, lock=True)
-            plan = phases.at_head(run)
-        judgement = self._judge(conn, row, replace(found, run=run), plan, measured)
+            runs.by_id(conn, row.run_id, lock=True)
+            found = submissions.background(conn, row)  # a merge may have been waited for
+            run, plan = found.run, phases.at_head(found.run)
+        judgement = self._judge(conn, row, found, plan, measured)
         if judgement.state == "accepted" and self._sketches is not None:
             judgement = self._sketches.refusal(conn, row, seen) or judgement
         if checked == "failed" and judgement.state == "accepted" and not row.vetted:

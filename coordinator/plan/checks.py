@@ -48,7 +48,7 @@ def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
     try:
         return decoding.convert(dict(table), kind)
     except msgspec.ValidationError as error:
-        raise InvalidPlan(escaped(decoding.complaint(error, where), 300)) from error
+        raise InvalidPlan(escaped(decoding.complaint(error, where, kind), 300)) from error
 
 
 def check(plan: Plan, where: str = "") -> None:

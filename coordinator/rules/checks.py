@@ -105,6 +105,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     norm_ratio: float
     state_cosine: float | None = None  # None where none is kept
     sums: Likeness | None = None  # of an auditor's answer beside our update; None without one
+    answered: Likeness | None = None  # and beside the update that was submitted
 
 
 class Streaks(msgspec.Struct, frozen=True, kw_only=True):

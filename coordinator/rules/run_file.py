@@ -320,7 +320,8 @@ def from_table(table: Mapping[str, Any]) -> RunFile:
     try:
         run = decoding.convert(dict(table), RunFile)
     except msgspec.ValidationError as error:
-        raise InvalidRunFile(escaped(decoding.complaint(error, "run file"), 300)) from error
+        said = decoding.complaint(error, "run file", RunFile)
+        raise InvalidRunFile(escaped(said, 300)) from error
     _check_together(run)
     return run
 

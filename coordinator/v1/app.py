@@ -69,7 +69,8 @@ class V1Api:
     async def chat(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
         ask = await read(scope, receive, ChatRequest)
         model = await self._answers.find(asker, ask.model)
-        wish = chat_wish(ask, _seed(ask.seed), model.serve.chat)
+        written = None if model.template else model.serve.chat
+        wish = chat_wish(ask, _seed(ask.seed), written)
         await self._text(model, wish, ask.stream_options if ask.stream else None, out, ask)
 
     async def images(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:

@@ -24,7 +24,7 @@ def completion_wish(ask: CompletionRequest, seed: int) -> Wish:
     """Return what a request for a completion wants. Raises Wrong."""
     return Wish(
         kind="completion",
-        text=ask.prompt,
+        prompt=ask.prompt,
         max_tokens=ask.max_tokens,
         seed=seed,
         count=ask.n or 1,
@@ -36,21 +36,24 @@ def completion_wish(ask: CompletionRequest, seed: int) -> Wish:
     )
 
 
-def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings) -> Wish:
-    """Return what a request for an answer wants, written by the run's template. Raises Wrong."""
+def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> Wish:
+    """Return what a request for an answer wants, written by the run's template, or to be written by
+    that of its tokenizer (None). Raises Wrong.
+    """
     if ask.max_tokens and ask.max_completion_tokens:
         raise Wrong("give max_completion_tokens or max_tokens, not both", "max_tokens")
     if ask.top_logprobs is not None and not ask.logprobs:
         raise Wrong("top_logprobs needs logprobs = true", "top_logprobs")
+    turns = tuple((turn.role, turn.text) for turn in ask.messages)
     return Wish(
         kind="chat",
-        text=transcript(chat, [(turn.role, turn.text) for turn in ask.messages]),
+        prompt=turns if chat is None else transcript(chat, turns),
         max_tokens=ask.max_completion_tokens or ask.max_tokens,
         seed=seed,
         count=ask.n or 1,
         temperature=1.0 if ask.temperature is None else ask.temperature,
         top_p=ask.top_p or 1.0,
-        stop=(*_stops(ask.stop), *chat.stop),
+        stop=(*_stops(ask.stop), *(() if chat is None else chat.stop)),
         logprobs=(ask.top_logprobs or 0) if ask.logprobs else None,
         private=ask.answered_by is not None,
     )

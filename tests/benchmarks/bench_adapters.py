@@ -19,8 +19,10 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,13 @@ from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.spec import count
 from shared.tensors.update import delta
-from shared.workloads.base import Job, TrainSettings, load
+from shared.workloads.base import Job, TrainSettings, Work, load
 from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import library_config
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
+from shared.workloads.training.micro_batch import Listening
 from tests.support.workloads import tiny_gpt
 from volunteer.machine.device_memory import PeakMemory
 
@@ -92,13 +95,22 @@ def bare(task: Job, data: tiny_gpt.Folder, weights: Weights) -> float:
     return task.steps * BATCH * CONTEXT / (time.perf_counter() - began)
 
 
-def ours(task: Job, data: tiny_gpt.Folder, weights: Weights) -> float:
-    """Tokens a second of a task."""
+def ours(task: Job, data: tiny_gpt.Folder, weights: Weights, waits: list[float]) -> float:
+    """Tokens a second of a task; `waits` gets the longest that a pause would have waited, in s."""
     work = WORKLOAD.begin(task, weights, data, "cpu", None)
-    began = time.perf_counter()
+    looks = [began := time.perf_counter()]
+    listening(work, lambda: looks.append(time.perf_counter()))
     while not work.done:
         work.advance()
-    return task.steps * BATCH * CONTEXT / (time.perf_counter() - began)
+        looks.append(time.perf_counter())
+    waits.append(max(later - earlier for earlier, later in pairwise(looks)))
+    return task.steps * BATCH * CONTEXT / (looks[-1] - began)
+
+
+def listening(work: Work, look: Callable[[], None]) -> None:
+    """As a volunteer's training thread does."""
+    assert isinstance(work, Listening)
+    work.listen(look)
 
 
 def bytes_of_update(config: dict[str, Any], folder: Path) -> dict[str, float]:
@@ -120,8 +132,12 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     for train in ("lora", "all"):
         data, task, weights = prepared(options, folder, train)
         config, rates = task.config, []
+        waits: list[float] = []
         for turn in range(options.pairs + 1):
-            sides = {"bare": bare, "ours": ours}
+            sides: dict[str, Callable[..., float]] = {
+                "bare": bare,
+                "ours": partial(ours, waits=waits),
+            }
             names = sorted(sides, reverse=bool(turn % 2))
             rates.append({name: sides[name](task, data, weights) for name in names})
         ratio = statistics.median(each["ours"] / each["bare"] for each in rates[1:])  # 0 warms up
@@ -134,6 +150,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             "ratio": round(ratio, 3),
             "goal": GOAL,
             "reached": ratio >= GOAL,
+            "pause_waits_s": round(max(waits), 3),
         }
         found.append(row | (bytes_of_update(config, folder) if train == "lora" else {}))
     return found
@@ -171,6 +188,7 @@ def peak(options: argparse.Namespace, train: str, side: str) -> int:
                 bare(task, data, loaded)
             else:
                 work = WORKLOAD.begin(task, loaded, data, "cpu", None)
+                listening(work, lambda: None)
                 while not work.done:
                     work.advance()
                 if side == "whole task":

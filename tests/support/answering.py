@@ -17,10 +17,11 @@ from coordinator.database.ledger import gifts, payments
 from coordinator.database.ledger.payments import Balances
 from coordinator.http.app import create_app
 from coordinator.http.server import listen
+from coordinator.runs.datasets import Build
 from shared import decoding
 from shared.protocol.inference import NewKey
 from tests.support.counting_engine import CountingEngine
-from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
+from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 
 CREDITS = 1_000_000_000  # micro-credits that an asker has
 
@@ -74,13 +75,14 @@ async def answering(
     run: str = "",
     engine: CountingEngine | None = None,
     workload: str = "gpt",
+    dataset: Build | None = None,
     **settings: Any,
 ) -> AsyncIterator[Answering]:
     """A server whose run has one merged version, and Ann with a key and credits."""
     quiet = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=quiet)  # the command line has standard output for itself
     async with local_coordinator(path, **settings) as home:
-        await (home.start_run(run) if run else home.start_run())
+        await home.start_run(run or RUN, dataset)
         ann, bob = [await home.join(name, workloads=[workload]) for name in ("Ann", "Bob")]
         assert {(await ann.work(1)).state, (await bob.work(2)).state} == {"accepted"}
         assert await home.coordinator.merger.merge_if_due(1)

@@ -13,6 +13,7 @@ from coordinator.inference.engine import (
     Piece,
     PreparedPrompt,
     TokenLogprob,
+    Turns,
 )
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -28,6 +29,8 @@ def expected(prompt: str, seed: int, count: int) -> str:
 class CountingEngine:
     """Writes letters; `gate`, where given, lets one token through each time it is released."""
 
+    templates = False
+
     def __init__(self, context: int = 1000, gate: asyncio.Semaphore | None = None) -> None:
         self.context = context
         self.gate = gate
@@ -35,7 +38,8 @@ class CountingEngine:
         self.closed = 0
         self.generated = 0
 
-    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
+        assert isinstance(prompt, str)
         return PreparedPrompt(tokens=tuple(prompt.encode()), context=self.context)
 
     async def generate(self, request: Generation) -> AsyncIterator[Piece]:

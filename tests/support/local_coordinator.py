@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from coordinator.config import Settings
 from coordinator.database import runs
 from coordinator.database.engine.open import file_of
 from coordinator.http.app import Coordinator, create_app, opened
+from coordinator.runs.datasets import Build
 from coordinator.runs.definition import definition
 from shared import decoding
 from shared.protocol.accounts import RegisterReply
@@ -71,13 +73,13 @@ class LocalCoordinator:
         token = self.coordinator.settings.admin_token_file.read_text().strip()
         return self.client(f"admin.{token}")
 
-    async def start_run(self, text: str = RUN) -> str:
-        """A tiny dataset and a running run on it; its name."""
+    async def start_run(self, text: str = RUN, build: Build | None = None) -> str:
+        """A tiny dataset, or the one that is built, and a running run on it; its name."""
         from shared.workloads.data.text_dataset import build_text
 
         documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
         await self.coordinator.datasets.add(
-            lambda put: build_text("sums", documents, put, vocab_size=300, chunk_tokens=2048)
+            build or partial(build_text, "sums", documents, vocab_size=300, chunk_tokens=2048)
         )
         run = await self.coordinator.runs.create(text)
         await self.coordinator.runs.start(run.name)

@@ -29,6 +29,7 @@ from shared.workloads.games import Actor
 from shared.workloads.training.micro_batch import Paced
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
+from volunteer.machine.device_memory import free_bytes
 from volunteer.storage.carried import Carried, InnerState
 from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import HeldLease
@@ -146,8 +147,8 @@ class LocalTask:
         snapshot = load(files.snapshot)
         device = files.held.device
         work = workload.begin(job, self._weights(), files.data, device, inner)
-        if files.step is not None and files.step.micro_batch and isinstance(work, Paced):
-            work.begin_with(files.step.micro_batch, most=files.step.halved)
+        if isinstance(work, Paced):
+            self._pace(work, max(0, files.memory_bytes - need))
         if snapshot is not None:
             try:
                 work.restore(snapshot)
@@ -156,6 +157,14 @@ class LocalTask:
                 files.snapshot.unlink(missing_ok=True)
                 work = workload.begin(job, self._weights(), files.data, device, inner)
         return work
+
+    def _pace(self, work: Paced, room: int) -> None:
+        """Tell work how earlier tasks cut their batches, and the bytes that are left for it."""
+        step = self._files.step
+        micro = step.micro_batch if step is not None else 0
+        if self._files.held.device == "cpu":  # of others' programs nothing is taken
+            room = min(room, free_bytes() // 2)
+        work.begin_with(micro, most=step is not None and step.halved, room=room)
 
     def _inner(self) -> Mapping[str, torch.Tensor] | None:
         """Return the optimiser's state to begin with; None where there is none."""

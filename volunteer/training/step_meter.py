@@ -56,6 +56,10 @@ class StepMeter:
     def halved(self) -> None:
         """Memory ran out: the step in progress starts over, in smaller pieces."""
         self._halved = True
+        self.started_over()
+
+    def started_over(self) -> None:
+        """The step in progress begins again."""
         self._spent_s = 0.0
 
     def advanced(self, work: Work, progress: Progress, spent_s: float) -> None:

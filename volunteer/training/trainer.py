@@ -3,8 +3,9 @@ network.
 
 All torch work of a device happens here, benchmark and loading included: a second thread that runs
 torch after another has done so trains at 0.6-0.7 of the rate (each keeps its own OpenMP pool). The
-thread is a daemon and checks between two micro-batches what to do, so that pausing takes no
-longer than one of them.
+thread is a daemon and looks between two micro-batches, and within long ones, at what to do, so that
+pausing takes half a second at the most. A short pause within a micro-batch only waits; in a longer
+one its memory is given back, and the step begins again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from shared.clock import Clock, SystemClock
 from shared.errors import Internal
 from shared.sentences import Sentence
 from shared.workloads.base import Progress, Work
+from shared.workloads.training.micro_batch import Listening
 from volunteer.machine.device_memory import out_of_memory, release_device
 from volunteer.machine.policy import rest_after
 from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
 
 REPORT_S = 0.25  # the event loop hears of progress at most this often
 SAVE_SHARE = 0.02  # at most this part of the time goes into snapshots
+SHORT_PAUSE_S = 10.0  # within a micro-batch
 STEP_END_S = 1.5  # how long a stop that saves may wait for the end of a step
 
 log = logging.getLogger(__name__)
@@ -65,6 +68,12 @@ class ThreadDied(Internal):
 
 class _Stop(Exception):
     pass
+
+
+class _LongPause(Exception):
+    def __init__(self, waited_s: float) -> None:
+        super().__init__()
+        self.waited_s = waited_s
 
 
 class _Job:
@@ -233,24 +242,26 @@ class Trainer:
             release_device()
             self.resting.set()
 
-    def obey(self, handle: Handle[T], work: Work | None) -> float:
+    def obey(self, handle: Handle[T], work: Work | None, most_s: float | None = None) -> float:
         """Wait while paused, with the device free.
 
-        Returns the seconds waited; raises when the task is to stop.
+        Returns the seconds waited; raises when the task is to stop, and after `most_s`.
         """
-        waited = 0.0
-        if self._resting_wanted(handle):
+        waited, over = 0.0, True
+        resting = self._resting_wanted(handle)
+        if resting:
             began = self._clock.monotonic()
             if work is not None:
                 work.suspend()
             self.resting.set()
             with self.changed:
-                while self._resting_wanted(handle):
-                    self.changed.wait()
+                over = self.changed.wait_for(lambda: not self._resting_wanted(handle), most_s)
             waited = self._clock.monotonic() - began
         if self._leaving(handle):
             raise _Stop
-        if waited and work is not None:
+        if not over:
+            raise _LongPause(waited)
+        if resting and work is not None:
             work.resume()
         self.resting.clear()
         return waited
@@ -287,6 +298,8 @@ class _Session(Generic[T]):
         self._reported = float("-inf")
         self._save_after = clock.monotonic() + assignment.save_every_s
         self._saved = False
+        self._up_at = 0.0  # when the device last rested, or could have
+        self._away_s = 0.0  # of the micro-batch under way, in which something else was done
 
     def run(self) -> Finished[T] | Interrupted:
         work: Work | None = None
@@ -297,17 +310,14 @@ class _Session(Generic[T]):
                 meter.begin()
             work = self._assignment.begin()
             self._began += self._clock.monotonic() - loading  # it is no training
+            if isinstance(work, Listening):
+                work.listen(self._look)
             while not work.done:
                 self._paused_s += self._trainer.obey(self._handle, work)
                 while self._handle.orders:
                     self._handle.orders.popleft()(work)
                 self._trainer.interlude()
-                began = self._clock.monotonic()
-                progress = self._advance(work)
-                if meter is not None:
-                    meter.advanced(work, progress, self._clock.monotonic() - began)
-                self._after(work, progress)
-                self._trainer.rest(self._handle, self._clock.monotonic() - began)
+                self._micro_batch(work)
             value = self._assignment.finish(work, self._spent())
             return Finished(value=value, spent=self._spent())
         except _Stop:
@@ -318,6 +328,30 @@ class _Session(Generic[T]):
         finally:
             if self._assignment.meter is not None:
                 self._assignment.meter.close()
+
+    def _micro_batch(self, work: Work) -> None:
+        meter, began = self._assignment.meter, self._clock.monotonic()
+        self._up_at, self._away_s = began, 0.0
+        try:
+            progress = self._advance(work)
+        except _LongPause as pause:
+            self._paused_s += pause.waited_s
+            if meter is not None:
+                meter.started_over()
+            return
+        if meter is not None:
+            meter.advanced(work, progress, self._clock.monotonic() - began - self._away_s)
+        self._after(work, progress)
+        self._trainer.rest(self._handle, self._clock.monotonic() - self._up_at)
+
+    def _look(self) -> None:
+        """Within a micro-batch, do what is done between two."""
+        began = self._clock.monotonic()
+        self._paused_s += self._trainer.obey(self._handle, None, SHORT_PAUSE_S)
+        self._trainer.interlude()
+        self._trainer.rest(self._handle, began - self._up_at)
+        self._up_at = self._clock.monotonic()
+        self._away_s += self._up_at - began
 
     def _advance(self, work: Work) -> Progress:
         """Do one micro-batch, in smaller and smaller pieces until it fits the memory."""
@@ -389,7 +423,11 @@ class _Session(Generic[T]):
             return
         until = self._clock.monotonic() + STEP_END_S
         while not work.done and self._clock.monotonic() < until:
-            if self._ended_step(self._advance(work)):
+            try:
+                between = self._ended_step(self._advance(work))
+            except _Stop:  # from within a micro-batch: its step has started over
+                between = True
+            if between:
                 self._save(work)
                 return
 

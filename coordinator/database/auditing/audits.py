@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, case, func, insert, or_, select, update
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its
@@ -20,7 +20,7 @@ from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import uploads
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import audits, recomputes
-from coordinator.database.tasks import FREE, add_beside
+from coordinator.database.tasks import FREE, add_beside, awaits_verdict
 from coordinator.rules.audits import AUDIT, LEASES_PER_AUDIT, OPEN_MAX, WAIT_S, Person, Terms
 from coordinator.rules.checks import Machine, Result
 from shared.decoding import decode
@@ -65,7 +65,10 @@ _A, _R, _T, _V = audits.c, recomputes.c, tasks.c, volunteers.c
 _GET = select(audits).where(its(_A.contribution_id))
 _BY_TASK = select(audits).where(its(_A.task_id))
 _ADD = insert(audits)
-_OPEN = select(func.count()).where(_A.state.in_(("ordered", "open")))
+_CROWD = select(
+    func.count(),
+    func.coalesce(func.sum(case((_A.volunteer_id == bindparam("volunteer"), 1), else_=0)), 0),
+).where(_A.state.in_(("ordered", "open")))
 _ELSEWHERE = (
     select(_V.id)
     .join(workers, workers.c.volunteer_id == _V.id)
@@ -76,7 +79,7 @@ _ELSEWHERE = (
     .limit(1)
 )
 _TO_OPEN = (
-    select(audits)
+    select(_A.contribution_id)
     .join(recomputes, _R.contribution_id == _A.contribution_id)
     .where(_A.state == "ordered", _R.state == "revealed")
     .order_by(_A.contribution_id)
@@ -89,13 +92,24 @@ _ABOUT = select(_V.id, _V.invite_id, _V.network, _V.accepted, _V.standing).where
 )
 _HAD = (
     select(_T.volunteer_id, func.count())
-    .where(among(_T.volunteer_id, "ids"), _T.kind == AUDIT, _T.state.in_(("doing", "done")))
+    .where(among(_T.volunteer_id, "ids"), _T.kind == AUDIT)  # what it gave back, too: it had it
     .group_by(_T.volunteer_id)
 )
 _PASSED = select(func.count()).where(its(_A.auditor_id), _A.result == "passed")
 _CHANGE = update(audits).where(its(_A.contribution_id))
-_HELD = update(recomputes).where(its(_R.contribution_id), _R.state != "done")
-_CANCEL = update(tasks).where(its(_T.id), _T.state == "todo")
+# never from an auditor of the organiser's that is at it
+_HELD = update(recomputes).where(its(_R.contribution_id), _R.state != "done", _R.hold == "")
+_CANCEL = update(tasks).where(its(_T.id), _T.state.in_(("todo", "discarded")))
+_ASTRAY = (
+    select(audits)
+    .join(tasks, _T.id == _A.task_id)
+    .where(_A.state == "open", _T.state.in_(("discarded", "cancelled")), ~awaits_verdict())
+)
+_OVER = (
+    select(_T.id)
+    .join(audits, _A.task_id == _T.id)
+    .where(_A.state == "done", _T.state == "todo", ~awaits_verdict())
+)
 _LENT = (
     select(_A.work)
     .join(tasks, _T.id == _A.task_id)
@@ -107,21 +121,28 @@ _SIZES = select(uploads.c.sha256, uploads.c.size).where(
 )
 
 
-def get(conn: Connection, contribution_id: int) -> AuditRow | None:
-    """Return the audit of a contribution; None where there is none."""
-    row = conn.execute(_GET, {"its_contribution_id": contribution_id}).mappings().first()
+def get(conn: Connection, contribution_id: int, *, lock: bool = False) -> AuditRow | None:
+    """Return the audit of a contribution; None where there is none. Who changes it locks it first,
+    and its recompute behind it.
+    """
+    query = _GET.with_for_update() if lock else _GET
+    row = conn.execute(query, {"its_contribution_id": contribution_id}).mappings().first()
     return None if row is None else AuditRow(**row)
 
 
-def by_task(conn: Connection, task_id: int) -> AuditRow | None:
+def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> AuditRow | None:
     """Return the audit whose task this is."""
-    row = conn.execute(_BY_TASK, {"its_task_id": task_id}).mappings().first()
+    query = _BY_TASK.with_for_update() if lock else _BY_TASK
+    row = conn.execute(query, {"its_task_id": task_id}).mappings().first()
     return None if row is None else AuditRow(**row)
 
 
 def has_room(conn: Connection, row: ContributionRow, worker: Person, now: float) -> bool:
-    """Return True if one more may be ordered: few are under way, and somebody else is there."""
-    if int(conn.execute(_OPEN).scalar_one()) >= OPEN_MAX:
+    """Return True if one more may be ordered: few are under way, none of this account, of those on
+    probation half as many, and somebody else is there.
+    """
+    everybody, own = conn.execute(_CROWD, {"volunteer": row.volunteer_id}).one()
+    if own or everybody >= (OPEN_MAX if row.vetted else OPEN_MAX // 2):
         return False
     invite = OTHER if worker.invite is None else worker.invite
     given = {"volunteer": row.volunteer_id, "invite": invite, "network": worker.network}
@@ -136,9 +157,9 @@ def add(conn: Connection, row: ContributionRow, seed: int, until: float) -> None
     _hold(conn, row.id, until)
 
 
-def to_open(conn: Connection) -> list[AuditRow]:
-    """Return those whose evidence is here."""
-    return [AuditRow(**row) for row in conn.execute(_TO_OPEN).mappings()]
+def to_open(conn: Connection) -> list[int]:
+    """Return the contributions of those whose evidence is here."""
+    return list(conn.execute(_TO_OPEN).scalars())
 
 
 def evidence_sizes(conn: Connection, contribution_id: int) -> dict[str, int]:
@@ -146,11 +167,8 @@ def evidence_sizes(conn: Connection, contribution_id: int) -> dict[str, int]:
     return {sha: int(size) for sha, size in conn.execute(_SIZES, {"number": contribution_id})}
 
 
-def open_task(conn: Connection, row: ContributionRow, work: Work, now: float) -> bool:
-    """Let the task of an audit wait for its auditor; False where another replica was faster."""
-    found = get(conn, row.id)
-    if found is None or found.state != "ordered":
-        return False
+def open_task(conn: Connection, row: ContributionRow, work: Work, now: float) -> None:
+    """Let the task of an audit wait for its auditor; of one that is `ordered`, and locked."""
     job = work.job
     values = {
         "run_id": row.run_id,
@@ -167,7 +185,6 @@ def open_task(conn: Connection, row: ContributionRow, work: Work, now: float) ->
     told = {"state": "open", "task_id": number, "opened_at": now}
     _change(conn, row.id, **told, work=msgspec.json.encode(work).decode())
     _hold(conn, row.id, now + WAIT_S)
-    return True
 
 
 def waiting(conn: Connection, ids: Sequence[int], now: float) -> dict[int, Terms]:
@@ -246,6 +263,18 @@ def leave(conn: Connection, row: AuditRow) -> None:
     """Leave a recompute to the organiser, without an audit."""
     _change(conn, row.contribution_id, state="done")
     _hold(conn, row.contribution_id, 0.0)
+
+
+def tidy(conn: Connection, now: float) -> bool:
+    """Cancel tasks of audits that are settled, which came back behind that, and leave to the
+    organiser what nobody is given any more; True if it has something to do by that.
+    """
+    astray = [AuditRow(**row) for row in conn.execute(_ASTRAY).mappings()]
+    for row in astray:
+        leave(conn, row)
+    for number in conn.execute(_OVER).scalars().all():
+        conn.execute(_CANCEL, {"its_id": number, "state": "cancelled", "ended_at": now, **FREE})
+    return bool(astray)
 
 
 def _change(conn: Connection, contribution_id: int, **values: object) -> None:

@@ -336,14 +336,9 @@ def last_event(conn: Connection) -> int:
     return int(conn.execute(select(func.max(events.c.id))).scalar() or 0)
 
 
-def earned_since(
-    conn: Connection, volunteer_id: str, at: float, after: int = 0, upto: int | None = None
-) -> int:
-    """Return what was earned from `at` on, less what was taken back: by the events behind `after`,
-    up to `upto`.
-    """
-    if not after:  # of a long history only the end
-        after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0
+def earned_since(conn: Connection, volunteer_id: str, at: float, upto: int | None = None) -> int:
+    """Return what was earned from `at` on, less what was taken back: up to the event `upto`."""
+    after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0  # of a long history the end
     query = EARNED_SINCE if upto is None else EARNED_SINCE.where(postings.c.event_id <= upto)
     given = {"its_owner": volunteer_id, "since": at, "after": after}
     return int(conn.execute(query, given).scalar_one())

@@ -17,12 +17,12 @@ from sqlalchemy import (
     case,
     func,
     literal,
-    literal_column,
     select,
     union_all,
 )
 
 from coordinator.database import key_values
+from coordinator.database.engine.statements import one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.record import meta
@@ -57,12 +57,10 @@ def _row(name: str, run: Any, label: Any, value: Any) -> tuple[Any, ...]:
 
 def _opened() -> CTE:
     """Open tasks by run and state, with their machines: one walk over what may be ten thousand."""
-    # Written out, or the databases would not see that the index of open tasks has all of them.
-    open_now = _T.state.in_((literal_column("'todo'"), literal_column("'doing'")))
     return (
         select(_T.run_id, _T.state, func.count().label("n"))
         .add_columns(func.count(_T.worker_id.distinct()).label("machines"))
-        .where(open_now)
+        .where(one_of(_T.state, ("todo", "doing")))
         .group_by(_T.run_id, _T.state)
         .cte("opened")
     )

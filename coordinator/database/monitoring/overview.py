@@ -19,13 +19,12 @@ from sqlalchemy import (
     case,
     func,
     literal,
-    literal_column,
     select,
     union_all,
 )
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import its, one_of
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.games import harvests
 from coordinator.database.tables.inference import usage
@@ -75,7 +74,7 @@ _RUNS = (
 )
 _OPEN_TASKS = (
     select(_T.run_id, _T.kind, _T.state, func.count(), func.count(_T.worker_id.distinct()))
-    .where(_T.state.in_((literal_column("'todo'"), literal_column("'doing'"))))  # as in its index
+    .where(one_of(_T.state, ("todo", "doing")))  # as in its index
     .group_by(_T.run_id, _T.kind, _T.state)
 )
 _WAITING = (

@@ -21,7 +21,7 @@ from shared.decoding import complaint, convert, decoder
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data import table_rows
-from shared.workloads.data.chat_template import ChatTemplate, Message
+from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Message
 from shared.workloads.data.documents import LINES_SUFFIXES
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, lengths, told_languages
@@ -128,8 +128,6 @@ def build_chat(
         **told_languages(some),
         **(frame.meta if (frame := settings.template.frame()) else {}),
     }
-    digest = put(settings.tokenizer)
-    asset = ChunkRef(sha256=digest, size=len(settings.tokenizer), items=vocab_size)
     return DatasetManifest(
         name=name,
         kind=KIND,
@@ -137,9 +135,18 @@ def build_chat(
         source=settings.source,
         chunks=_written(train, put),
         heldout=_written(by_digest[:held], put),
-        assets={"tokenizer": asset},
+        assets=_assets(settings, put, vocab_size),
         meta=meta,
     )
+
+
+def _assets(settings: ChatSettings, put: Put, vocab_size: int) -> dict[str, ChunkRef]:
+    """Store a tokenizer and its template."""
+    found = {}
+    form = msgspec.json.encode(settings.template)
+    for name, blob, items in (("tokenizer", settings.tokenizer, vocab_size), (TEMPLATE, form, 1)):
+        found[name] = ChunkRef(sha256=put(blob), size=len(blob), items=items)
+    return found
 
 
 def _encoded(

@@ -1,7 +1,8 @@
 """The chat template of a tokenizer: dialogues to text, with the parts that are answers.
 
 A template is a small program of the library jinja2. It comes with a model that the organiser chose,
-runs where a dataset is built and nowhere else, in jinja2's sandbox.
+and runs where a dataset is built and where its model is asked, in jinja2's sandbox: never in a
+process that serves, and on no volunteer's machine.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ NO_TOKENIZER = (
     "dialogues need the tokenizer of the model that is to learn them, with its chat template beside"
     " it: --tokenizer MODEL/tokenizer.json"
 )
+TEMPLATE = "chat_template"  # an asset of a dataset of dialogues
 _FILE_MAX = 4 << 20  # bytes
 _FRAME_MAX = 16 << 10  # characters
 _FRAME = ("asked_before", "asked_after", "asked_end")  # in the manifest of a dataset
@@ -69,6 +71,13 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             whole += [Piece(asked[len(done) :], False), Piece(answer, True)]
             done = asked + answer
         return [whole]
+
+    def asked(self, messages: Sequence[Message]) -> str:
+        """Return a dialogue up to where its next answer begins.
+
+        Raises InvalidRunFile for one that the template refuses.
+        """
+        return self._rendered(messages, prompt=True)
 
     def frame(self) -> ChatFrame | None:
         """Return what it writes around a question; None where that cannot be told, or is long."""

@@ -97,7 +97,7 @@ class DcganWork:
         """Return how many images a micro-batch has."""
         return self._portion
 
-    def begin_with(self, micro_batch: int, *, most: bool) -> None:
+    def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
         """Begin with micro-batches as memory allowed before. Otherwise a batch is cut alike on
         every machine: its statistics depend on it.
         """

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shared.errors import InvalidRunFile
+from shared.workloads.base import Reader
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 
 if TYPE_CHECKING:
@@ -63,6 +64,16 @@ class PromptText:
                 f"this model has no tokenizer: its prompts are numbers, not {wrong[0][:40]!r}"
             )
         return [int(each[:DIGITS_MAX]) for each in words]
+
+
+def ending(reader: Reader, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the tokens, or else the texts, that end an answer which a template ends so."""
+    if not text.strip():
+        return (), ()
+    first = reader.encode(text, marks=True)[:1]
+    if reader.decode(first):
+        return (), (text.rstrip(),)
+    return tuple(first), ()  # a special token, which is no text
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> list[list[int]]:

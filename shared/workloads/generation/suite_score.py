@@ -20,6 +20,7 @@ from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.task_suite import Example, Suite
 from shared.workloads.generation.batch import Batch, Sequence
+from shared.workloads.generation.prompt_text import ending
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,14 +86,7 @@ class _Asking:
     def __init__(self, decoder: Decoder, frame: ChatFrame | None) -> None:
         self.decoder = decoder
         self._frame = frame
-        self.ends: tuple[int, ...] = ()  # tokens that end an answer
-        self.stop: tuple[str, ...] = ()  # texts that do
-        if frame is not None and frame.end.strip():
-            first = decoder.encode(frame.end, marks=True)[:1]
-            if decoder.decode(first):
-                self.stop = (frame.end.rstrip(),)
-            else:  # a special token, which is no text
-                self.ends = tuple(first)
+        self.ends, self.stop = ending(decoder, "" if frame is None else frame.end)
 
     def prompt(self, text: str) -> list[int]:
         """Return the tokens of a prompt."""

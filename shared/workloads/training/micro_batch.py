@@ -1,12 +1,16 @@
-"""Size of a micro-batch, chosen so that a pause is never more than about half a second away."""
+"""Size of a micro-batch, chosen so that a pause is never more than about half a second away: the
+end of a micro-batch, or a look up from it (see `lookout`).
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 _LIMIT_S = 0.45
 _REMEMBERED = 4
+_BACK = 2  # times the bytes kept: what goes back takes as much again at the most
 _GUESS_S = 0.3  # what the first micro-batch should take
 _CPU_FLOPS = 3e10  # a slow core: the first guess errs towards a quick answer
 
@@ -19,9 +23,21 @@ class Paced(Protocol):
     def micro_batch(self) -> int:
         """Samples of the next micro-batch."""
 
-    def begin_with(self, micro_batch: int, *, most: bool) -> None:
-        """Begin with micro-batches as earlier work on this device came to have them; `most`: larger
-        ones did not fit its memory.
+    def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
+        """Begin with micro-batches as earlier work on this device came to have them (0: there was
+        none); `most`: larger ones did not fit its memory. `room`: bytes that a micro-batch may keep
+        for its way back, where these are counted; 0: not known.
+        """
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """Work whose micro-batches may be long, because it looks up within them."""
+
+    def listen(self, look: Callable[[], None]) -> None:
+        """Call `look` many times a second within micro-batches, on the thread that works. It may
+        wait, and compute without gradients; what it raises ends the micro-batch, and the step in
+        progress starts over.
         """
 
 
@@ -32,40 +48,39 @@ class Pace:
 
     def __init__(self, batch: int, flops_per_sample: float, device: str) -> None:
         self._cap = batch
+        self._room = 0
         guess = batch
         if device == "cpu":  # on a GPU the whole batch is tried first
             guess = int(_GUESS_S * _CPU_FLOPS / max(1.0, flops_per_sample))
         self.micro = max(1, min(batch, guess))
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # a sample
 
-    def record(self, samples: int, seconds: float) -> None:
-        """Learn from finished work.
+    def record(self, samples: int, seconds: float, kept_bytes: int = 0) -> None:
+        """Learn from finished work: its longest time without a look, and what it kept in memory.
 
         The best of the last few counts, so that one hiccup changes nothing.
         """
         self._seconds.append(seconds / samples)
         if len(self._seconds) < 2:
             return
-        wanted = int(_LIMIT_S / max(min(self._seconds), 1e-9))
-        if wanted < self.micro:
+        wanted = min(self._cap, int(_LIMIT_S / max(min(self._seconds), 1e-9)))
+        if self._room and kept_bytes:
+            wanted = min(wanted, self._room * samples // (_BACK * kept_bytes))
+        if wanted < self.micro or self.micro < wanted >= min(self._cap, 2 * self.micro):
             self.set(max(1, wanted))
-        elif (
-            len(self._seconds) == _REMEMBERED
-            and self.micro < self._cap
-            and wanted >= 2 * self.micro
-        ):
-            self.set(min(self._cap, 2 * self.micro))
 
     def set(self, micro: int) -> None:
         """Go on with this size, at most what memory allows."""
         self.micro = min(self._cap, micro)
         self._seconds.clear()
 
-    def begin_with(self, micro: int, *, most: bool) -> None:
-        """Begin with a size that earlier work came to have; `most`: memory allows no more."""
+    def begin_with(self, micro: int, *, most: bool, room: int) -> None:
+        """Begin with a size that earlier work came to have; see `Paced`."""
+        self._room = room
         if most:
             self._cap = max(1, min(self._cap, micro))
-        self.set(max(1, micro))
+        if micro:
+            self.set(micro)
 
     def halve(self) -> int:
         """Out of memory: never again more than half of this.

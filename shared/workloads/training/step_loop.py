@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from time import perf_counter
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, Progress, Result
 from shared.workloads.training.devices import autocast, release, to_host
 from shared.workloads.training.learner import Learner
+from shared.workloads.training.lookout import Lookout
 from shared.workloads.training.micro_batch import Pace
 
 _READ_S = 0.2
@@ -55,6 +57,7 @@ class StepWork(ABC):
         self._samples = samples
         self._autocast = autocast(job.train.precision, device)
         self._pace = Pace(min(job.batch_size, samples), flops, device)
+        self._lookout: Lookout | None = None
         learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._learner = Learner(learnt, job, inner)
         self._step = 0
@@ -82,9 +85,14 @@ class StepWork(ABC):
         """Return how many samples the next micro-batch has."""
         return self._pace.micro
 
-    def begin_with(self, micro_batch: int, *, most: bool) -> None:
+    def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
         """Begin with micro-batches as earlier work came to have them; see `Paced`."""
-        self._pace.begin_with(micro_batch, most=most)
+        self._pace.begin_with(micro_batch, most=most, room=room)
+
+    def listen(self, look: Callable[[], None]) -> None:
+        """Look up within micro-batches; see `Listening`. On a GPU they are short."""
+        if self.device == "cpu":
+            self._lookout = Lookout(look, self.model.parameters())
 
     def advance(self) -> Progress:
         """Do one micro-batch.
@@ -98,10 +106,15 @@ class StepWork(ABC):
         size = min(self.job.batch_size, self._samples - first)
         micro = min(self._pace.micro, size - self._in_step)
         at = first + self._in_step
-        with self._autocast:
-            loss, figures = self.measure(at, at + micro)
         share = micro / size
-        torch.autograd.backward(loss if micro == size else loss * share)
+        try:
+            with self._lookout or nullcontext():
+                with self._autocast:
+                    loss, figures = self.measure(at, at + micro)
+                torch.autograd.backward(loss if micro == size else loss * share)
+        except BaseException:
+            self._start_over()  # a part of a micro-batch may be in the gradients
+            raise
         seen = loss.detach().float()[None]
         self._now.add_(seen if figures is None else torch.cat([seen, figures]), alpha=share)
         self._in_step += micro
@@ -151,7 +164,6 @@ class StepWork(ABC):
             if not self._spare():
                 raise
             micro = 1
-        self._learner.drop()
         self._start_over()
         release(self.device)
         return micro
@@ -202,6 +214,7 @@ class StepWork(ABC):
 
     def _start_over(self) -> None:
         """The step in progress."""
+        self._learner.drop()
         self._now.zero_()
         self._in_step = 0
         self._unread, self._busy_s = 0, 0.0
@@ -219,7 +232,10 @@ class StepWork(ABC):
         values: list[float] = (self._figures[self._step - 1] if ended else self._now).tolist()
         self._refuse_nan(values)
         self._read_at = perf_counter()
-        self._pace.record(self._unread, self._busy_s + self._read_at - began)
+        if self._lookout is None:
+            self._pace.record(self._unread, self._busy_s + self._read_at - began)
+        else:
+            self._pace.record(self._unread, self._lookout.longest_s, self._lookout.kept_bytes)
         self._unread, self._busy_s = 0, 0.0
         return values if ended else []
 

@@ -13,11 +13,16 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, select, update
 
+from coordinator.accounts.suspension import suspend
 from coordinator.checking.audits import Audits
+from coordinator.compute import Compute
 from coordinator.database import contributions, runs, volunteers
+from coordinator.database.ledger import escrow as ledger
 from coordinator.database.ledger import payments
+from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import audits, recomputes
 from coordinator.rules import audits as rules
+from coordinator.rules.checks import Likeness, Redone
 from coordinator.runs.definition import definition
 from shared.errors import NotFound, Unavailable
 from shared.protocol.contributions import Verdict
@@ -360,3 +365,107 @@ async def test_audits_survive_a_kill_of_either_side(
         assert await escrow(home, "Bob the machine") > 0
         assert await home.coordinator.ledger.check() == ()
         assert (await home.coordinator.checks.run()).breaches == ()
+
+
+async def state_of(home: LocalCoordinator, task: int) -> str:
+    def read(conn: Connection) -> str:
+        return str(conn.execute(select(tasks.c.state).where(tasks.c.id == task)).scalar_one())
+
+    return await home.coordinator.db.read(read)
+
+
+async def test_a_lease_that_comes_back_behind_the_organiser_is_given_to_nobody(
+    tmp_path: Path,
+) -> None:
+    """Else it would have its place among the tasks that wait for ever."""
+    async with checked(tmp_path, "") as (home, bob):
+        lease = await taken(home, bob)
+        hours = update(recomputes).values(held_until=0.0)
+        await home.coordinator.db.write(lambda conn: conn.execute(hours))
+        home.coordinator.signals.notify("recomputes")
+        assert await until(home, "done") == ""
+        await bob.post(f"/tasks/{lease.task}/release", {"attempt": lease.attempt})
+        await home.coordinator.audits.open()
+        assert await state_of(home, lease.task) == "cancelled"
+
+
+async def test_an_audit_whose_run_has_ended_is_left_to_the_organiser_at_once(
+    tmp_path: Path,
+) -> None:
+    async with checked(tmp_path, "") as (home, _):
+        await home.coordinator.runs.stop("tiny")
+        await home.coordinator.audits.open()
+        assert await until(home, "done") == ""
+        async with asyncio.timeout(60):
+            while not await result(home):
+                await asyncio.sleep(0.02)
+
+
+async def test_a_suspension_leaves_what_an_audit_has_earned_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "confirmed_chance", lambda passed: 0.0)
+    async with checked(tmp_path, "") as (home, bob):
+        lease = await taken(home, bob)
+        await answer(home, bob, lease, await sums_of_the_update(home, lease))
+        assert await until(home, "done") == ""
+        who = next(p for p in await home.coordinator.volunteers.list() if p.nickname == "Bob")
+        now = home.clock.now()
+        vest = ledger.vest_all
+        await home.coordinator.db.write(lambda conn: vest(conn, who.volunteer_id, now))
+        assert await balances(home, "Bob") == ("vetted", 0, lease.price_micro)
+        await home.coordinator.db.write(
+            lambda conn: suspend(conn, who.volunteer_id, "of another thing", now)
+        )
+        assert await balances(home, "Bob") == ("suspended", 0, lease.price_micro)
+
+
+@pytest.mark.parametrize(("cosine", "said"), [(0.99, "failed"), (0.2, "unclear")])
+async def test_an_auditor_is_refuted_by_two_voices_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosine: float, said: str
+) -> None:
+    """If update, answer and recompute all differ, a state that was made for it may be why; if
+    the answer agrees with what was made up, it was said for a friend.
+    """
+    async with checked(tmp_path, "") as (home, bob):
+        lease = await taken(home, bob)
+        other = Likeness(cosine=0.1, norm_ratio=1.0)
+        figures = Redone(
+            cosine=0.1,
+            norm_ratio=1.0,
+            sums=other,
+            answered=Likeness(cosine=cosine, norm_ratio=1.0),
+        )
+
+        async def found(*given: Any) -> tuple[Redone, float]:
+            return figures, 1.0
+
+        monkeypatch.setattr(Compute, "timed", found)
+        await answer(home, bob, lease, await sums_of_the_update(home, lease))
+        assert await until(home, "done") == said
+
+
+async def test_an_answer_that_comes_while_the_organiser_is_at_it_is_held_beside_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums that nobody looked at would be paid, and prove nothing."""
+    async with checked(tmp_path, "") as (home, bob):
+        lease = await taken(home, bob)
+        real, times = Compute.timed, 0
+
+        async def late(*given: Any) -> Any:
+            nonlocal times
+            times += 1
+            found = await real(*given)
+            if times == 1:
+                await answer(home, bob, lease, np.ones(256, np.float32).tobytes())
+            return found
+
+        monkeypatch.setattr(Compute, "timed", late)
+        hours = update(recomputes).values(held_until=0.0)
+        await home.coordinator.db.write(lambda conn: conn.execute(hours))
+        home.coordinator.signals.notify("recomputes")
+        assert await until(home, "done") == "failed"
+        assert await result(home) == "passed"
+        assert times == 2
+        assert (await balances(home, "Bob"))[0] == "suspended"

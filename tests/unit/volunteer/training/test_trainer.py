@@ -227,6 +227,76 @@ def test_stop_with_save_goes_on_to_the_end_of_the_step() -> None:
         assert saved == [8]
 
 
+class Looking(Steps):
+    """Work of whole steps that looks up twice within each; what a look raises starts it over."""
+
+    look: Callable[[], None]
+
+    def __init__(self, steps: int, clock: Ticking, *, gate: int = -1) -> None:
+        super().__init__(steps, clock, gate=gate)
+        self.off = threading.Event()
+
+    def suspend(self) -> None:
+        super().suspend()
+        self.off.set()
+
+    def listen(self, look: Callable[[], None]) -> None:
+        self.look = look
+
+    def advance(self) -> Progress:
+        assert self.count % 2 == 0
+        self.look()
+        if self.count == self._gate:
+            self.reached.set()
+            assert self.open.wait(WAIT_S)
+            self.look()
+        super().advance()
+        return super().advance()
+
+
+@pytest.mark.parametrize(("patience_s", "moves"), [(WAIT_S, []), (0.0, ["off", "on"])])
+def test_a_pause_is_obeyed_within_a_micro_batch(
+    patience_s: float, moves: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short one only waits; in a longer one memory is given back and the step begins again."""
+    monkeypatch.setattr("volunteer.training.trainer.SHORT_PAUSE_S", patience_s)
+    clock = Ticking()
+    with training(clock) as trainer:
+        work = Looking(4, clock, gate=4)
+        handle = trainer.submit(assignment(work))
+        assert work.reached.wait(WAIT_S)
+        trainer.pause()
+        work.open.set()
+        assert trainer.resting.wait(WAIT_S)
+        assert not moves or work.off.wait(WAIT_S)
+        assert work.count == 4
+        asked = trainer.interject(lambda: work.count)
+        trainer.resume()
+        ended = outcome(handle)
+        assert isinstance(ended, Finished)
+        assert ended.value == 8
+        assert asked.result(WAIT_S) == 4
+        assert work.moves == moves
+
+
+def test_stop_with_save_within_a_micro_batch_saves_the_step_before_it() -> None:
+    clock = Ticking()
+    saved: list[int] = []
+    with training(clock) as trainer:
+        work = Looking(100, clock, gate=6)
+
+        def save(done: Any) -> None:
+            done.snapshot()
+            saved.append(done.count)
+
+        handle = trainer.submit(assignment(work, save=save))
+        assert work.reached.wait(WAIT_S)
+        handle.stop("saved", save=True)
+        work.open.set()
+        assert outcome(handle) == Interrupted(reason="saved", saved=True)
+        assert saved == [6]
+
+
 def test_snapshots_come_between_steps_and_not_too_often() -> None:
     clock = Ticking()
     saved: list[float] = []

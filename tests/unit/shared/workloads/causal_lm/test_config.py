@@ -44,7 +44,7 @@ def llama(**changes: Any) -> dict[str, Any]:
         (llama(rope_parameters={"rope_theta": 0}), "rope_theta"),
         (llama(sliding_window=16), "no sliding_window"),
         (llama() | {"context": 65}, "64 tokens"),
-        (llama() | {"train": "tail"}, "train"),
+        (llama() | {"train": "Lorra"}, 'none of "all", "head", "lora", did you mean "lora"'),
         (llama() | {"lora": {}}, 'this run has train = "all"'),
         (llama(tie_word_embeddings=True) | {"train": "head"}, "so it has none to train alone"),
         (llama() | {"train": "lora", "lora": {"targets": ["q_prj"]}}, 'did you mean "q_proj"'),
