@@ -186,7 +186,7 @@ class Judge:
             self.holds(reading, what, False, values, "one number")
 
     def halted(self, now: float) -> None:
-        """Begin anew after a gap: what was true meanwhile is not known."""
+        """Begin, or begin anew after a gap: what was true until now is not known."""
         self.history.clear()
         self._apart_since.clear()
         self._resumes_at = now + OTHERS_S + OWN_S
@@ -194,7 +194,7 @@ class Judge:
     def judge(self, reading: Reading) -> None:
         """Compare all of a page that can be compared."""
         if reading.at < self._resumes_at:
-            self.compared["after a halt"] += 1
+            self.compared["before the first window"] += 1
             return
         if " as of " in reading.text or "● online" not in reading.text:
             self.compared["drawn with its age"] += 1
@@ -431,7 +431,7 @@ def watch(directory: Path, minutes: float) -> int:
         while time.monotonic() < until:
             began = time.monotonic()
             truth = api.truth()
-            if judge.history and truth.at - judge.history[-1].at > HALTED_S:
+            if not judge.history or truth.at - judge.history[-1].at > HALTED_S:
                 judge.halted(truth.at)  # the whole machine stood still for somebody's measurement
                 waiting = []
             judge.history.append(truth)
