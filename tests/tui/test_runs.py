@@ -28,6 +28,7 @@ from volunteer.control.status import Status
 from volunteer.i18n.formats import duration_words
 from volunteer.tui.look import Look
 from volunteer.tui.run_estimate import estimate
+from volunteer.tui.screens.runs import Runs
 
 PAGE = Look(page="runs")
 CPU_ONLY = (scenes.CPU,)
@@ -153,6 +154,20 @@ async def test_where_there_is_no_room_for_the_curve_nobody_asks_for_it(engine: F
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
     assert not queries(engine, endpoints.LOSS)
+
+
+async def test_an_answer_from_before_the_page_was_left_is_drawn_with_its_age(
+    engine: FakeEngine,
+) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        page = app.screen
+        assert isinstance(page, Runs)
+        await pilot.press("1")
+        await engine.clock.advance(31)
+        assert not page.answer("runs").old(app.scene())
+        await engine.clock.advance(9)
+        assert page.answer("runs").note(app.scene()) == "as of 40 s ago"
 
 
 async def test_no_new_tasks_and_the_licence(engine: FakeEngine) -> None:

@@ -23,7 +23,9 @@ T = TypeVar("T")
 PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
 NEWS_S = 1.0  # at least between two queries that follow a change of the account
-AGED_S = 90.0  # an answer older than this is drawn with its age
+EVERY_S = 30.0  # between two queries of a page that is looked at
+AGED_S = EVERY_S + 2  # an answer older than this is drawn with its age: none comes, or the page was
+# left for a while
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -69,8 +71,6 @@ OFFLINE = N_("shown as soon as the coordinator answers")
 class QueryPage(Page):
     """Page with queries: `queries` names them, `answer` returns the newest reply."""
 
-    EVERY_S: ClassVar[float] = 30.0
-
     def __init__(self) -> None:
         super().__init__()
         self._answers: dict[str, Answer[Any]] = {}
@@ -96,7 +96,7 @@ class QueryPage(Page):
         for name, question in self.queries().items():
             known = self.answer(name)
             moved = self._asked_for.get(name) != scene.view.status.me
-            wait_s = NEWS_S if moved else self.EVERY_S
+            wait_s = NEWS_S if moved else EVERY_S
             if not known.asking and scene.now - known.tried_at >= wait_s:
                 self.query_now(name, question)
 
