@@ -14,6 +14,8 @@ from tests.tui import scenes
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.model_step import ModelStep
+from volunteer.control.sentences import words
+from volunteer.control.shortage import Shortage, of_run
 from volunteer.control.status import Status, fold
 from volunteer.stats.milestones import milestones
 from volunteer.tui.run_estimate import estimate
@@ -106,6 +108,24 @@ def test_the_share_of_memory_that_the_owner_lends_is_the_limit() -> None:
     able = estimate(scenes.RUN, folded((*scenes.started(), lent)), ("gpt",))
     assert not able.fits
     assert "a task may use 500 MB here" in able.sentence
+
+
+def test_a_run_that_ran_out_of_memory_here_is_none_for_this_device() -> None:
+    short = Shortage(
+        run=scenes.RUN.name,
+        device=scenes.CPU.id,
+        model=of_run(scenes.RUN),
+        torch="2.9",
+        needed_bytes=40_000_000_000,
+        had_bytes=scenes.CPU.memory_bytes,
+        fitted=False,
+        at=scenes.NOW,
+    )
+    told = events.ShortOfMemory(at=scenes.NOW, shortage=short)
+    able = estimate(scenes.RUN, folded((*scenes.started(), told)), ("gpt",), scenes.CPU.id)
+    assert not able.fits
+    assert "needs more than 40 GB of memory, and cpu has 33.5 GB for it" in able.sentence
+    assert words(told) == able.sentence
 
 
 def test_marks_and_places_say_when_they_are_reached() -> None:

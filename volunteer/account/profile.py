@@ -29,6 +29,7 @@ from shared.protocol.contributions import Verdict
 from shared.sentences import Sentence
 from shared.signing import digest
 from volunteer.control.model_step import ModelStep
+from volunteer.control.shortage import Shortage
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 from volunteer.machine.energy import Today
 
@@ -68,6 +69,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     disturbed: tuple[str, ...] = ()  # devices that were measured beside other programs
     torch: str = ""  # version the benchmarks were made with
     steps: tuple[ModelStep, ...] = ()  # of the runs' own models
+    shortages: tuple[Shortage, ...] = ()  # of memory, by run and device
     tasks: int = 0  # submitted, ever
     read: tuple[int, ...] = ()  # announcements that were read and may still stand
     energy: Today = Today()  # that the devices used

@@ -271,6 +271,7 @@ class Agent:
         pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen]
         first.device = chosen[0].id
         self._steps.announce()
+        self._choice.announce()
         await self._benchmarks.know(pairs, measure=self._machine.measure)
         return pairs
 

@@ -26,6 +26,7 @@ from volunteer.storage.outbox import Outbox
 WAIT_S = 30.0  # how long one claim may wait at the coordinator
 REFUSED_WAIT_S = 60.0
 DISK_WAIT_S = 60.0
+SHORT_WAIT_S = 60.0  # the list of runs may have changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class Claimer:
             )
         if wanted is None:
             return Idle(reason="consent", message=Sentence("say yes to the licence of a run first"))
+        if wanted.short:
+            return Idle(reason="memory", message=wanted.short, wait_s=SHORT_WAIT_S)
         return None
 
     @property

@@ -20,7 +20,7 @@ from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.pipeline import Pipeline
 from volunteer.agent.run_choice import RunChoice
 from volunteer.agent.work_news import WorkNews
-from volunteer.machine.device_memory import device_lost
+from volunteer.machine.device_memory import OutOfMemory, device_lost
 from volunteer.net.retry import Backoff
 from volunteer.storage.leases import HeldLease
 from volunteer.training.job import Interrupted, TrainingReport
@@ -294,6 +294,9 @@ class DeviceLoop:
                 await ends.without_result(held, "released", message)
                 self.news.idle(Idle(reason="disk_full", message=message, wait_s=DISK_WAIT_S))
                 await self._wait(DISK_WAIT_S)
+        elif isinstance(error, OutOfMemory):  # other runs may fit
+            self.choice.does_not_fit(held.lease.run, self.device.id, error.needed_bytes)
+            await ends.without_result(held, "released", message)
         elif isinstance(error, ThreadDied):
             await ends.without_result(held, "released", message)
             self.life.give_up(error)

@@ -15,7 +15,10 @@ from shared.sentences import Sentence, plural
 from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.lifecycle import Lifecycle
+from volunteer.control import events
 from volunteer.control.event_bus import Hub
+from volunteer.control.shortage import Shortage, of_run, shortage_words, with_new
+from volunteer.machine.devices import hardware
 from volunteer.net.api import Api
 from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import Rules
@@ -30,6 +33,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     runs: tuple[str, ...]  # () is any run
     kinds: tuple[str, ...]  # of tasks
+    short: str = ""  # nothing is: no run that may be helped fits the memory of the device
 
 
 class RunChoice:
@@ -64,8 +68,48 @@ class RunChoice:
 
     def wanted(self, device: str) -> Wanted | None:
         """Return what a device claims; None is nothing."""
-        runs = self.runs()
-        return None if runs is None else Wanted(runs, self._rules.kinds(device))
+        runs, kinds = self.runs(), self._rules.kinds(device)
+        if runs is None:
+            return None
+        short = {found.run: found for found in self._short_of(device)}
+        if not short:
+            return Wanted(runs, kinds)
+        open_ = tuple(info.name for info in self._hub.status.runs if info.state not in ENDED)
+        left = tuple(run for run in runs or open_ if run not in short)
+        met = next((found for run, found in short.items() if run in (runs or open_)), None)
+        return Wanted(left, kinds, "" if left or met is None else shortage_words(met))
+
+    def _short_of(self, device: str) -> list[Shortage]:
+        """Return what does not fit the memory of a device by now."""
+        status, now = self._hub.status, self._life.clock.now()
+        return [
+            found
+            for found in status.shortages
+            if found.device == device and found.stands(status.runs, status.lent_bytes, now)
+        ]
+
+    def announce(self) -> None:
+        """Announce what did not fit a device in earlier starts, and might not again."""
+        torch = hardware().torch
+        for found in self._home.memory.shortages:
+            if found.torch == torch:
+                self._hub.emit(events.ShortOfMemory(shortage=found, known=True))
+
+    def does_not_fit(self, run: str, device: str, needed_bytes: int) -> None:
+        """Claim no task of a run on a device until something has changed: one ran out of memory."""
+        status = self._hub.status
+        found = Shortage(
+            run=run,
+            device=device,
+            model=of_run(next((info for info in status.runs if info.name == run), None)),
+            torch=hardware().torch,
+            needed_bytes=needed_bytes,
+            had_bytes=status.lent_bytes.get(device, 0),
+            fitted=any((step.run, step.device) == (run, device) for step in status.steps),
+            at=self._life.clock.now(),
+        )
+        self._home.remember(shortages=with_new(self._home.memory.shortages, found))
+        self._hub.emit(events.ShortOfMemory(shortage=found))
 
     async def consent(self, run: str) -> None:
         """Agree to the licence of a run. Raises NotFound."""

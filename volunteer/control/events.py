@@ -15,6 +15,7 @@ from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import Announcement, RunBeat
 from shared.sentences import Words
 from volunteer.control.model_step import ModelStep
+from volunteer.control.shortage import Shortage
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -72,6 +73,13 @@ class StepMeasured(Event):
     """A real step of a run's model was measured here."""
 
     step: ModelStep
+    known: bool = False  # by an earlier start
+
+
+class ShortOfMemory(Event):
+    """A task of a run did not fit the memory of a device: none is claimed there for now."""
+
+    shortage: Shortage
     known: bool = False  # by an earlier start
 
 
@@ -313,6 +321,7 @@ AnyEvent = (
     | DevicesFound
     | Benchmarked
     | StepMeasured
+    | ShortOfMemory
     | BenchmarkProgress
     | Registering
     | RunsListed

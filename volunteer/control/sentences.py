@@ -10,6 +10,7 @@ from shared.protocol.limits import VEST_AFTER, VEST_DAYS
 from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
+from volunteer.control.shortage import shortage_words
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.coordinator import judged
 from volunteer.i18n.formats import credit, duration_words, size
@@ -303,6 +304,7 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.DevicesFound: _devices,
     events.Benchmarked: _benchmarked,
     events.StepMeasured: _step_measured,
+    events.ShortOfMemory: lambda e: None if e.known else shown(shortage_words(e.shortage)),
     events.Idle: _idle,
     events.Claimed: _claimed,
     events.Training: _training,

@@ -15,6 +15,7 @@ from shared.sentences import Words
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.model_step import ModelStep, newest
+from volunteer.control.shortage import Shortage, with_new
 
 VERDICTS_MAX = 50
 NOTICES_MAX = 50
@@ -117,6 +118,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     problems: dict[str, Words] = {}  # of devices that cannot be used
     benchmarks: tuple[Benchmark, ...] = ()
     steps: tuple[ModelStep, ...] = ()  # of the runs' own models, as measured here
+    shortages: tuple[Shortage, ...] = ()  # of memory, as they were met here
     tasks: tuple[TaskStatus, ...] = ()
     runs: tuple[RunInfo, ...] = ()
     beats: tuple[RunBeat, ...] = ()
@@ -224,6 +226,8 @@ def _fold_work(status: Status, event: AnyEvent) -> Status:
             return PLAIN(status, benchmarks=(*kept, new))
         case events.StepMeasured(step=step):
             return PLAIN(status, steps=newest((*status.steps, step), event.at))
+        case events.ShortOfMemory(shortage=short):
+            return PLAIN(status, shortages=with_new(status.shortages, short))
         case events.RunProgress(beat=new_beat):
             beats = tuple(b for b in status.beats if b.run != new_beat.run)
             return PLAIN(status, beats=(*beats, new_beat))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import sys
 import threading
 import time
@@ -14,7 +15,22 @@ from typing import Any
 
 import psutil
 
+from shared.errors import TooLarge
+
 LOOK_S = 0.004
+_REFUSED = re.compile(r"allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
+_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+class OutOfMemory(TooLarge, MemoryError):
+    """A task does not fit the memory of its device, however small its pieces.
+
+    `needed_bytes` is what it had taken and asked for, as far as that is known.
+    """
+
+    def __init__(self, message: str, needed_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -26,6 +42,12 @@ def out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     phrases = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
+
+
+def refused_bytes(error: BaseException) -> int:
+    """Return the bytes that an allocation asked for in vain; 0 where its error does not say."""
+    said = _REFUSED.search(str(error))
+    return int(float(said[1]) * _UNITS[said[2].lower()]) if said else 0
 
 
 def device_lost(error: BaseException) -> bool:

@@ -29,7 +29,7 @@ from shared.workloads.games import Actor
 from shared.workloads.training.micro_batch import Paced
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
-from volunteer.machine.device_memory import free_bytes
+from volunteer.machine.device_memory import OutOfMemory, free_bytes
 from volunteer.storage.carried import Carried, InnerState
 from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import HeldLease
@@ -133,15 +133,14 @@ class LocalTask:
         copies = CPU_COPIES if files.held.device == "cpu" else DEVICE_COPIES
         need = nbytes(self._schema) * copies + workload.fixed_bytes(job.config)
         if 0 < files.memory_bytes < need:
-            raise TooLarge(
-                Sentence(
-                    "the model of {run} needs {size} of memory, more than the "
-                    "{allowed} this device may use",
-                    run=job.run,
-                    size=figure(bytes_in_words(need)),
-                    allowed=figure(bytes_in_words(files.memory_bytes)),
-                )
+            message = Sentence(
+                "the model of {run} needs {size} of memory, more than the "
+                "{allowed} this device may use",
+                run=job.run,
+                size=figure(bytes_in_words(need)),
+                allowed=figure(bytes_in_words(files.memory_bytes)),
             )
+            raise OutOfMemory(message, need)
         files.carried.drop_if_behind(files.manifest.global_step)
         inner = self._inner()
         snapshot = load(files.snapshot)

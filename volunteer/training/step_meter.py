@@ -53,6 +53,10 @@ class StepMeter:
         if self._memory is not None:
             self._memory.close()
 
+    def most(self) -> int:
+        """Return the bytes that the task has taken at the most until now; 0: not known."""
+        return self._memory.most() if self._memory is not None else 0
+
     def halved(self) -> None:
         """Memory ran out: the step in progress starts over, in smaller pieces."""
         self._halved = True
@@ -87,7 +91,7 @@ class StepMeter:
         measured = Measured(
             step_s=step_s,
             steps=len(self._times),
-            peak_bytes=self._memory.most() if self._memory is not None else 0,
+            peak_bytes=self.most(),
             micro_batch=work.micro_batch if isinstance(work, Paced) else 0,
             halved=self._halved,
         )

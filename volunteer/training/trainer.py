@@ -25,7 +25,12 @@ from shared.errors import Internal
 from shared.sentences import Sentence
 from shared.workloads.base import Progress, Work
 from shared.workloads.training.micro_batch import Listening
-from volunteer.machine.device_memory import out_of_memory, release_device
+from volunteer.machine.device_memory import (
+    OutOfMemory,
+    out_of_memory,
+    refused_bytes,
+    release_device,
+)
 from volunteer.machine.policy import rest_after
 from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
 
@@ -300,8 +305,23 @@ class _Session(Generic[T]):
         self._saved = False
         self._up_at = 0.0  # when the device last rested, or could have
         self._away_s = 0.0  # of the micro-batch under way, in which something else was done
+        self._refused = 0  # bytes of the last allocation that failed
 
     def run(self) -> Finished[T] | Interrupted:
+        """Raises OutOfMemory where the task does not fit, and what its work raises."""
+        try:
+            return self._whole()
+        except Exception as error:
+            if isinstance(error, OutOfMemory) or not out_of_memory(error):
+                raise
+            message = str(error).partition("\n")[0]
+            needed = self._most() + (refused_bytes(error) or self._refused)
+        raise OutOfMemory(message, needed)  # without the trace: it keeps the failed tensors alive
+
+    def _most(self) -> int:
+        return self._assignment.meter.most() if self._assignment.meter is not None else 0
+
+    def _whole(self) -> Finished[T] | Interrupted:
         work: Work | None = None
         try:
             self._paused_s += self._trainer.obey(self._handle, None)
@@ -361,6 +381,7 @@ class _Session(Generic[T]):
             except Exception as error:
                 if not out_of_memory(error):
                     raise
+                self._refused = refused_bytes(error)
             # Outside of the handler: there the trace would keep the failed tensors alive.
             release_device()
             if self._assignment.meter is not None:

@@ -11,8 +11,9 @@ from shared.protocol.accounts import Benchmark, Device, RunInfo
 from shared.protocol.limits import memory_on
 from shared.text import MICRO, duration
 from shared.workloads.base import is_here
+from volunteer.control.shortage import shortage_words
 from volunteer.control.status import Status, WorkDone
-from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.formats import duration_words, size
 
 STATES = {
@@ -151,21 +152,9 @@ def estimate(
         if devices:
             return RunEstimate(fits=False, sentence=_("torch cannot use any device here"))
         return RunEstimate(fits=True, sentence=_("your devices are not known yet"))
-    needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
-    lent = {found.id: status.lent_bytes.get(found.id) or found.memory_bytes for found in usable}
-    able = [found for found in usable if not lent[found.id] or lent[found.id] >= needs[found.id]]
+    able, why = _fitting(info, usable, status)
     if not able:
-        most = max(usable, key=lambda found: lent[found.id])
-        need, have = size(needs[most.id]), size(lent[most.id])
-        whole = lent[most.id] >= most.memory_bytes
-        said = (
-            _("your devices have {have}", have=have)
-            if whole
-            else _("a task may use {have} here", have=have)
-        )
-        return RunEstimate(
-            fits=False, sentence=_("needs {need} of memory, {said}", need=need, said=said)
-        )
+        return RunEstimate(fits=False, sentence=why)
     ids = {found.id for found in able}
     if seen := pace(status, info.name, ids):
         words = _(
@@ -184,6 +173,30 @@ def estimate(
             tasks=seen.tasks,
         )
     return _stepped(info, able, status) or _measured(info, able, status.benchmarks)
+
+
+def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[list[Device], str]:
+    """Return the devices whose memory holds a task of a run; where none does, why not."""
+    needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
+    lent = {found.id: status.lent_bytes.get(found.id) or found.memory_bytes for found in usable}
+    able = [found for found in usable if not lent[found.id] or lent[found.id] >= needs[found.id]]
+    if not able:
+        most = max(usable, key=lambda found: lent[found.id])
+        need, have = size(needs[most.id]), size(lent[most.id])
+        whole = lent[most.id] >= most.memory_bytes
+        said = (
+            _("your devices have {have}", have=have)
+            if whole
+            else _("a task may use {have} here", have=have)
+        )
+        return [], _("needs {need} of memory, {said}", need=need, said=said)
+    short = {
+        each.device: each
+        for each in status.shortages
+        if each.run == info.name and each.stands((info,), status.lent_bytes, status.at)
+    }
+    fitting = [found for found in able if found.id not in short]
+    return fitting, "" if fitting else shown(shortage_words(short[able[-1].id]))
 
 
 def _stepped(info: RunInfo, devices: Sequence[Device], status: Status) -> RunEstimate | None:

@@ -1,0 +1,78 @@
+"""Models that did not fit the memory of a device, one sample at a time: no task of them is claimed
+there until something has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from shared.protocol.accounts import RunInfo
+from shared.sentences import Sentence, figure
+from shared.text import printable, size
+from volunteer.control.model_step import AGE_MAX_S, KEPT_MAX
+
+HOUR_S = 3600.0
+
+
+class Shortage(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that ran out of the memory of a device."""
+
+    run: str
+    device: str
+    model: str  # of the run, see `of_run`
+    torch: str
+    needed_bytes: int  # taken and asked for when it ran out; 0: not known
+    had_bytes: int  # that a task could use; 0: not known
+    fitted: bool  # tasks of this model had been done there: other programs may be the reason
+    at: float
+
+    def stands(self, runs: Iterable[RunInfo], lent: Mapping[str, int], now: float) -> bool:
+        """Return True if nothing has changed since: neither the run's model nor the memory that
+        its device lends, nor so much time that drivers and other programs may have.
+        """
+        info = next((info for info in runs if info.name == self.run), None)
+        changed = info is not None and of_run(info) != self.model
+        more = lent.get(self.device, 0) > self.had_bytes > 0
+        return not changed and not more and now - self.at < (HOUR_S if self.fitted else AGE_MAX_S)
+
+
+def of_run(info: RunInfo | None) -> str:
+    """Return what the memory of a run's task depends on, as far as the list of runs tells it."""
+    if info is None:
+        return ""
+    sizes = (info.parameters, info.memory_bytes, int(info.step_flops))
+    return " ".join((info.workload, str(info.workload_version), *map(str, sizes)))
+
+
+def with_new(known: Iterable[Shortage], new: Shortage) -> tuple[Shortage, ...]:
+    """Return shortages with a new one; the newest of each run and device counts."""
+    kept = [each for each in known if (each.run, each.device) != (new.run, new.device)]
+    return (*kept, new)[-KEPT_MAX:]
+
+
+def shortage_words(short: Shortage) -> Sentence:
+    """Say what a model needs, what the device has, and when it is tried again."""
+    run, had = printable(short.run, 64), figure(size(short.had_bytes))
+    if short.needed_bytes > short.had_bytes:
+        said = Sentence(
+            'the run "{run}" needs more than {needed} of memory, and {device} has {had} for it',
+            run=run,
+            needed=figure(size(short.needed_bytes)),
+            device=short.device,
+            had=had,
+        )
+    else:
+        said = Sentence(
+            'the run "{run}" did not fit into the memory of {device}, {had}',
+            run=run,
+            device=short.device,
+            had=had,
+        )
+    if short.fitted:
+        return Sentence("{said}; it had before, so it is tried again in an hour", said=said)
+    return Sentence(
+        "{said}; it is tried again when its model, the setting memory_gb or torch has changed",
+        said=said,
+    )
