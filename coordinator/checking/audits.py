@@ -209,6 +209,7 @@ class Audits:
             now=now,
             settings=definition(runs.by_id(conn, row.run_id)).file.task,
         )
+        audits.decline(conn, row.task_id, row.volunteer_id)
 
     def _answered(
         self,

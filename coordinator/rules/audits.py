@@ -62,6 +62,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # of the task that is done again
     worker: Person
     machine: Machine  # that did it
+    declined: frozenset[str] = frozenset()  # accounts that gave it back
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +86,8 @@ def may_audit(terms: Terms, auditor: Auditor) -> bool:
     same_invite = one.invite is not None and one.invite == other.invite
     same_network = bool(one.network) and one.network == other.network
     if one.volunteer == other.volunteer or same_invite or same_network:
+        return False
+    if other.volunteer in terms.declined:
         return False
     if not comparable(terms.machine, auditor.machine):
         return False

@@ -321,7 +321,7 @@ def _assign(
 def _audits(waiter: Waiter, task: Todo) -> bool:
     """Return True if an audit that waits is for this worker."""
     terms, auditor = task.audit, waiter.auditor
-    if terms is None or auditor is None or waiter.worker_id in task.failed_by:
+    if terms is None or auditor is None:
         return False
     return does(waiter, terms.kind) and may_audit(terms, auditor)
 

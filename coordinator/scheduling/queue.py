@@ -21,9 +21,11 @@ from coordinator.database import (
     tasks,
     volunteers,
 )
+from coordinator.database.auditing import audits
 from coordinator.database.tasks import Begun, FailedTask, TaskRow
 from coordinator.plan.plan import in_phase, no_base
 from coordinator.rules import trust
+from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import REST_MAX_S, rest_s
 from coordinator.runs.phases import at_head
 from coordinator.scheduling import lease_message
@@ -203,6 +205,8 @@ class Queue:
                 now=now,
                 settings=self.claims.spec(conn, row.run_id).file.task,
             )
+            if row.kind == AUDIT:
+                audits.decline(conn, task_id, principal.volunteer_id)
             if request.failed:
                 rest = rest_s(self._failures(principal.worker_id, now) + 1)
                 self._punish(conn, principal, now + rest)

@@ -59,6 +59,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     worker: Person
     data: DatasetManifest | None = None
+    declined: frozenset[str] = frozenset()  # accounts that gave it back
 
 
 _A, _R, _T, _V = audits.c, recomputes.c, tasks.c, volunteers.c
@@ -198,8 +199,20 @@ def waiting(conn: Connection, ids: Sequence[int], now: float) -> dict[int, Terms
             kind=work.job.kind,
             worker=work.worker,
             machine=work.machine,
+            declined=work.declined,
         )
     return found
+
+
+def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
+    """Offer an audit no more to an account that gave it back, or could not do it, on whichever
+    machine.
+    """
+    row = by_task(conn, task_id, lock=True)
+    if row is not None and row.work:
+        work = decode(row.work, Work)
+        work = msgspec.structs.replace(work, declined=work.declined | {volunteer_id})
+        _change(conn, row.contribution_id, work=msgspec.json.encode(work).decode())
 
 
 def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[Person, int, int]]:

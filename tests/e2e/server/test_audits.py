@@ -25,6 +25,7 @@ from coordinator.rules import audits as rules
 from coordinator.rules.checks import Likeness, Redone
 from coordinator.runs.definition import definition
 from shared.errors import NotFound, Unavailable
+from shared.protocol.accounts import RegisterReply
 from shared.protocol.contributions import Verdict
 from shared.protocol.leases import ClaimReply, Lease
 from shared.protocol.limits import RENEW_S
@@ -284,6 +285,27 @@ async def test_an_audit_is_for_nobody_else(tmp_path: Path) -> None:
         assert not await kinds()
         await so(standing="vetted")
         assert await kinds()
+
+
+@pytest.mark.parametrize("failed", [True, False])
+async def test_an_audit_that_was_given_back_is_for_another_account(
+    tmp_path: Path, failed: bool
+) -> None:
+    """Else a second machine of the account would be asked, and could do no more."""
+    async with checked(tmp_path, "") as (home, bob):
+        lease = await taken(home, bob)
+        second = Worker(home, "Bob")
+        second.volunteer_id, second.secret = bob.volunteer_id, bob.secret
+        second.http = home.client(f"{second.worker_id}.{second.secret}")
+        decode(await second.post("/workers/register", second.registration()), RegisterReply)
+        back = {"attempt": lease.attempt, "failed": failed}
+        assert (await bob.post(f"/tasks/{lease.task}/release", back)).status_code == 204
+        reply = decode(await second.post("/claims", claim()), ClaimReply)
+        assert reply.lease is not None
+        assert reply.lease.audit is None
+        eve = await home.join("Eve")
+        await proven(home, "Eve")
+        assert (await taken(home, eve)).task == lease.task
 
 
 @pytest.mark.parametrize("right", [True, False])

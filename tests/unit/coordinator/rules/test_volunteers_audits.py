@@ -60,6 +60,12 @@ def test_an_auditor_of_other_arithmetic_is_asked_nothing() -> None:
     assert may_audit(on_card, auditor(machine=CARD))
 
 
+def test_an_account_that_gave_an_audit_back_is_not_asked_again() -> None:
+    given = msgspec.structs.replace(OPEN, declined=frozenset({"bob"}))
+    assert not may_audit(given, auditor())
+    assert may_audit(given, auditor(Person(volunteer="eve")))
+
+
 def test_audits_are_a_small_share_of_the_work_of_an_account() -> None:
     one = auditor(audits=3)
     assert may_audit(OPEN, one)
