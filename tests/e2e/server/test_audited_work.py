@@ -132,9 +132,7 @@ async def test_an_audit_of_any_kind_of_work_finds_what_was_made_up(
         assert await home.coordinator.ledger.check() == ()
 
 
-async def test_an_audit_of_pictures_cuts_the_batches_as_the_machine_did(
-    tmp_path: Path
-) -> None:
+async def test_an_audit_of_pictures_cuts_the_batches_as_the_machine_did(tmp_path: Path) -> None:
     async with done(tmp_path, ("dcgan", "fedavg", "int8"), load=short) as (home, bob):
         assert (await lent(home)).job.halved
         await agrees(home, bob)

@@ -25,7 +25,7 @@ from coordinator.rules import audits as rules
 from coordinator.rules.checks import Likeness, Redone
 from coordinator.runs.definition import definition
 from shared.errors import NotFound, Unavailable
-from shared.protocol.accounts import RegisterReply
+from shared.protocol.accounts import LinkCode, RegisterReply
 from shared.protocol.contributions import Verdict
 from shared.protocol.leases import ClaimReply, Lease
 from shared.protocol.limits import RENEW_S
@@ -297,7 +297,9 @@ async def test_an_audit_that_was_given_back_is_for_another_account(
         second = Worker(home, "Bob")
         second.volunteer_id, second.secret = bob.volunteer_id, bob.secret
         second.http = home.client(f"{second.worker_id}.{second.secret}")
-        decode(await second.post("/workers/register", second.registration()), RegisterReply)
+        code = decode(await bob.post("/links"), LinkCode).code
+        said = second.registration(code=code)
+        decode(await second.post("/workers/register", said), RegisterReply)
         back = {"attempt": lease.attempt, "failed": failed}
         assert (await bob.post(f"/tasks/{lease.task}/release", back)).status_code == 204
         reply = decode(await second.post("/claims", claim()), ClaimReply)
