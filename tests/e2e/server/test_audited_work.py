@@ -74,7 +74,7 @@ async def done(
 
 
 async def lent(home: LocalCoordinator) -> Work:
-    """What the lease of the audit says."""
+    """The lease of the audit, as it is stored."""
 
     def read(conn: Connection) -> str:
         return str(conn.execute(select(audits.c.work)).scalar_one())
