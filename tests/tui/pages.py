@@ -145,6 +145,7 @@ SERVER = ServerInfo(
 ANSWERS: dict[Any, Any] = {
     endpoints.LEADERBOARD: LEADERS,
     endpoints.LEDGER: LEDGER,
+    endpoints.ME: scenes.ME,
     endpoints.TEAM: MyTeam(),
     endpoints.CONTRIBUTIONS: Paged(OLDER, "780"),
     endpoints.RUNS: RUNS,
@@ -165,6 +166,7 @@ NOTHING: dict[Any, Any] = {
     **ANSWERS,
     endpoints.LEADERBOARD: (),
     endpoints.LEDGER: (),
+    endpoints.ME: None,
     endpoints.CONTRIBUTIONS: Paged((), ""),
     endpoints.RUNS: (),
     commands.GetMeasured: (),

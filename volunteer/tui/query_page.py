@@ -4,8 +4,9 @@ coordinator cannot be reached.
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -75,7 +76,6 @@ class QueryPage(Page):
         super().__init__()
         self._answers: dict[str, Answer[Any]] = {}
         self._asked_for: dict[str, Me | None] = {}  # the account when each query was sent
-        self._answered_for: dict[str, Me | None] = {}  # and when each answered one was
 
     @abstractmethod
     def queries(self) -> dict[str, PageQuery]:
@@ -84,45 +84,55 @@ class QueryPage(Page):
     def answer(self, name: str) -> Answer[Any]:
         return self._answers.get(name) or Answer()
 
-    def account(self, name: str, scene: Scene) -> Me | None:
-        """Return the account as it was when a query that was answered was sent, so that what is
-        drawn of both is of one moment; before the first answer the newest.
-        """
-        return self._answered_for.get(name) or scene.view.status.me
-
     def shown(self, scene: Scene) -> None:
         if self.volunteer.control is None or self.volunteer.view.ended is not None:
             return
+        due: dict[str, PageQuery] = {}
         for name, question in self.queries().items():
             known = self.answer(name)
             moved = self._asked_for.get(name) != scene.view.status.me
             wait_s = NEWS_S if moved else EVERY_S
             if not known.asking and scene.now - known.tried_at >= wait_s:
-                self.query_now(name, question)
+                due[name] = question
+        if due:
+            self.query_now(due)
 
-    def query_now(self, name: str, question: PageQuery) -> None:
-        """Send a query now, also if its reply is fresh."""
+    def query_now(self, queries: Mapping[str, PageQuery]) -> None:
+        """Send queries now, also where the reply is fresh. New replies take the place of the old
+        ones all at once, so that what is drawn of one is of the same moment as the rest.
+        """
         control = self.volunteer.control
         if control is None:
             return
         now = self.volunteer.clock.now()
-        self._asked_for[name] = self.volunteer.view.status.me
-        self._answers[name] = msgspec.structs.replace(self.answer(name), asking=True, tried_at=now)
-        self.run_worker(self._ask(name, question(control)), group=name, exclusive=True)
+        for name in queries:
+            self._asked_for[name] = self.volunteer.view.status.me
+            known = self.answer(name)
+            self._answers[name] = msgspec.structs.replace(known, asking=True, tried_at=now)
+        work = {name: question(control) for name, question in queries.items()}
+        self.run_worker(self._ask(work), group=" ".join(work), exclusive=True)
 
-    async def _ask(self, name: str, work: Awaitable[Any]) -> None:
+    async def _ask(self, work: Mapping[str, Awaitable[Any]]) -> None:
+        replies = await asyncio.gather(*(self._reply(name, work[name]) for name in work))
+        self._publish(dict(zip(work, replies, strict=True)))
+
+    async def _reply(self, name: str, work: Awaitable[Any]) -> Answer[Any]:
         known = self.answer(name)
         try:
             value = await work
         except VolunteerError as error:
-            self._answers[name] = msgspec.structs.replace(
-                known, asking=False, error=shown(error.message)
-            )
-        else:
-            now = self.volunteer.clock.now()
-            self._answers[name] = Answer(value=value, at=now, tried_at=known.tried_at)
-            self._answered_for[name] = self._asked_for[name]
-        self.answered(name)
+            return msgspec.structs.replace(known, asking=False, error=shown(error.message))
+        reply = Answer(value=value, at=self.volunteer.clock.now(), tried_at=known.tried_at)
+        if known.value is None:  # nothing is drawn that it could contradict
+            self._publish({name: reply})
+        return reply
+
+    def _publish(self, replies: Mapping[str, Answer[Any]]) -> None:
+        for name, reply in replies.items():
+            known = self.answer(name)
+            if reply is not known and reply.tried_at >= known.tried_at:  # else: sent again since
+                self._answers[name] = reply
+                self.answered(name)
         if self.is_current:
             self.show(self.volunteer.scene(), at_once=True)
 
@@ -131,8 +141,7 @@ class QueryPage(Page):
 
     def again(self) -> None:
         """Send every query again."""
-        for name, question in self.queries().items():
-            self.query_now(name, question)
+        self.query_now(self.queries())
 
     def action_reload(self) -> None:
         """Retry the connection and send every query again."""

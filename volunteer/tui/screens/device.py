@@ -259,7 +259,7 @@ class DevicePage(QueryPage):
         self.volunteer.command(control.measure(device.id), lambda: self.ask_measured())
 
     def ask_measured(self) -> None:
-        self.query_now("measured", lambda control: control.measured())
+        self.query_now({"measured": lambda control: control.measured()})
 
     def action_pause_device(self) -> None:
         control, device = self.volunteer.control, self._device()
@@ -287,7 +287,7 @@ class DevicePage(QueryPage):
         except VolunteerError as error:
             self._wanted_duty.clear()
             self.volunteer.tell(error.message, "error")
-        self.query_now("settings", lambda control: control.settings())
+        self.query_now({"settings": lambda control: control.settings()})
 
     def answered(self, name: str) -> None:
         """Forget the shares that are settings by now."""

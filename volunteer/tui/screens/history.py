@@ -237,7 +237,7 @@ class History(QueryPage):
         if self._cursor and self._pages < PAGES_MAX and not self.answer("older").asking:
             cursor = self._cursor
             self.query_now(
-                "older", lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor)
+                {"older": lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor)}
             )
 
     def answered(self, name: str) -> None:

@@ -139,6 +139,7 @@ class Leaderboard(QueryPage):
                 endpoints.LEADERBOARD, days=days
             ),
             "ledger": self._recent,
+            "me": lambda control: control.query(endpoints.ME),
             "team": lambda control: control.query(endpoints.TEAM),
         }
 
@@ -202,7 +203,11 @@ class Leaderboard(QueryPage):
             self.volunteer.tell(_("written to {path}: open it in a browser", path=path))
 
     def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return told_lines(scene, width, height, self.account("ledger", scene))
+        return told_lines(scene, width, height, self._me(scene))
+
+    def _me(self, scene: Scene) -> Me | None:
+        """Return the account of the same moment as the rest of the page."""
+        return self.answer("me").value or scene.view.status.me
 
     def _leaders(self) -> Answer[Sequence[LeaderRow]]:
         return self.answer(f"leaders {self.window}")
@@ -228,7 +233,7 @@ class Leaderboard(QueryPage):
         return aged(week_lines(found, scene, width, height, team.value), scene)
 
     def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
-        me = self.account("ledger", scene)
+        me = self._me(scene)
         if me is None:
             said = _("milestones appear here with your first contribution")
             return [((text, "dim"),) for text in wrap(said, width, height)]
