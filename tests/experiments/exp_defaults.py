@@ -38,6 +38,7 @@ from tests.experiments.learning_cells import ALONE, EVERY_STEP, LONG, ROUNDS_200
 
 MODEL = {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 64, "dropout": 0.0}  # 0.1 M
 RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+SHORT_RATES = (7.5e-4, 1.5e-3, 3e-3, 6e-3)  # of 200 steps: the lower are better there
 SEEDS = range(6)
 FEWER = range(3)
 CODEC_SEEDS = range(12)
@@ -60,13 +61,18 @@ def controls(
     seeds: range = SEEDS,
     steps: int = LONG,
     corpora: tuple[str, ...] = tuple(TEXTS),
-    rates: tuple[float, ...] = RATES,
+    rates: tuple[float, ...] = (),
 ) -> Iterator[tuple[str, Cell]]:
     for texts in corpora:
         for name, batch in CONTROLS.items():
-            for rate in rates:
+            for rate in rates or rates_of(steps):
                 for seed in seeds:
                     yield from _control(texts, name, batch, rate, seed, steps)
+
+
+def rates_of(steps: int) -> tuple[float, ...]:
+    """The rates that are tried for controls of so many steps."""
+    return SHORT_RATES if steps == SHORT else RATES
 
 
 def _control(
@@ -159,8 +165,9 @@ def best(done: Mapping[str, Row], texts: str, control: str, steps: int = LONG) -
         rows = {seed: done.get(name_of(texts, control, rate, seed, steps)) for seed in SEEDS}
         return {seed: row["loss"] for seed, row in rows.items() if row}
 
-    known = {rate: losses(rate) for rate in RATES}
-    known = {rate: rows for rate, rows in known.items() if rows} or {RATES[0]: {}}
+    rates = rates_of(steps)
+    known = {rate: losses(rate) for rate in rates}
+    known = {rate: rows for rate, rows in known.items() if rows} or {rates[0]: {}}
     seeds = set.intersection(*(set(rows) for rows in known.values()))
     means = {rate: math.fsum(rows[seed] for seed in seeds) for rate, rows in known.items()}
     return min(means, key=lambda rate: means[rate])
