@@ -17,6 +17,7 @@ from coordinator.http.app import Coordinator, opened
 from shared.workloads.data.documents import Document
 from tests.support.command_line import (  # noqa: F401 # fixtures of this directory
     busy,
+    busy_once,
     here,
     logging_as_it_was,
     run,

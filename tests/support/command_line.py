@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import shlex
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -88,9 +89,18 @@ async def worked(data_dir: Path, *names: str) -> None:
         await home.coordinator.renewals.flush()
 
 
+@pytest.fixture(scope="session")
+def busy_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory in which the first test that takes `busy` leaves its data for the others."""
+    return tmp_path_factory.mktemp("busy") / "data"
+
+
 @pytest.fixture
-def busy(here: Run, tmp_path: Path) -> Path:
+def busy(here: Run, tmp_path: Path, busy_once: Path) -> Path:
     """A data directory in which a run has made a version."""
+    if busy_once.exists():
+        corpus(tmp_path)
+        return Path(shutil.copytree(busy_once, tmp_path / "data"))
     here(
         "dataset",
         "add",
@@ -106,6 +116,7 @@ def busy(here: Run, tmp_path: Path) -> Path:
     here("run", "create", tmp_path / "run.toml")
     here("run", "start", "tiny")
     asyncio.run(worked(tmp_path / "data", "Ann", "Bob"))
+    shutil.copytree(tmp_path / "data", busy_once)
     return tmp_path / "data"
 
 

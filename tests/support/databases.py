@@ -39,6 +39,22 @@ T = TypeVar("T")
 PDEATHSIG = 1  # prctl: the server ends with the process that started it
 START_S = 60.0
 TEMPLATE = "volunteer_template"
+# TRUNCATE makes new files for every table and index: ten times the time of deleting a few rows.
+EMPTY = """
+DO $$
+DECLARE name text;
+BEGIN
+    FOREACH name IN ARRAY '{{{tables}}}'::text[] LOOP
+        IF pg_relation_size(name::regclass) > 65536 THEN
+            EXECUTE 'TRUNCATE ' || name || ' CASCADE';
+        ELSE
+            EXECUTE 'DELETE FROM ' || name;
+        END IF;
+    END LOOP;
+    PERFORM setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)
+        FROM pg_sequences WHERE last_value IS NOT NULL;
+END $$
+"""
 
 
 def _binaries() -> list[Path]:
@@ -104,8 +120,8 @@ class Postgres:
         return self.url(name)
 
     async def recycle(self, url: str) -> None:
-        """Empty a database for the next test, which takes a fifth of the time of making one."""
-        tables = ", ".join(table.name for table in metadata.sorted_tables)
+        """Empty a database for the next test, which takes a fraction of the time of making one."""
+        tables = ",".join(table.name for table in metadata.sorted_tables)
         name = url.split("@/")[1].split("?")[0]
         await self.admin(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
@@ -113,7 +129,7 @@ class Postgres:
             # A test may have tampered with history: the next one finds it guarded again.
             *(f"ALTER TABLE {name} ENABLE TRIGGER USER" for name in (*FROZEN, *SEALED, *TREE)),
             "SET session_replication_role = replica",  # the triggers that keep history look away
-            f"TRUNCATE {tables} RESTART IDENTITY",
+            EMPTY.format(tables=tables),
             f"UPDATE alembic_version SET version_num = '{REVISIONS[-1]}'",
             database=name,
         )
