@@ -90,11 +90,22 @@ class Loaded:
         self._template = template
         self.probed: set[str] = set()  # sequences whose probabilities are wanted
 
-    @cached_property
+    @property
     def conversation(self) -> Conversation:
+        """Writer of conversations. Raises BadRequest where there can be none."""
+        if isinstance(self._judged, str):
+            raise BadRequest(self._judged)
+        return self._judged
+
+    @cached_property
+    def _judged(self) -> Conversation | str:
+        """The same, or why not: judged once."""
         if self._template is None:
-            raise BadRequest("the tokenizer of this model has no chat template here")
-        return Conversation(Path(self._template), self.reader)
+            return "the tokenizer of this model has no chat template here"
+        try:
+            return Conversation(Path(self._template), self.reader)
+        except BadRequest as error:
+            return error.message
 
 
 class Worker:

@@ -21,7 +21,7 @@ from shared.decoding import complaint, convert, decoder
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data import table_rows
-from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Message
+from shared.workloads.data.chat_template import ENDLESS, TEMPLATE, ChatTemplate, Message
 from shared.workloads.data.documents import LINES_SUFFIXES
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, lengths, told_languages
@@ -95,6 +95,7 @@ def build_chat(
     """
     settings = ChatSettings(**options)
     skipped = skipped if skipped is not None else Skipped()
+    frame = settings.template.frame()
     tokenizer = load_tokenizer(settings.tokenizer)
     tokenizer.encode_special_tokens = False  # a template writes them as text
     found: dict[bytes, _Dialogue] = {}
@@ -107,7 +108,7 @@ def build_chat(
             if len(some) < SAMPLED:
                 some.append(" ".join(each.content for each in messages)[:SAMPLED_CHARS])
         except InvalidRunFile as error:
-            skipped.add(f"{place}: {error.message}")
+            _leave_out(place, error, skipped)
     if len(found) < 2:
         told = f"; {skipped.sentences[0]}" if skipped.sentences else ""
         raise InvalidRunFile(f"there are fewer than two dialogues to learn from{told}")
@@ -126,7 +127,7 @@ def build_chat(
         "bytes_per_token": _bytes_per_token(by_digest[:held]),
         **lengths([len(each.tokens) for each in by_digest], "tokens"),
         **told_languages(some),
-        **(frame.meta if (frame := settings.template.frame()) else {}),
+        **(frame.meta if frame else {}),
     }
     return DatasetManifest(
         name=name,
@@ -147,6 +148,13 @@ def _assets(settings: ChatSettings, put: Put, vocab_size: int) -> dict[str, Chun
     for name, blob, items in (("tokenizer", settings.tokenizer, vocab_size), (TEMPLATE, form, 1)):
         found[name] = ChunkRef(sha256=put(blob), size=len(blob), items=items)
     return found
+
+
+def _leave_out(place: str, error: InvalidRunFile, skipped: Skipped) -> None:
+    """Leave a line out. Raises InvalidRunFile where the template never ends: not on every line."""
+    if error.message == ENDLESS:
+        raise InvalidRunFile(f"{place}: {ENDLESS}; mend it, or take another's") from error
+    skipped.add(f"{place}: {error.message}")
 
 
 def _encoded(

@@ -1,8 +1,8 @@
 """The chat template of a tokenizer: dialogues to text, with the parts that are answers.
 
 A template is a small program of the library jinja2. It comes with a model that the organiser chose,
-and runs where a dataset is built and where its model is asked, in jinja2's sandbox: never in a
-process that serves, and on no volunteer's machine.
+and runs where a dataset is built and where its model is asked, in a sandbox that brings it to an
+end: never in a process that serves, and on no volunteer's machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import msgspec
 
@@ -19,6 +19,11 @@ from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.text import escaped
 from shared.workloads.base import DatasetManifest
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from shared.workloads.data.template_sandbox import Bounded
 
 NO_TOKENIZER = (
     "dialogues need the tokenizer of the model that is to learn them, with its chat template beside"
@@ -30,6 +35,7 @@ _FRAME_MAX = 16 << 10  # characters
 _FRAME = ("asked_before", "asked_after", "asked_end")  # in the manifest of a dataset
 _QUESTION, _ANSWER = "a question 5b1f9e", "an answer 5b1f9e"
 _TEXT_MAX = 1 << 20  # characters
+ENDLESS = "the chat template does not come to an end"
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -80,12 +86,17 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         return self._rendered(messages, prompt=True)
 
     def frame(self) -> ChatFrame | None:
-        """Return what it writes around a question; None where that cannot be told, or is long."""
+        """Return what it writes around a question; None where that cannot be told, or is long.
+
+        Raises InvalidRunFile for a template that does not come to an end.
+        """
         asked = [Message("user", _QUESTION)]
         try:
             text = self._rendered(asked, prompt=True)
             told = self._rendered([*asked, Message("assistant", _ANSWER)], prompt=False)
-        except InvalidRunFile:  # a dialogue that begins otherwise
+        except InvalidRunFile as error:  # a dialogue that begins otherwise
+            if error.message == ENDLESS:
+                raise
             return None
         before, mark, after = text.partition(_QUESTION)
         whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
@@ -104,14 +115,18 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> str:
         import jinja2
 
+        around, template = self._compiled
+        around.begin(len(messages))
         try:
-            text = self._template.render(
+            text = template.render(
                 messages=msgspec.to_builtins(list(messages)),
                 add_generation_prompt=prompt,
                 bos_token=self.bos_token,
                 eos_token=self.eos_token,
                 tools=None,
             )
+        except (TimeoutError, RecursionError, MemoryError) as error:
+            raise InvalidRunFile(ENDLESS) from error
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
             raise InvalidRunFile(f"the chat template refuses it: {escaped(error, 200)}") from error
         if len(text) > _TEXT_MAX:
@@ -119,16 +134,14 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         return str(text)
 
     @cached_property
-    def _template(self) -> Any:
+    def _compiled(self) -> tuple[Bounded, jinja2.Template]:
         import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        around = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        around.globals |= {"raise_exception": _refuse, "strftime_now": _never_now}
+        from shared.workloads.data.template_sandbox import Bounded
+
+        around = Bounded(raise_exception=_refuse, strftime_now=_never_now)
         try:
-            return around.from_string(self.source)
+            return around, around.template(self.source)
         except jinja2.TemplateError as error:
             raise InvalidRunFile(f"the chat template is broken: {escaped(error, 200)}") from error
 

@@ -76,6 +76,61 @@ def test_a_template_that_cannot_be_used_is_refused(source: str, sentence: str) -
         ChatTemplate(source).documents(turns("a", "b"))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in [[[]]] recursive %}{{ loop([a, a]) }}{% endfor %}",
+        "{{ 10 ** 10 ** 9 }}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 'a'.ljust(10 ** 10) }}",
+        "{{ 'a' | center(10 ** 10) }}",
+        "{% set n = namespace(x='a') %}{% for _ in range(60) %}"
+        "{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for _ in range(60) %}"
+        "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_end_is_refused_once_for_all_its_lines(
+    tmp_path: Path, source: str
+) -> None:
+    file = tmp_path / "talk.jsonl"
+    lines = [{"prompt": str(n), "completion": str(n)} for n in range(10_000)]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    skipped = Skipped()
+    with pytest.raises(InvalidRunFile, match="does not come to an end"):
+        build_chat(
+            "talk",
+            [file],
+            lambda blob: "",
+            skipped=skipped,
+            tokenizer=TOKENIZER,
+            template=ChatTemplate(source),
+        )
+    assert skipped.count == 0
+
+
+def test_the_line_is_named_that_a_template_does_not_end_for(tmp_path: Path) -> None:
+    source = "{% for a in range(9999 if messages[0].content == '2' else 1) %}" * 2
+    source += "{% endfor %}" * 2 + PLAIN.source
+    file = tmp_path / "talk.jsonl"
+    lines = [{"prompt": str(n), "completion": str(n)} for n in range(4)]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(InvalidRunFile, match=r"talk.jsonl.*3: the chat template does not come"):
+        build_chat(
+            "talk", [file], lambda blob: "", tokenizer=TOKENIZER, template=ChatTemplate(source)
+        )
+
+
+def test_a_template_writes_what_it_would_without_bounds() -> None:
+    source = (
+        "{% set x %}a{% endset %}{% set y | upper %}b{{ 1 ~ none ~ 'z' }}{% endset %}"
+        "{% for m in messages %}{{ x + y ~ m.content * 2 }}{% endfor %}"
+    )
+    assert ChatTemplate(source).asked([Message("user", "?")]) == "aB1NONEZ??"
+
+
 def test_a_template_that_hides_the_question_has_no_frame() -> None:
     assert ChatTemplate("{{ raise_exception('no') }}").frame() is None
     assert ChatTemplate("{% for m in messages %}{{ m.content|upper }}{% endfor %}").frame() is None
