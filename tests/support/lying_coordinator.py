@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ import msgspec
 import uvicorn
 from msgspec import inspect
 
+from coordinator.http.server import listen
 from shared.protocol.endpoints import Endpoint
 
 JSON = (b"content-type", b"application/json")
@@ -194,7 +194,7 @@ def _fits(endpoint: Endpoint[Any], scope: Any) -> bool:
 async def lying_coordinator(honest: Any = None) -> AsyncIterator[LyingCoordinator]:
     """A liar that listens on loopback; `url` says where."""
     liar = LyingCoordinator(honest)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     liar.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(
         liar, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
 
 from coordinator.http.app import create_app
+from coordinator.http.server import listen
 from tests.support.local_coordinator import LocalCoordinator
 
 
@@ -24,8 +24,7 @@ async def tick(home: LocalCoordinator) -> None:
 @contextlib.asynccontextmanager
 async def served(home: LocalCoordinator, *, ticking: bool = True) -> AsyncIterator[str]:
     """Address of a real socket in front of a coordinator; its time passes, or stands."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    with listen("127.0.0.1", 0) as listener:
         config = uvicorn.Config(create_app(home.coordinator), lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         with contextlib.ExitStack() as signals:

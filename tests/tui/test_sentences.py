@@ -5,6 +5,7 @@ shows.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -60,6 +61,7 @@ def greek(message: str) -> str:
     return "".join((*parts, message[done:].translate(GREEK)))
 
 
+@functools.cache
 def pseudo() -> Catalogue:
     """Return a language in which every message of the program is told from English."""
     messages = {}

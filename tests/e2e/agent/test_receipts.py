@@ -109,6 +109,12 @@ def ann(
 
 
 @pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person who does not wait 15 s for a coordinator that cannot be reached."""
+    monkeypatch.setattr("volunteer.net.api.ASK_S", 2.0)
+
+
+@pytest.fixture
 def serve(data_dir: Path, ann: Account) -> Iterator[Callable[[], Process]]:
     started: list[Process] = []
 
@@ -156,7 +162,7 @@ def rewrite(data_dir: Path, *statements: str) -> None:
 
 
 def test_a_receipt_is_fetched_once_and_verified_with_and_without_a_server(
-    serve: Callable[[], Process], ann: Account
+    serve: Callable[[], Process], ann: Account, impatient: None
 ) -> None:
     code, out, err = ann.run("verify")
     assert (code, out) == (75, "0 receipts verified\n")

@@ -102,20 +102,16 @@ async def test_a_volunteer_killed_at_any_point_hands_in_every_result_once(
     assert await is_sound(served) == []
 
 
-async def test_a_server_that_evaluates_never_loads_torch(tmp_path: Path) -> None:
-    data = str(tmp_path / "house")
-    with Process(tmp_path / "house", "--port", "0") as server:
-        assert command("run", "create", "--example", "--data-dir", data).returncode == 0
-        assert command("run", "start", "stdlib-gpt", "--data-dir", data).returncode == 0
+async def test_a_server_that_evaluates_never_loads_torch(served: ServedCoordinator) -> None:
+    name, data = await served.start_run(LONE), served.settings["data_dir"]
+    with Process(Path(data), "--port", "0") as server:
         ends = monotonic() + LIMIT_S
-        while '"loss":null' in (shown := _show(data)) or '"loss"' not in shown:
+        while '"loss":null' in (shown := _show(name, data)) or '"loss"' not in shown:
             assert monotonic() < ends, shown
         mapped = Path(f"/proc/{server.child.pid}/maps").read_text(encoding="utf-8")
         assert "sqlite" in mapped or "python" in mapped
         assert "torch" not in mapped
 
 
-def _show(data: str) -> str:
-    return command("run", "show", "stdlib-gpt", "--json", "--data-dir", data).stdout.replace(
-        ": ", ":"
-    )
+def _show(name: str, data: str) -> str:
+    return command("run", "show", name, "--json", "--data-dir", data).stdout.replace(": ", ":")

@@ -242,7 +242,7 @@ def partly_invented(record: GameRecord, share: float, rng: np.random.Generator) 
 
 def test_a_file_with_a_part_of_its_searches_invented_is_refused(tmp_path: Path) -> None:
     """Arithmetic that differs by 1e-4 refuses nothing that the verdict does not tolerate."""
-    count, turns, rng = 64, 5, np.random.default_rng(7)
+    count, turns, rng = 64, 3, np.random.default_rng(7)
     network = NetEvaluator(CONFIG, lively(), "cpu")
 
     def other(boards: Any) -> Any:
@@ -254,7 +254,7 @@ def test_a_file_with_a_part_of_its_searches_invented_is_refused(tmp_path: Path) 
 
     honest = play(lively(), count, tmp_path, base_version=3, base_sha256="new")
     refused: dict[float, list[int]] = {}
-    for share in (0.0, 0.1, 0.2, 0.3):
+    for share in (0.0, 0.1, 0.2):
         for turn in range(turns):
             bench = Bench(
                 rules=CONFIG.rules, manner=MANNER, hashes={3: "new"}, player=lambda _: other,
@@ -264,5 +264,5 @@ def test_a_file_with_a_part_of_its_searches_invented_is_refused(tmp_path: Path) 
             refused.setdefault(share, []).append(len(examine(made, bench)))
     tolerated = int(0.05 * count)
     assert max(refused[0.0]) <= 1, refused
-    assert min(refused[0.2] + refused[0.3]) > tolerated, refused
+    assert min(refused[0.2]) > tolerated, refused
     assert sum(many > tolerated for many in refused[0.1]) >= turns / 2, refused
