@@ -11,28 +11,37 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 import msgspec
 
-from shared.sentences import heard
+from shared.sentences import Sentence, figure, heard, of, plural
 
 T = TypeVar("T")
 
 _WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 
 _KINDS = {  # what msgspec calls them, and people
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a text",
-    "array": "a list",
-    "object": "a table",
-    "null": "nothing",
+    "int": Sentence("a whole number"),
+    "float": Sentence("a number"),
+    "bool": Sentence("true or false"),
+    "str": Sentence("a text"),
+    "array": Sentence("a list"),
+    "object": Sentence("a table"),
+    "null": Sentence("nothing"),
 }
 _CHOICE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
-_TYPE = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
+_TYPE = r"`([a-z]+(?: \| [a-z]+)*)`"
+_EXPECTED = re.compile(
+    rf"Expected {_TYPE}(?:( of length)? (>=|<=|>|<) ([-+0-9.e]+))?(?:, got {_TYPE})?"
+)
+_BOUNDS: dict[str, Callable[[Sentence, Sentence], Sentence]] = {
+    ">=": lambda kind, bound: Sentence("{kind} of at least {bound}", kind=kind, bound=bound),
+    "<=": lambda kind, bound: Sentence("{kind} of at most {bound}", kind=kind, bound=bound),
+    ">": lambda kind, bound: Sentence("{kind} above {bound}", kind=kind, bound=bound),
+    "<": lambda kind, bound: Sentence("{kind} below {bound}", kind=kind, bound=bound),
+}
 
 _describing = threading.Lock()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -95,17 +104,11 @@ def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
     """The key that is wrong, if it is one, and what a person should know of it."""
     found = _WHERE.fullmatch(str(error))
     what, key = (found[1], found[2] or "") if found else (str(error), "")
-    wrong = _CHOICE.fullmatch(what)
-    if wrong and kind is not None and (right := _choices(kind, key)):
-        import difflib
-
-        near = difflib.get_close_matches(wrong[1].lower(), right, n=1, cutoff=0.7)
-        hint = f', did you mean "{near[0]}"?' if near else ""
-        return key, f"'{wrong[1]}' is none of " + ", ".join(f'"{one}"' for one in right) + hint
-    return key, in_words(what).replace("`", "")
+    right = choices(kind, key) if kind is not None and _CHOICE.fullmatch(what) else ()
+    return key, in_words(what, right).replace("`", "")
 
 
-def _choices(kind: Any, key: str) -> tuple[str, ...]:
+def choices(kind: Any, key: str) -> tuple[str, ...]:
     """Return the texts that a value may be, where only some are; `key` is its place in a type, as
     msgspec writes it.
     """
@@ -129,17 +132,65 @@ def _inside(kind: Any, name: str) -> Iterator[Any]:
             yield getattr(kind, part)
 
 
-def _people_say(found: re.Match[str]) -> str:
+def in_words(what: str, right: Sequence[str] = ()) -> Sentence:
+    """Return what a value must be, as people say it, from the words of msgspec; `right` are the
+    texts that it may be, where only some are.
+    """
+    wrong = _CHOICE.fullmatch(what)
+    if wrong is not None:
+        return _no_choice(wrong[1], right)
+    found = _EXPECTED.fullmatch(what)
+    if found is None:
+        return of(what.replace("Expected ", "expected ", 1))
+    kinds, length, sign, bound, got = found.groups()
+    said = _kind(kinds)
+    if length:
+        said = _of_length(kinds, sign, int(bound))
+    elif sign:
+        said = _BOUNDS[sign](said, figure(bound.removesuffix(".0")))
+    if not got:
+        return Sentence("expected {kind}", kind=said)
+    fraction = got == "float" and "int" in kinds
+    other = Sentence("one with a fraction") if fraction else _kind(got)
+    return Sentence("expected {kind}, not {other}", kind=said, other=other)
+
+
+def _kind(kinds: str) -> Sentence:
     """Return one of msgspec's types as people say it, `int | null` as a whole number."""
-    kinds = [kind for kind in found[1].split(" | ") if kind != "null"] or ["null"]
-    known = all(kind in _KINDS for kind in kinds)
-    return " or ".join(_KINDS[kind] for kind in kinds) if known else found[0]
+    said = [_KINDS.get(kind, of(kind)) for kind in kinds.split(" | ") if kind != "null"]
+    whole, *more = said or [_KINDS["null"]]
+    for other in more:
+        whole = Sentence("{kind} or {other}", kind=whole, other=other)
+    return whole
 
 
-def in_words(what: str) -> str:
-    """Return what a value must be, as people say it, from the words of msgspec."""
-    what = _TYPE.sub(_people_say, what)
-    what = re.sub(r"^Invalid enum value (.+)$", r"\1 is none of its values", what)
-    what = what.replace("Expected ", "expected ", 1).replace(", got ", ", not ")
-    what = what.replace(" >= ", " of at least ").replace(" <= ", " of at most ")
-    return what.replace(" > ", " above ").replace(" < ", " below ")
+def _of_length(kinds: str, sign: str, bound: int) -> Sentence:
+    if kinds.startswith("str"):
+        if sign == "<=":
+            return plural(
+                "a text of at most {n} character", "a text of at most {n} characters", bound
+            )
+        return plural(
+            "a text of at least {n} character", "a text of at least {n} characters", bound
+        )
+    if sign == "<=":
+        return plural("at most {n} entry", "at most {n} entries", bound)
+    return plural("at least {n} entry", "at least {n} entries", bound)
+
+
+def _no_choice(wrong: str, right: Sequence[str]) -> Sentence:
+    """Say that a text is none of those that it may be, and which is the nearest."""
+    if not right:
+        return Sentence("'{value}' is none of its values", value=wrong)
+    import difflib
+
+    known = ", ".join(f'"{one}"' for one in right)
+    near = difflib.get_close_matches(wrong.lower(), right, n=1, cutoff=0.7)
+    if not near:
+        return Sentence("'{value}' is none of {known}", value=wrong, known=known)
+    return Sentence(
+        "'{value}' is none of {known}, did you mean \"{near}\"?",
+        value=wrong,
+        known=known,
+        near=near[0],
+    )

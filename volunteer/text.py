@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.protocol.accounts import RunInfo
 from shared.text import duration, printable
-from volunteer.i18n.catalogue import N_, _, ngettext, number
+from volunteer.i18n.catalogue import N_, NP_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import size
 
 # Words of the workloads that come with the program; those of others are shown as they are.
@@ -17,6 +17,11 @@ WORKLOADS = (
     N_("Fréchet distance"),
     N_("positions"),
     N_("tactical loss"),
+)
+KEY_STATES = (
+    NP_("state of a key", "active"),
+    NP_("state of a key", "revoked"),
+    NP_("state of a key", "expired"),
 )
 CLOCK_S = 300.0  # clocks that differ by less are good enough
 
@@ -41,6 +46,11 @@ def clock_words(offset_s: float) -> str:
         time=far,
     )
     return behind if offset_s > 0 else ahead
+
+
+def key_state(state: str) -> str:
+    """Return the state of a key for programs."""
+    return pgettext("state of a key", state) if state in KEY_STATES else printable(state, 40)
 
 
 def origin_of(info: RunInfo) -> str:

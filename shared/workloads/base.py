@@ -31,6 +31,7 @@ from msgspec import Meta
 
 from shared.decoding import complaint, convert
 from shared.errors import BadRequest, InvalidRunFile, NotFound
+from shared.sentences import Sentence
 from shared.tensors.spec import Schema
 
 if TYPE_CHECKING:
@@ -556,9 +557,7 @@ def _has_extra(package: Distribution | None, extra: str) -> bool:
 
 
 def installed() -> dict[str, str]:
-    """Names of the workloads installed on this machine, with all that they need, and where each
-    comes from (nothing is imported).
-    """
+    """Names of the workloads that are whole here, and where each is from; nothing is imported."""
     lacking = _lacking(tuple(sys.path))
     return {
         found.name: f"{found.module}:{found.attr}"
@@ -578,23 +577,24 @@ def is_here(library: str) -> bool:
 
 
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
-    """The workload called `name`.
-
-    Raises NotFound, never with an install command: code is the owner's choice.
-    """
+    """Return a workload. Raises NotFound, with no install command: code is the owner's choice."""
     if enabled is not None and name not in enabled:
-        raise NotFound(
-            f'the workload "{name}" is not enabled on this machine (setting `workloads`)'
+        said = Sentence(
+            'the workload "{name}" is not enabled on this machine (setting `workloads`)', name=name
         )
+        raise NotFound(said)
     for found in _found().select(name=name):
         if extra := _lacking(tuple(sys.path)).get(name):
-            raise NotFound(
-                f'the workload "{name}" needs the extra "{extra}" of its package, which is not'
-                " installed here"
+            said = Sentence(
+                'the workload "{name}" needs the extra "{extra}", which is not installed here',
+                name=name,
+                extra=extra,
             )
+            raise NotFound(said)
         workload: Workload = found.load()()
         return workload
-    raise NotFound(
-        f'the workload "{name}" is not installed here; installed: '
-        f"{', '.join(sorted(installed())) or 'none'}"
+    names = ", ".join(sorted(installed())) or Sentence("none")
+    said = Sentence(
+        'the workload "{name}" is not installed here; installed: {names}', name=name, names=names
     )
+    raise NotFound(said)

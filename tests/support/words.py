@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "volunteer"
 LANGUAGES = PROGRAM / "i18n"
 # Modules of both sides whose sentences a volunteer reads on a screen.
-SHARED = [ROOT / "shared" / name for name in ("errors.py", "links.py", "signing.py")]
+SHARED = [
+    ROOT / "shared" / name
+    for name in ("errors.py", "links.py", "signing.py", "decoding.py", "workloads/base.py")
+]
 # Functions of the catalogue: the places of the context, of the message and of its plural.
 KEYWORDS: dict[str, tuple[int | None, int, int | None]] = {
     "_": (None, 0, None),

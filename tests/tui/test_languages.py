@@ -35,6 +35,9 @@ SHORT = 24  # cells of a label; what is longer is a sentence, which may be cut
 SPOKEN = [
     *sorted((PROGRAM / "tui").rglob("*.py")),
     *(PROGRAM / name for name in ("plain.py", "headless.py", "text.py")),
+    *sorted((PROGRAM / "cli").glob("*.py")),
+    *(PROGRAM / "service" / name for name in ("service.py", "uninstall.py")),
+    *sorted((PROGRAM / "settings").glob("*.py")),
     *(PROGRAM / "control" / name for name in ("sentences.py",)),
     PROGRAM / "machine" / "policy.py",
 ]
@@ -46,6 +49,12 @@ NO_WORDS = {
     "of a checkout",  # diagnostics are for the organiser
     "you resume",  # values of the control, shown by no screen
     "you start",
+    "the trial is over",
+    "the priority could not be lowered",  # a log
+    "Cache",  # a folder
+    "Mbit/s",
+    "list of names",  # a type
+    "volunteer join '{}'",
     "{}FLOP/s",
     "NFKD",
     "Panel",
@@ -101,9 +110,9 @@ def _technical(node: ast.AST, above: dict[ast.AST, ast.AST]) -> bool:
                 return True
         if isinstance(parent, ast.Call) and getattr(parent.func, "attr", "") == "query_one":
             return True
-        if isinstance(parent, ast.Subscript | ast.arg | ast.Raise):
+        if isinstance(parent, ast.Subscript | ast.arg):
             return True
-        if isinstance(parent, ast.keyword) and parent.arg in ("id", "classes"):
+        if isinstance(parent, ast.keyword) and parent.arg in ("id", "classes", "help"):
             return True
         if isinstance(parent, ast.Call) and getattr(parent.func, "id", "") in (
             *("Binding", "cast", "TypeVar", "getattr", "compile", "escape"),

@@ -5,7 +5,6 @@ shows.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from shared.protocol.base import Reason
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat
 from shared.sentences import Sentence
-from tests.support.words import extracted
+from tests.support.greek import ENGLISH, greek, in_english, pseudo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import prepared, settle
@@ -30,17 +29,11 @@ from volunteer.agent.run_watcher import merging_words
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.i18n import catalogue, coordinator
-from volunteer.i18n.catalogue import Catalogue, Choice, shown, use
+from volunteer.i18n.catalogue import Choice, shown, use
 from volunteer.machine.policy import Facts, decide
 from volunteer.net.errors import reason, refusal
 from volunteer.settings.work_rules import Rules
 from volunteer.tui import keys
-
-GREEK = str.maketrans(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
-    "αβψδεφγηιξκλμνοπϑρστθωςχυζΑΒΨΔΕΦΓΗΙΞΚΛΜΝΟΠΘΡΣΤΥΩϚΧΫΖ",
-)
-_KEPT = re.compile(r"\{[^}]*\}|`[^`]*`|'<link>'")  # values, commands
 
 # Words of others: names, what a coordinator or an organiser wrote, the code that a model writes.
 OTHERS = re.compile(
@@ -49,27 +42,6 @@ OTHERS = re.compile(
     r"parser\..*|import .*|return of.*|self .*|argparse.*|the in in in.*|[\"(].*|"
     r"standard library|stdlib, PSF|stdlib|play, learn, train|part of it|gpt, dcgan.*|digits +gpt"
 )
-ENGLISH = re.compile(r"(?<![\w.=/`-])[A-Za-z]{2,}(?:[ ,:;]+[A-Za-z]{2,})+")
-
-
-def greek(message: str) -> str:
-    """Return a message with its words, but not its values, in Greek letters."""
-    done, parts = 0, []
-    for kept in _KEPT.finditer(message):
-        parts += [message[done : kept.start()].translate(GREEK), kept[0]]
-        done = kept.end()
-    return "".join((*parts, message[done:].translate(GREEK)))
-
-
-@functools.cache
-def pseudo() -> Catalogue:
-    """Return a language in which every message of the program is told from English."""
-    messages = {}
-    for message in extracted():
-        if message.id:
-            texts = [message.id] if isinstance(message.id, str) else list(message.id)
-            messages[str(message.context or ""), texts[0]] = tuple(map(greek, texts))
-    return Catalogue(language="xx", locale="de", messages=messages)
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +53,7 @@ def _in_greek(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def english(text: str) -> set[str]:
     """Return what a screen says in English, words of others left out."""
-    lines = (OTHERS.sub("", line) for line in text.splitlines())
-    return {found[0] for line in lines for found in ENGLISH.finditer(line)}
+    return in_english(text, OTHERS)
 
 
 NOW = datetime.fromtimestamp(scenes.NOW, UTC).replace(tzinfo=None)

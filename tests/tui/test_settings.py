@@ -191,7 +191,7 @@ def test_what_is_typed_is_understood(name: str, text: str, value: object) -> Non
         ("duty_percent", "2", "at least 5"),
         ("duty_percent", "much", "a whole number"),
         ("theme", "volunteer-drak", "did you mean volunteer-dark"),
-        ("metered", "cheap", "'cheap' is none of its values"),
+        ("metered", "cheap", '\'cheap\' is none of "pause", "work"'),
     ],
 )
 def test_what_is_wrong_is_said(name: str, text: str, says: str) -> None:

@@ -69,9 +69,9 @@ def steps(release: Release) -> tuple[tuple[str, str], ...]:
     version = release.version
     file = f"volunteer-{version}-py3-none-any.whl"
     return (
-        ("get", f"pip download --no-deps volunteer=={version}"),
-        ("check", f"volunteer update --check {file}"),
-        ("install", f"pipx install --force ./{file}"),
+        (Sentence("get"), f"pip download --no-deps volunteer=={version}"),
+        (Sentence("check"), f"volunteer update --check {file}"),
+        (Sentence("install"), f"pipx install --force ./{file}"),
     )
 
 

@@ -10,10 +10,13 @@ import sys
 from shared.clock import SystemClock
 from shared.errors import Unavailable
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
-from shared.text import printable
+from shared.text import left, printable
 from volunteer.account.join import connector
 from volunteer.account.profile import Profile
+from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
+from volunteer.cli.table import table
+from volunteer.i18n.catalogue import N_, _, number, shown
 from volunteer.machine.benchmark import benchmark
 from volunteer.machine.devices import choose, default_threads, detect, hardware
 from volunteer.net.api import Api
@@ -21,6 +24,9 @@ from volunteer.net.tls import Address
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories
 from volunteer.training.trainer import Trainer
+
+LINE = 40  # cells of the line that tells how far it is
+STAGES = {"step": N_("training"), "memory": N_("memory"), "disk": N_("disk")}
 
 
 def measure(directories: Directories, device: str, *, quick: bool, json: bool) -> int:
@@ -53,7 +59,8 @@ def _one(
 
     def report(stage: str, done: float) -> None:
         if tty:
-            print(f"\r{device.id}: {done:4.0%} {stage:<8}", end="", file=sys.stderr, flush=True)
+            said = left(f"{device.id}: {done:4.0%} {_(STAGES.get(stage, stage))}", LINE)
+            print(f"\r{said}", end="", file=sys.stderr, flush=True)
 
     measured = trainer.call(
         lambda: benchmark(
@@ -66,25 +73,33 @@ def _one(
         )
     ).result()
     if tty:
-        print("\r" + " " * 30 + "\r", end="", file=sys.stderr, flush=True)
+        print(f"\r{' ' * LINE}\r", end="", file=sys.stderr, flush=True)
     return measured
 
 
 def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
     names = {device.id: printable(device.name) for device in devices}
-    lines = ["device     training   fp32       bf16       memory     disk       name"]
-    for b in results:
-        figures = (
-            f"{b.step_flops / 1e9:,.0f} GF/s",
-            f"{b.fp32_flops / 1e9:,.0f} GF/s",
-            f"{b.bf16_flops / 1e9:,.0f} GF/s",
-            f"{b.memory_bytes_per_s / 1e9:,.1f} GB/s",
-            f"{b.disk_bytes_per_s / 1e9:,.1f} GB/s",
-        )
-        row = "".join(f"{figure:<11}" for figure in figures)
-        lines.append(f"{b.device:<11}{row}{names.get(b.device, '')}")
-    lines += [printable(f"{d.name} cannot be used: {d.problem}") for d in devices if not d.usable]
-    return lines
+    rows = [
+        (_("device"), _("training"), "fp32", "bf16", _("memory"), _("disk"), _("name")),
+        *(
+            (
+                b.device,
+                f"{number(b.step_flops / 1e9, ',.0f')} GF/s",
+                f"{number(b.fp32_flops / 1e9, ',.0f')} GF/s",
+                f"{number(b.bf16_flops / 1e9, ',.0f')} GF/s",
+                f"{number(b.memory_bytes_per_s / 1e9, ',.1f')} GB/s",
+                f"{number(b.disk_bytes_per_s / 1e9, ',.1f')} GB/s",
+                names.get(b.device, ""),
+            )
+            for b in results
+        ),
+    ]
+    unusable = [
+        printable(_("{device} cannot be used: {problem}", device=d.name, problem=shown(d.problem)))
+        for d in devices
+        if not d.usable
+    ]
+    return table(rows) + unusable
 
 
 def _remember(
@@ -112,6 +127,6 @@ async def _publish(address: Address, token: str, request: BenchmarkRequest) -> N
     try:
         await Api(client).benchmark(request, patience_s=2.0)
     except Unavailable as error:
-        print(f"volunteer: not reported to the coordinator: {error.message}", file=sys.stderr)
+        remark(_("not reported to the coordinator: {message}", message=shown(error.message)))
     finally:
         await client.close()

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import BadRequest, Configuration
+from shared.sentences import Sentence
+from volunteer.cli.exit_codes import remark
+from volunteer.i18n.catalogue import _
 
 if TYPE_CHECKING:
     from shared.protocol.inference import ImageReply
@@ -37,8 +40,12 @@ def put(png: bytes, output: Path | None, display: Display) -> None:
         try:
             write_whole(output, clean)
         except OSError as error:
-            raise Configuration(f"{output} cannot be written: {error.strerror}") from error
-        print(f"written to {output}", file=sys.stderr)
+            raise Configuration(
+                Sentence(
+                    "{path} cannot be written: {strerror}", path=output, strerror=error.strerror
+                )
+            ) from error
+        remark(_("written: {path}", path=output))
     elif sys.stdout.isatty():
         _show(clean, display)
     else:
@@ -49,7 +56,7 @@ def put(png: bytes, output: Path | None, display: Display) -> None:
 def picture_of(reply: ImageReply) -> bytes:
     """Return the picture of a reply. Raises BadRequest without one."""
     if not reply.data:
-        raise BadRequest("the coordinator sent no picture")
+        raise BadRequest(Sentence("the coordinator sent no picture"))
     return reply.data[0].b64_json
 
 

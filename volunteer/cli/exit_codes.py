@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shared.command_hints import completed, options
 from shared.errors import VolunteerError
-from volunteer.i18n.catalogue import shown
+from volunteer.i18n.catalogue import _, pgettext, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,13 @@ def at_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
+def agreed(question: str) -> bool:
+    """Ask the person at the terminal. Enter, or any other word, means no."""
+    yes = pgettext("answer", "yes").lower()
+    choice = pgettext("answer", "[y/N]")
+    return input(f"{_(question)} {choice} ").strip().lower() in ("y", "yes", yes[0], yes)
+
+
 def hinted(text: str, profile: str) -> str:
     """The text; each of our commands in backticks is about the same profile."""
     return completed(text, "volunteer", options({"profile": profile}))
@@ -47,8 +54,13 @@ def hinted(text: str, profile: str) -> str:
 
 def say(sentence: str, code: int) -> int:
     """A sentence on standard error. Returns `code`."""
-    print(f"volunteer: {sentence}", file=sys.stderr)
+    remark(sentence)
     return code
+
+
+def remark(sentence: str) -> None:
+    """Say something on standard error at once."""
+    print(f"volunteer: {sentence}", file=sys.stderr, flush=True)
 
 
 def end(code: int) -> NoReturn:

@@ -5,20 +5,20 @@ Parsing only: what a command needs is imported when it runs (torch never is here
 
 from __future__ import annotations
 
-import difflib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter
 
 from shared.errors import VolunteerError
+from shared.sentences import Sentence
 from volunteer.cli import exit_codes, manage, prompts, team
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
 from volunteer.cli.json_output import print_json
-from volunteer.i18n.catalogue import shown
+from volunteer.i18n.catalogue import N_, _, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
     from volunteer.settings.settings import Directories
 
@@ -112,18 +112,28 @@ def join(
     from volunteer.cli.start import join_now
 
     if not link:
-        return say("name the link: `volunteer join 'LINK'`, from your organiser", EXIT_USAGE)
+        return say(
+            _("the link is missing: `volunteer join 'LINK'`, with the link of your organiser"),
+            EXIT_USAGE,
+        )
     # A link that was wrapped and came without quotes arrives in pieces.
     joined = _run(join_now(_directories(profile), " ".join(link), name))
     if json:
         return print_json(joined)
-    met = "welcome" if joined.created else "already joined"
-    print(
-        printable(
-            f'{met}, "{joined.nickname}": {joined.server} at {joined.url}, key {joined.fingerprint}'
-        )
+    met = (
+        _('welcome, "{nickname}"', nickname=joined.nickname)
+        if joined.created
+        else _('already joined, "{nickname}"', nickname=joined.nickname)
     )
-    print(hinted("next: `volunteer`, or `volunteer --no-ui`", profile))
+    where = _(
+        "{met}: {server} at {url}, key {key}",
+        met=met,
+        server=joined.server,
+        url=joined.url,
+        key=joined.fingerprint,
+    )
+    print(printable(where))
+    print(hinted(_("next: `volunteer`, or `volunteer --no-ui`"), profile))
     return 0
 
 
@@ -140,7 +150,8 @@ def link(
     code = _run(ask_coordinator(_directories(profile), lambda api: api.link()))
     if json:
         return print_json(code)
-    print(f"on the other machine, within ten minutes:\n\n    volunteer join '{code.link}'\n")
+    print(_("on the other machine, within ten minutes:"))
+    print(f"\n    volunteer join '{code.link}'\n")
     if qr:
         from shared.qr import qr_coloured
 
@@ -184,13 +195,15 @@ def status(*, json: Json = False, profile: Profile = "") -> int:
 @app.command
 def settings(*, json: Json = False, profile: Profile = "") -> int:
     """Every setting, its value, and the source of the value."""
+    from shared.text import left
     from volunteer.cli.start import setting_rows
 
     rows = setting_rows(_directories(profile))
     if json:
         return print_json(rows)
     for row in rows:
-        print(f"{row.name:<18} {_plain(row.value):<18} {row.source:<12} {row.help}")
+        source = left(_(row.source), 12)
+        print(f"{row.name:<18} {left(_plain(row.value), 18)} {source} {_(row.help)}")
     return 0
 
 
@@ -216,7 +229,7 @@ def pause(
     now = datetime.now().astimezone()
     login = until == "login" and not length
     end = None if login else end_of_pause(length, until, now)
-    words = moment_words(end, now) if end else "the next login" if login else "you resume"
+    words = moment_words(end, now) if end else N_("the next login") if login else "you resume"
     ends_at = end.timestamp() if end else NEXT_LOGIN if login else 0.0
     _run(
         _with_control(profile, lambda control: control.pause(device, until=words, ends_at=ends_at))
@@ -225,9 +238,10 @@ def pause(
         told: dict[str, Any] = {"ordered": "pause", "device": device}
         told["ends_at"] = end.timestamp() if end else None
         return print_json(told | ({"until": "login"} if login else {}))
-    ending = f" until {words}" if end or login else ""
-    text = f"{device or ''} paused{ending}; continue with `volunteer resume`"
-    print(hinted(text.strip(), profile))
+    said = _("{device} paused", device=device) if device else _("paused")
+    if end or login:
+        said = _("{paused} until {time}", paused=said, time=_(words))
+    print(hinted(_("{pause}; continue with `volunteer resume`", pause=said), profile))
     return 0
 
 
@@ -237,7 +251,7 @@ def resume(device: Device = "", *, json: Json = False, profile: Profile = "") ->
     _run(_with_control(profile, lambda control: control.resume(device)))
     if json:
         return print_json({"ordered": "resume", "device": device})
-    print(hinted("resumed; `volunteer status` shows what it does", profile))
+    print(hinted(_("resumed; `volunteer status` shows what it does"), profile))
     return 0
 
 
@@ -258,8 +272,12 @@ def finish(
     _run(_with_control(profile, act))
     if json:
         return print_json({"ordered": "finish", "then_stop": then_stop})
-    more = "then volunteer exits" if then_stop else "no new task is taken until `volunteer resume`"
-    print(hinted(f"the current task is completed; {more}", profile))
+    said = (
+        _("the current task is completed, then volunteer exits")
+        if then_stop
+        else _("the current task is completed; no new one is taken until `volunteer resume`")
+    )
+    print(hinted(said, profile))
     return 0
 
 
@@ -278,8 +296,9 @@ def stop(
     if json:
         return print_json({"ordered": "stop", "how": how})
     print(
-        "exiting; a current task is",
-        "kept for the next start" if save else "given back, or done within seconds",
+        _("volunteer exits; a current task is kept for the next start")
+        if save
+        else _("volunteer exits; a current task is given back, or done within seconds")
     )
     return 0
 
@@ -300,7 +319,7 @@ def play(
     from volunteer.cli.start import play as begin
 
     if not exit_codes.at_terminal():
-        return say("play needs a terminal", EXIT_USAGE)
+        return say(_("the board needs a terminal: run `volunteer play` in one"), EXIT_USAGE)
     match = Match(run=run, version=version, level=LEVELS.index(level))
     return begin(_directories(profile), match)
 
@@ -318,11 +337,12 @@ def run_command(argv: list[str]) -> int:
 def _parsed(argv: list[str]) -> object:
     try:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
-    except UnusedCliTokensError as error:
-        return say(_no_command(*(error.unused_tokens or argv)[:1]), EXIT_USAGE)
     except CycloptsError as error:
-        return say(f"{error} see `volunteer --help`", EXIT_USAGE)
-    _speak(bound.arguments.get("profile", ""))
+        from volunteer.cli.usage import mistake
+
+        _speak({"json": "--json" in argv})
+        return say(mistake(error, argv, tuple(app)), EXIT_USAGE)
+    _speak(bound.arguments)
     try:
         return command(*bound.args, **bound.kwargs)
     except VolunteerError as error:
@@ -330,25 +350,22 @@ def _parsed(argv: list[str]) -> object:
         raise
 
 
-def _speak(profile: str) -> None:
-    """Speak the language of the settings. What is wrong with them is told by the command that
-    needs them.
+def _speak(given: Mapping[str, Any]) -> None:
+    """Speak the language of the command line, else that of the settings, else that of the
+    environment. What machines read is the same everywhere. What is wrong with the settings is told
+    by the command that needs them.
     """
-    from volunteer.i18n.catalogue import choose, use
+    from volunteer.i18n.catalogue import AUTO, Choice, choose, use
     from volunteer.settings.settings import load
 
+    if given.get("json"):
+        use(Choice())
+        return
+    language = given.get("language") or AUTO
     with suppress(VolunteerError, OSError):
-        settings = load(path=_directories(profile).config / "config.toml").settings
-        use(choose(settings.display.language))
-
-
-def _no_command(word: str) -> str:
-    names = sorted(name for name in app if not name.startswith("-"))
-    if word in names:  # behind an option of the program itself
-        return f'"{word}" comes first, and its options after it: volunteer {word} --help'
-    near = difflib.get_close_matches(word, names, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(names)}"
-    return f'there is no command "{word}": {hint}'
+        path = _directories(given.get("profile", "")).config / "config.toml"
+        language = load({"language": given.get("language")}, path=path).settings.display.language
+    use(choose(language))
 
 
 def _directories(profile: str) -> Directories:
@@ -387,7 +404,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
     name, equals, value = text.partition("=")
     if not equals:
-        raise BadRequest(f'--set takes NAME=VALUE, not "{text}"')
+        raise BadRequest(Sentence('--set takes NAME=VALUE, not "{text}"', text=text))
     return name.strip(), listed(name.strip(), value)
 
 

@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from volunteer.cli.exit_codes import hinted
+from shared.sentences import Sentence
+from volunteer.cli.exit_codes import EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.receipts import app as receipts
 from volunteer.cli.update import update
+from volunteer.i18n.catalogue import N_, _, shown
 
 if TYPE_CHECKING:
     from shared.protocol.accounts import Me
     from volunteer.net.api import Api
+    from volunteer.service.uninstall import Belonging
     from volunteer.service.units import Service
+    from volunteer.settings.settings import Directories
     from volunteer.stats.card_data import Part
 
-EXIT_FAILURE = 1
 CACHE_BYTES = 1 << 30  # at least what a running volunteer keeps: a card deletes nothing of it
 MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
 
@@ -56,14 +59,14 @@ def install(
     if show:
         for file in described.files:
             print(f"# {file.path}")
-            print("(secret)" if file.secret else _text(file.data))
+            print(_("(secret)") if file.secret else _text(file.data))
         return 0
     from volunteer.service.service import install as carry_out
 
     carry_out(described)
     for file in described.files:
-        print(f"written: {file.path}")
-    print(hinted("\n".join(described.hints), profile))
+        print(_("written: {path}", path=file.path))
+    print(hinted("\n".join(map(shown, described.hints)), profile))
     return 0
 
 
@@ -73,7 +76,7 @@ def remove(*, system: System = False, profile: Profile = "") -> int:
     from volunteer.service.service import remove as carry_out
 
     described = _described(system, "", profile, removing=True)
-    print("the service is removed" if carry_out(described) else "there was no service")
+    print(_("the service is removed") if carry_out(described) else _("there was no service"))
     return 0
 
 
@@ -112,9 +115,13 @@ def card(
         write_whole(to, svg.encode())
     except OSError as error:
         raise BadRequest(
-            f"{to} cannot be written: {why(error)}; name another file with --to"
+            Sentence(
+                "{path} cannot be written: {why}; name another file with --to",
+                path=to,
+                why=why(error),
+            )
         ) from error
-    print(f"written: {to}")
+    print(_("written: {path}", path=to))
     return 0
 
 
@@ -147,8 +154,11 @@ def name(
         settings.save(places.config / "config.toml", {"public": public})
     if json:
         return print_json({"nickname": me.nickname, "public": me.public})
-    seen = "others see it on the leaderboard" if me.public else "it is hidden from others"
-    print(f'your nickname is "{me.nickname}"; {seen}')
+    print(
+        _('your nickname is "{name}"; others see it on the leaderboard', name=me.nickname)
+        if me.public
+        else _('your nickname is "{name}"; it is hidden from others', name=me.nickname)
+    )
     return 0
 
 
@@ -163,11 +173,10 @@ def uninstall(
 ) -> int:
     """Give tasks back, remove service and downloads; the account stays unless --all."""
     from shared.clock import SystemClock
-    from shared.text import size
     from volunteer.account.join import connector
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.service.service import remove as remove_service
-    from volunteer.service.uninstall import belongings, hand_back, other_profiles
+    from volunteer.service.uninstall import belongings, hand_back
     from volunteer.service.uninstall import remove as remove_files
     from volunteer.settings.settings import directories
 
@@ -175,24 +184,20 @@ def uninstall(
     described = _removable(profile)
     files = tuple(f.path for f in described.files if f.path.exists()) if described else ()
     items = belongings(places, files, everything=all_)
-    for item in items:
-        word = "goes" if item.goes else "stays"
-        print(f"{word:<6} {size(item.size):>8}  {item.path}  ({item.what})")
-    for name in other_profiles(places):
-        print(f"stays            another profile: {name}")
-    if not yes and not _agreed():
-        print("nothing was changed")
+    _list(items, places)
+    if not yes and not _confirmed():
+        print(_("nothing was changed"))
         return EXIT_FAILURE
     if described and files:
         remove_service(described)
     clock = SystemClock()
-    print(asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock)))
+    print(shown(asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock))))
     trouble = remove_files(items)
     for sentence in trouble:
-        print(f"volunteer: {sentence}", file=sys.stderr)
+        remark(shown(sentence))
     if MACHINE_UNIT.exists():
-        print("a service of the whole machine remains: sudo volunteer service remove --system")
-    print("remove the program itself with: pipx uninstall volunteer")
+        print(_("a service of the whole machine remains: `sudo volunteer service remove --system`"))
+    print(_("remove the program itself: `pipx uninstall volunteer`"))
     return EXIT_FAILURE if trouble else 0
 
 
@@ -226,11 +231,24 @@ def _removable(profile: str) -> Service | None:
         return None
 
 
-def _agreed() -> bool:
-    if not sys.stdin.isatty():
-        print("volunteer: no terminal to confirm in: add --yes", file=sys.stderr)
-        return False
-    return input('Remove everything marked "goes"? [y/N] ').strip().lower() in ("y", "yes")
+def _list(items: tuple[Belonging, ...], places: Directories) -> None:
+    """Print what there is, and whether it goes."""
+    from shared.text import left
+    from volunteer.i18n.formats import size
+    from volunteer.service.uninstall import other_profiles
+
+    for item in items:
+        word = left(_("goes") if item.goes else _("stays"), 6)
+        print(f"{word} {size(item.size):>8}  {item.path}  ({_(item.what)})")
+    for name in other_profiles(places):
+        print(f"{left(_('stays'), 6)} {'':>8}  {_('another profile: {name}', name=name)}")
+
+
+def _confirmed() -> bool:
+    if sys.stdin.isatty():
+        return agreed(N_('Remove everything marked "goes"?'))
+    remark(_("no terminal to confirm in: add --yes"))
+    return False
 
 
 def _text(data: bytes) -> str:

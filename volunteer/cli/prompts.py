@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from shared.errors import BadRequest
+from shared.sentences import Sentence, figure
+from shared.text import printable
 from volunteer.cli.drawings import draw, picture_of, put
-from volunteer.cli.exit_codes import at_terminal
+from volunteer.cli.exit_codes import at_terminal, hinted, remark
 from volunteer.cli.json_output import print_json
+from volunteer.i18n.catalogue import N_, _, number
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shared.protocol.inference import ImageReply, KeyInfo, Usage
+    from shared.protocol.inference import ImageReply, KeyInfo, Usage, UsageRow
     from volunteer.net.api import Api
 
 DAY_S = 86_400.0
 PROMPT_BYTES_MAX = 1 << 20
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
-STRANGERS = "volunteers' machines may answer and read this; --private keeps it off them"
+STRANGERS = N_("volunteers' machines may answer and read this; --private keeps it off them")
 
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
@@ -71,7 +74,7 @@ def create(
     if json:
         return print_json(made)
     print(made.key)
-    print("keep it: it is not shown again", file=sys.stderr)
+    remark(_("keep this key: it is not shown again"))
     return 0
 
 
@@ -84,7 +87,7 @@ def key_list(*, json: Json = False, profile: Profile = "") -> int:
     for each in found:
         print(_key_line(each))
     if not found:
-        print("no key yet: `volunteer key create`")
+        print(hinted(_("no key yet: `volunteer key create`"), profile))
     return 0
 
 
@@ -96,10 +99,12 @@ def revoke(
     profile: Profile = "",
 ) -> int:
     """Make a key worthless from its next request on."""
+    from volunteer.text import key_state
+
     done = ask_account(profile, lambda api: api.revoke_key(id))
     if json:
         return print_json(done)
-    print(f"key {done.id} is {done.state}")
+    print(_("key {id} is {state}", id=done.id, state=key_state(done.state)))
     return 0
 
 
@@ -110,24 +115,13 @@ def usage(
     profile: Profile = "",
 ) -> int:
     """Your newest 500 requests: model, tokens, credits, time. No prompt is kept."""
-    from datetime import UTC, datetime
-
-    from shared.text import credit
-
     rows = ask_account(profile, lambda api: api.usage(key))
     if json:
         return print_json(rows)
     for row in rows:
-        at = datetime.fromtimestamp(row.at, UTC).strftime("%Y-%m-%d %H:%M")
-        took = "under way" if row.latency_s is None else f"{row.latency_s:.1f} s"
-        paid = "free" if row.free else f"{credit(row.cost_micro, 6)} credits"
-        unit = "images" if row.kind == "image" else "tokens"
-        print(
-            f"{at}  {row.model}  {row.tokens_in} in, {row.tokens_out} {unit} out  {paid}  {took}"
-            f"  {row.key or 'this account'}"
-        )
+        print(_usage_line(row))
     if not rows:
-        print("nothing was asked yet: `volunteer generate RUN PROMPT`")
+        print(hinted(_("nothing was asked yet: `volunteer generate RUN PROMPT`"), profile))
     return 0
 
 
@@ -159,7 +153,11 @@ def generate(
         if card.items == "images":
             return await draw(api, model, seed)
         if output is not None:
-            raise BadRequest(f"{model} writes text: --output is for image runs")
+            raise BadRequest(
+                Sentence(
+                    "{model} writes text: leave --output out, it is for image runs", model=model
+                )
+            )
         text = await asyncio.to_thread(_standard_input) if prompt == "-" else prompt
         told = {**body, "prompt": text}
         return await _said(api, COMPLETIONS, told, show=stream and not json)
@@ -177,7 +175,7 @@ def generate(
 
 def _drawn(reply: ImageReply, model: str, profile: str, output: Path | None, *, json: bool) -> int:
     """Show the picture of an image run and its price."""
-    from shared.text import credit
+    from volunteer.i18n.formats import credit
     from volunteer.settings.settings import directories, load
 
     png = picture_of(reply)
@@ -185,7 +183,8 @@ def _drawn(reply: ImageReply, model: str, profile: str, output: Path | None, *, 
         return print_json({"model": model, "images": [png], "usage": reply.usage})
     settings = load(path=directories(profile=profile).config / "config.toml").settings
     put(png, output, settings.display)
-    print(f"1 picture: {credit(reply.usage.cost_micro, 6)} credits", file=sys.stderr)
+    price = credit(reply.usage.cost_micro, 6)
+    print(_("1 picture: {credits} credits", credits=price), file=sys.stderr)
     return 0
 
 
@@ -228,13 +227,20 @@ def give(
     import secrets
 
     from shared.protocol.inference import GiveRequest
-    from shared.text import MICRO, credit
+    from shared.text import MICRO
+    from volunteer.i18n.formats import credit
 
     request = GiveRequest(id=secrets.token_hex(16), to=name, amount_micro=_micro(amount, MICRO))
     done = ask_account(profile, lambda api: api.give(request))
     if json:
         return print_json(done)
-    print(f"{done.to} got {credit(done.amount_micro)} credits; you have {credit(done.left_micro)}")
+    said = _(
+        "{to} got {amount} credits; you have {left}",
+        to=done.to,
+        amount=credit(done.amount_micro),
+        left=credit(done.left_micro),
+    )
+    print(printable(said))
     return 0
 
 
@@ -259,7 +265,7 @@ async def _said(
     from volunteer.net.prompts import streamed
 
     if "answered_by" not in body and (await api.model(body["model"])).answered_by == "volunteers":
-        print(STRANGERS, file=sys.stderr)
+        remark(_(STRANGERS))
 
     parts: list[str] = []
     used = None
@@ -283,11 +289,14 @@ def _line() -> str:
 def _standard_input() -> str:
     data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
     if len(data) > PROMPT_BYTES_MAX:
-        raise BadRequest(f"a prompt has at most {PROMPT_BYTES_MAX} bytes")
+        most = figure(f"{PROMPT_BYTES_MAX:,}")
+        raise BadRequest(
+            Sentence("the prompt is too long: at most {most} bytes are sent", most=most)
+        )
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise BadRequest("the prompt on standard input is not UTF-8 text") from None
+        raise BadRequest(Sentence("the prompt on standard input is not UTF-8 text")) from None
 
 
 def _safe(text: str) -> str:
@@ -296,27 +305,57 @@ def _safe(text: str) -> str:
 
 
 def _price(used: Usage | None) -> str:
-    from shared.text import credit
+    from volunteer.i18n.formats import credit
 
     if used is None:
         return ""
-    return (
-        f"{used.prompt_tokens} tokens in, {used.completion_tokens} out: "
-        f"{credit(used.cost_micro, 6)} credits"
+    return _(
+        "{tokens_in} tokens in, {tokens_out} out: {credits} credits",
+        tokens_in=number(used.prompt_tokens, ","),
+        tokens_out=number(used.completion_tokens, ","),
+        credits=credit(used.cost_micro, 6),
     )
 
 
 def _key_line(found: KeyInfo) -> str:
-    from shared.text import credit
+    from volunteer.i18n.formats import credit
+    from volunteer.text import key_state
 
-    cap = "" if found.cap_micro is None else f" of {credit(found.cap_micro)}"
-    runs = f"  only {', '.join(found.runs)}" if found.runs else ""
-    spent = f"{credit(found.spent_micro)}{cap} credits spent"
-    return f"{found.id}  {found.prefix}...  {found.state}  {spent}  {found.name}{runs}"
+    spent = credit(found.spent_micro)
+    told = (
+        _("{spent} credits spent", spent=spent)
+        if found.cap_micro is None
+        else _("{spent} of {cap} credits spent", spent=spent, cap=credit(found.cap_micro))
+    )
+    line = f"{found.id}  {found.prefix}...  {key_state(found.state)}  {told}  {found.name}"
+    runs = ", ".join(found.runs)
+    return printable(f"{line}  {_('only {runs}', runs=runs)}" if runs else line)
+
+
+def _usage_line(row: UsageRow) -> str:
+    from datetime import UTC, datetime
+
+    from volunteer.i18n.formats import credit
+
+    at = datetime.fromtimestamp(row.at, UTC).strftime("%Y-%m-%d %H:%M")
+    took = _("under way") if row.latency_s is None else f"{number(row.latency_s, '.1f')} s"
+    paid = _("free") if row.free else _("{credits} credits", credits=credit(row.cost_micro, 6))
+    moved = {"taken": number(row.tokens_in, ","), "made": number(row.tokens_out, ",")}
+    text = (
+        _("{taken} in, {made} images out", **moved)
+        if row.kind == "image"
+        else _("{taken} in, {made} tokens out", **moved)
+    )
+    who = row.key or _("this account")
+    return printable(f"{at}  {row.model}  {text}  {paid}  {took}  {who}")
 
 
 def _micro(credits: float, micro: int) -> int:
     """Return credits in micro-credits. Raises BadRequest for what is no amount."""
     if not 0 < credits <= 1e9:
-        raise BadRequest("an amount is more than 0 and at most 1,000,000,000 credits")
+        raise BadRequest(
+            Sentence(
+                "an amount is more than 0 and at most {most} credits", most=figure("1,000,000,000")
+            )
+        )
     return round(credits * micro)

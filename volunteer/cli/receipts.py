@@ -5,13 +5,13 @@ it still.
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from volunteer.cli.exit_codes import EXIT_FAILURE, hinted
+from volunteer.cli.exit_codes import EXIT_FAILURE, hinted, remark
 from volunteer.cli.json_output import print_json
+from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 
 if TYPE_CHECKING:
     from volunteer.account.profile import Identity
@@ -24,8 +24,9 @@ app = App(name="receipts", help="Signed receipts of your payments: list and veri
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
-KINDS = {"earn": "earned", "vest": "earned", "escrow": "in escrow", "answer": "earned"}
-NONE = (
+EARNED, ESCROW = N_("earned"), N_("in escrow")
+KINDS = {"earn": EARNED, "vest": EARNED, "escrow": ESCROW, "answer": EARNED}
+NONE = N_(
     "there are no receipts yet: a volunteer at work fetches them a moment after each payment, and "
     "`volunteer receipts verify` does too"
 )
@@ -36,9 +37,9 @@ def listing(*, json: Json = False, profile: Profile = "") -> int:
     """List the receipts that are kept here, oldest first."""
     from datetime import UTC, datetime
 
-    from shared.text import credit
+    from volunteer.i18n.formats import credit
 
-    _, identity, book = _opened(profile)
+    _places, identity, book = _opened(profile)
     found = _checked(identity, book)
     rows = [_row(each) for each in found]
     if json:
@@ -46,13 +47,14 @@ def listing(*, json: Json = False, profile: Profile = "") -> int:
         return 0
     for row in rows:
         if row["problem"]:
-            print(f"wrong: {row['problem']}")
+            print(_("wrong: {problem}", problem=shown(row["problem"])))
             continue
         at = datetime.fromtimestamp(row["at"], UTC).strftime("%Y-%m-%d %H:%M")
         paid = credit(row["credits_micro"], 2 if row["contribution"] is not None else 6)
-        print(f"{at}  {paid} {row['kind']}  {_work(row)}, entry {row['leaf']}")
+        place = _("{work}, entry {leaf}", work=_work(row), leaf=row["leaf"])
+        print(f"{at}  {paid} {_(row['kind'])}  {place}")
     if not rows:
-        print(hinted(NONE, profile))
+        print(hinted(_(NONE), profile))
     return 0
 
 
@@ -78,11 +80,12 @@ def verify(
         history = "" if offline else asyncio.run(_ask(directories, identity, book))
     except NotFound:
         if book.seen.heads:
-            history = "the coordinator no longer shows the record that it signed before"
+            history = _("the coordinator no longer shows the record that it signed before")
         else:
-            unknown = "this coordinator is of a version that keeps no public record"
+            unknown = _("this coordinator is of a version that keeps no public record")
     except VolunteerError as error:
-        unknown, code = f"the present record was not checked: {error.message}", error.exit_code
+        unknown = _("the present record was not checked: {error}", error=shown(error.message))
+        code = error.exit_code
     found = _checked(identity, book)
     heads = [each.receipt.tree for each in found if each.receipt is not None]
     kept = [each.tree for each in book.seen.heads]
@@ -95,12 +98,17 @@ def verify(
         print_json(said | {"heads": len(kept), "online": not offline, "unknown": unknown})
         return code
     for problem in problems:
-        print(f"wrong: {problem}")
+        print(_("wrong: {problem}", problem=problem))
     if history:
-        print(f"wrong: {history}; the signed evidence is in {book.folder}")
+        evidence = _(
+            "{problem}; the signed evidence is in {folder}",
+            problem=shown(history),
+            folder=book.folder,
+        )
+        print(_("wrong: {problem}", problem=evidence))
     print(_summary(len(found), len(problems), online=not (offline or unknown or history)))
     if unknown:
-        print(f"volunteer: {unknown}", file=sys.stderr)
+        remark(unknown)
     return code
 
 
@@ -112,10 +120,10 @@ def accept(*, profile: Profile = "") -> int:
     """
     from volunteer.account.profile import Profile as ProfileDirectory
 
-    directories, _, book = _opened(profile)
+    directories, _identity, book = _opened(profile)
     with ProfileDirectory(directories.profile).lock():
         aside = book.accept()
-    print(f"set aside in {aside}" if aside else "nothing was kept yet")
+    print(_("set aside in {path}", path=aside) if aside else _("nothing was kept yet"))
     return 0
 
 
@@ -123,6 +131,7 @@ def _opened(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
     """Return the receipts of the account in use. Raises Configuration where there is none."""
     from shared.errors import Configuration
     from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.cli.start import NOT_JOINED
     from volunteer.settings.settings import directories
     from volunteer.storage.receipts import ReceiptBook
 
@@ -130,7 +139,7 @@ def _opened(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
     mine = ProfileDirectory(places.profile)
     identity = mine.current()
     if identity is None:
-        raise Configuration("this profile has joined no coordinator yet: `volunteer join LINK`")
+        raise Configuration(NOT_JOINED)
     return places, identity, ReceiptBook(mine.home(identity).receipts)
 
 
@@ -188,22 +197,34 @@ def _row(checked: Checked) -> dict[str, Any]:
 
 def _work(row: dict[str, Any]) -> str:
     """Return what a receipt is for."""
+    run = row["run"]
     if row["contribution"] is None:
-        return f"an answer of {row['run']}"
-    version = f"version {row['version']}" if row["version"] is not None else "no version"
-    return f"contribution {row['contribution']} of {row['run']}, {version}"
+        return _("an answer of {run}", run=run)
+    of_run = _("contribution {id} of {run}", id=row["contribution"], run=run)
+    if row["version"] is None:
+        return _("{contribution}, in no version", contribution=of_run)
+    return _("{contribution}, in version {version}", contribution=of_run, version=row["version"])
 
 
 def _named(checked: Checked) -> str:
-    receipt = checked.receipt
-    name = "a receipt"
-    if receipt is not None:
-        answer, work = f"an answer of {receipt.run}", f"contribution {receipt.contribution}"
-        name = f"the receipt of {answer if receipt.contribution is None else work}"
-    return f"{name}: {checked.problem}"
+    """Return the problem of a receipt, with which one it is."""
+    receipt, problem = checked.receipt, shown(checked.problem)
+    if receipt is None:
+        return _("a receipt: {problem}", problem=problem)
+    if receipt.contribution is None:
+        return _("the receipt of an answer of {run}: {problem}", run=receipt.run, problem=problem)
+    return _(
+        "the receipt of contribution {id}: {problem}", id=receipt.contribution, problem=problem
+    )
 
 
 def _summary(receipts: int, wrong: int, *, online: bool) -> str:
-    count = f"{receipts} receipt{'' if receipts == 1 else 's'}"
-    state = f"{wrong} of {count} wrong" if wrong else f"{count} verified"
-    return f"{state}; the coordinator's record still holds them" if online and not wrong else state
+    if wrong:
+        return ngettext(
+            "{wrong} of {n} receipt wrong",
+            "{wrong} of {n} receipts wrong",
+            receipts,
+            wrong=number(wrong, ","),
+        )
+    said = ngettext("{n} receipt verified", "{n} receipts verified", receipts)
+    return _("{said}; the coordinator's record still holds them", said=said) if online else said

@@ -14,7 +14,8 @@ from pathlib import Path
 from shared.clock import SystemClock
 from shared.errors import Configuration, TooLarge
 from shared.protocol.accounts import Device
-from shared.text import printable, size
+from shared.sentences import Sentence, figure
+from shared.text import printable
 from shared.workloads.base import load
 from volunteer.account.join import connector
 from volunteer.account.profile import Home, Identity, Profile
@@ -23,11 +24,15 @@ from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.model_steps import machine_of, step_of
 from volunteer.agent.run_choice import check_chosen
+from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
+from volunteer.cli.start import NOT_JOINED
+from volunteer.cli.table import table
 from volunteer.control.event_bus import Hub
 from volunteer.control.model_step import ModelStep, key_of, newest
 from volunteer.control.status import Status
-from volunteer.i18n.formats import duration_words
+from volunteer.i18n.catalogue import _, shown
+from volunteer.i18n.formats import duration_words, size
 from volunteer.machine.devices import choose, default_threads, detect, hardware
 from volunteer.net.api import Api
 from volunteer.net.tls import Address
@@ -60,7 +65,7 @@ def measure_run(directories: Directories, run: str, device: str, *, json: bool) 
     profile = Profile(directories.profile)
     identity = profile.current()
     if identity is None or not identity.registered:
-        raise Configuration("join a coordinator first: volunteer join LINK")
+        raise Configuration(NOT_JOINED)
     with profile.lock(), tempfile.TemporaryDirectory() as scratch:
         trial = _Trial(directories, settings, identity, profile.home(identity), Path(scratch))
         steps = asyncio.run(trial.measured(run, device))
@@ -72,15 +77,14 @@ def measure_run(directories: Directories, run: str, device: str, *, json: bool) 
 
 
 def _lines(steps: list[ModelStep]) -> list[str]:
-    lines = [f"{'device':<11}{'a step':<12}{'memory':<12}{'pieces':<16}run"]
+    rows = [(_("device"), _("a step"), _("memory"), _("pieces"), _("run"))]
     for step in steps:
-        memory = size(step.peak_bytes) if step.peak_bytes else "not known"
-        pieces = f"{min(step.micro_batch, step.batch_size)} of {step.batch_size}"
-        lines.append(
-            f"{step.device:<11}{duration_words(step.step_s):<12}{memory:<12}"
-            f"{pieces if step.micro_batch else '-':<16}{printable(step.run, 64)}"
-        )
-    return lines
+        memory = size(step.peak_bytes) if step.peak_bytes else _("not known")
+        piece = min(step.micro_batch, step.batch_size)
+        pieces = _("{done} of {all}", done=piece, all=step.batch_size) if piece else "-"
+        took = duration_words(step.step_s)
+        rows.append((step.device, took, memory, pieces, printable(step.run, 64)))
+    return table(rows)
 
 
 @dataclass(eq=False)
@@ -104,9 +108,12 @@ class _Trial:
             check_chosen((run,), await api.runs())
             if self.settings.consent != "all" and run not in self.home.memory.consents:
                 raise Configuration(
-                    f'"{run}" was not agreed to yet: its licence and data are shown by '
-                    f"`volunteer` on the page of runs, and `volunteer --no-ui --run {run}` "
-                    "agrees to them"
+                    Sentence(
+                        '"{run}" was not agreed to yet: its licence and data are shown by '
+                        "`volunteer` on the page of runs, and `volunteer --no-ui --run {run}` "
+                        "agrees to them",
+                        run=run,
+                    )
                 )
             devices = await asyncio.wrap_future(trainer.call(detect))
             downloads = self._downloads(api, clock)
@@ -126,7 +133,7 @@ class _Trial:
         transfers = Transfers(api, cache, hub_address if self.settings.hub else None)
 
         def say(message: str, level: str = "") -> None:
-            print(f"volunteer: {printable(message)}", file=sys.stderr)
+            remark(shown(printable(message)))
 
         return Downloads(
             remote=Remote(
@@ -183,8 +190,8 @@ async def _steps(trainer: Trainer, device: str, task: LocalTask) -> Measured:
 
     def report(told: TrainingReport) -> None:
         if tty:
-            said = f"\r{device}: step {told.step} of {told.steps}"
-            print(said, end="", file=sys.stderr, flush=True)
+            step = _("step {step} of {steps}", step=told.step, steps=told.steps)
+            print(f"\r{device}: {step}", end="", file=sys.stderr, flush=True)
 
     handle = trainer.submit(
         Assignment(
@@ -207,7 +214,11 @@ async def _steps(trainer: Trainer, device: str, task: LocalTask) -> Measured:
             print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
     if not found:
         raise TooLarge(
-            f"a step of {job.run} takes longer than {duration_words(LIMIT_S)} on {device}: it is "
-            "too large for it"
+            Sentence(
+                "a step of {run} takes longer than {time} on {device}: it is too large for it",
+                run=job.run,
+                time=figure(duration_words(LIMIT_S)),
+                device=device,
+            )
         )
     return found[0]

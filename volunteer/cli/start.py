@@ -25,10 +25,11 @@ import psutil
 from shared import gc_freeze
 from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unavailable, Unreachable
+from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
-from volunteer.cli.exit_codes import at_terminal, hinted
+from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
 from volunteer.files import exports, set_aside
-from volunteer.i18n.catalogue import Choice, choose, shown, use
+from volunteer.i18n.catalogue import N_, Choice, _, choose, shown, use
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 
@@ -48,9 +49,13 @@ LAST_LINES_S = 5.0
 # the process
 MOMENT_S = 10.0
 TRY_S = 0.05
-GOES_ON = (
+GOES_ON = N_(
     "the volunteer keeps running in the background: `volunteer status` shows it, `volunteer "
     "stop` ends it"
+)
+NOT_JOINED = Sentence(
+    "this profile has joined no coordinator yet: `volunteer join LINK`, with the link of your "
+    "organiser"
 )
 
 T = TypeVar("T")
@@ -88,10 +93,10 @@ def work(options: Options) -> int:
     Returns the exit code; raises Configuration and others before anything began.
     """
     if options.screen and not at_terminal():
-        raise BadRequest("the screen needs a terminal: use `volunteer --no-ui`")
+        raise BadRequest(Sentence("the screen needs a terminal: use `volunteer --no-ui`"))
     if options.screen and os.environ.get("TERM") == "dumb":
         raise BadRequest(
-            "this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui` or `--plain`"
+            Sentence("this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui` or `--plain`")
         )
     directories = config.directories(profile=options.profile)
     settings = _settings(options, directories)
@@ -99,7 +104,7 @@ def work(options: Options) -> int:
     # what machines read is the same everywhere
     use(Choice() if options.json else spoken)
     if spoken.problem:
-        print(f"volunteer: {spoken.problem}", file=sys.stderr)
+        remark(spoken.problem)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
     profile = Profile(directories.profile)
     until, told = time.monotonic() + MOMENT_S, False
@@ -110,19 +115,18 @@ def work(options: Options) -> int:
                 _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, profile, settings))
-        shown = asyncio.run(_attach(options, profile, settings)) if options.attended else None
-        if shown is not None:
-            return shown
+        code = asyncio.run(_attach(options, profile, settings)) if options.attended else None
+        if code is not None:
+            return code
         if not told:
-            print(
-                "volunteer: another one is starting or exiting on this profile: waiting",
-                file=sys.stderr,
-            )
+            remark(_("another one is starting or exiting on this profile: waiting"))
             told = True
         elif time.monotonic() > until:
             raise Unavailable(
-                "the previous volunteer of this profile is still running: quit its screen, or "
-                "retry in a moment"
+                Sentence(
+                    "the previous volunteer of this profile is still running: quit its screen, or "
+                    "retry in a moment"
+                )
             )
         time.sleep(TRY_S)
 
@@ -166,11 +170,10 @@ def _settings(options: Options, directories: Directories) -> Settings:
     except Configuration as error:
         if not (options.screen and path.exists()):
             raise
-        print(f"volunteer: {shown(error.message)}", file=sys.stderr)
-        question = "Set the file aside and continue with the defaults? [y/N] "
-        if input(question).strip().lower() not in ("y", "yes"):
+        remark(shown(error.message))
+        if not agreed(N_("Set the file aside and continue with the defaults?")):
             raise
-        print(f"volunteer: it is kept as {set_aside(path)}", file=sys.stderr)
+        remark(_("it is kept as {path}", path=set_aside(path)))
         return config.load(options.flags, path=path).settings
 
 
@@ -181,10 +184,7 @@ async def _work(
     if link:
         await _join_unattended(directories, settings, link)
     if not options.screen and profile.current() is None:
-        raise Configuration(
-            "this profile has joined no coordinator yet: `volunteer join LINK`, with the link of "
-            "your organiser"
-        )
+        raise Configuration(NOT_JOINED)
     # At a first start with a screen nothing is measured or trained until its owner says so.
     first = options.screen and not link and _new(profile)
 
@@ -308,7 +308,7 @@ async def _attach(options: Options, profile: Profile, settings: Settings) -> int
 
         screen = VolunteerApp(control, look=_look(settings, first=False))
         code = await screen.run_async() or 0
-        _last_words(screen.departure.farewell or hinted(GOES_ON, options.profile))
+        _last_words(screen.departure.farewell or hinted(_(GOES_ON), options.profile))
         return code
 
 
@@ -329,11 +329,12 @@ def _obey_signals(engine: Engine) -> None:
         if asked:
             os._exit(1)
         asked = True
-        print(
-            f"volunteer: {name}: finishing or giving the task back, then exiting; a second "
-            "signal exits at once",
-            file=sys.stderr,
-            flush=True,
+        remark(
+            _(
+                "{signal}: finishing or giving the task back, then exiting; a second signal exits "
+                "at once",
+                signal=name,
+            )
         )
         engine.stop("release")
 
@@ -378,8 +379,12 @@ def _say_work(bits: int, done: float) -> None:
     if done == 0.0:
         from shared.proof_of_work import work_words
 
-        said = f"volunteer: this coordinator is open to everybody: about {work_words(bits)} of "
-        print(f"{said}computing come first", file=sys.stderr, flush=True)
+        remark(
+            _(
+                "this coordinator is open to everybody: joining it takes about {time} of computing",
+                time=work_words(bits),
+            )
+        )
 
 
 async def join_now(directories: Directories, link: str, name: str) -> Joined:
@@ -409,7 +414,7 @@ async def ask_coordinator(directories: Directories, question: Callable[[Api], Aw
 def _identity(directories: Directories) -> Identity:
     identity = Profile(directories.profile).current()
     if identity is None:
-        raise Configuration("this profile has joined no coordinator yet: `volunteer join LINK`")
+        raise Configuration(NOT_JOINED)
     return identity
 
 

@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 
 from volunteer.cli.json_output import print_json
 from volunteer.cli.prompts import Json, Profile, ask_account
+from volunteer.i18n.catalogue import _, ngettext
 
 if TYPE_CHECKING:
     from shared.protocol.teams import MyTeam
@@ -59,27 +60,31 @@ def show(*, json: Json = False, profile: Profile = "") -> int:
 
 
 def _told(team: MyTeam, *, json: bool) -> int:
-    from shared.text import counted, credit, left, printable
+    from shared.text import left, printable
+    from volunteer.i18n.formats import credit
 
     if json:
         return print_json(team)
     if not team.name:
-        print("you are in no team: `volunteer team join CODE`, or `volunteer team create NAME`")
+        print(_("you are in no team: `volunteer team join CODE`, or `volunteer team create NAME`"))
         return 0
     print(printable(team.name, 64))
-    place = f"place {team.rank} of {team.teams}" if team.rank else "no place yet"
-    print(
-        f"  {place}, {credit(team.earned_micro)} credits, of them yours {credit(team.mine_micro)}"
+    place = (
+        _("place {rank} of {teams}", rank=team.rank, teams=team.teams)
+        if team.rank
+        else _("no place yet")
     )
-    print(f"  code {team.code}: `volunteer team join {team.code}` lets others in")
+    earned, mine = credit(team.earned_micro), credit(team.mine_micro)
+    print(f"  {place}, {_('{earned} credits, {mine} of them yours', earned=earned, mine=mine)}")
+    print(f"  {_('`volunteer team join {code}` lets others in', code=team.code)}")
     for member in team.members:
-        you = " (you)" if member.me else ""
+        you = f" ({_('you')})" if member.me else ""
         print(
             f"  {left(printable(member.nickname, 40) + you, 32)} {credit(member.earned_micro):>14}"
         )
     hidden = team.size - len(team.members)
     if hidden > 0:
-        print(f"  and {counted(hidden, 'member')} more")
+        print(f"  {ngettext('and {n} member more', 'and {n} members more', hidden)}")
     return 0
 
 

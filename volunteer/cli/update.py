@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
+from volunteer.cli.exit_codes import EXIT_FAILURE, remark
 from volunteer.cli.json_output import print_json
+from volunteer.i18n.catalogue import _, shown
 
 if TYPE_CHECKING:
-    from shared.protocol.accounts import ServerInfo
+    from shared.protocol.accounts import Release, ServerInfo
     from volunteer.net.api import Api
 
-EXIT_FAILURE = 1
 PATIENCE_S = 15.0
 
 
@@ -59,16 +59,35 @@ def update(
             told = told._replace(version=found.version, sha256=found.sha256, newer=newer)
         print_json(told._asdict())
     elif found is None:
-        print(f"this is version {own}; the coordinator announces none")
+        print(_("this is version {own}; the coordinator announces none", own=own))
     elif checked is not None:
-        same = f"{check} is version {found.version}, as the coordinator announced it"
-        other = f"{check} is not the announced file of version {found.version}: do not install it"
-        print(same if checked else other, file=sys.stdout if checked else sys.stderr)
+        _compared(found, check, same=checked)
     elif not is_newer(found.version, own):
-        print(f"this is version {own}; {found.version} is announced: nothing to do")
+        said = _(
+            "this is version {own}; {version} is announced: nothing to do",
+            own=own,
+            version=found.version,
+        )
+        print(said)
     else:
-        print(f"version {found.version} is announced and signed; this is {own}")
-        print(f"  {'sha256':<8}{found.sha256}")
-        for name, command in steps(found):
-            print(f"  {name:<8}{command}")
+        _told(found, own, steps(found))
     return EXIT_FAILURE if checked is False or (check is not None and found is None) else 0
+
+
+def _compared(found: Release, file: Path | None, *, same: bool) -> None:
+    """Say on standard output that a file is the announced one, else on standard error."""
+    told: dict[str, object] = {"file": file, "version": found.version}
+    if same:
+        print(_("{file} is version {version}, as the coordinator announced it", **told))
+        return
+    remark(_("{file} is not the announced file of version {version}: do not install it", **told))
+
+
+def _told(found: Release, own: str, steps: tuple[tuple[str, str], ...]) -> None:
+    from shared.text import left
+
+    version = found.version
+    print(_("version {version} is announced and signed; this is {own}", version=version, own=own))
+    rows = [("sha256", found.sha256), *((shown(name), command) for name, command in steps)]
+    for name, text in rows:
+        print(f"  {left(name, 12)} {text}")

@@ -86,7 +86,7 @@ class Pause(Command):
     device: str = ""  # empty: all
     by: str = "you"
     message: Words = "paused"
-    until: str = "you resume"
+    until: Words = "you resume"
     # Local time at which it ends by itself, or NEXT_LOGIN; 0: not before it is resumed.
     ends_at: float = 0.0
 

@@ -227,8 +227,9 @@ def _signs(locale: str) -> _Signs:
 
     try:
         point, comma = get_decimal_symbol(locale), get_group_symbol(locale)
-    except UnknownLocaleError:  # a country that does not speak it
-        return _signs(locale.partition("_")[0])
+    except UnknownLocaleError:  # a country that does not speak it, or a language of nobody's
+        language = locale.partition("_")[0]
+        return _signs(language if language != locale else ENGLISH)
     # CLDR's minimumGroupingDigits, which Babel leaves out: 2 in Spain, 1 in America.
     american = get_global("parent_exceptions").get(locale) == "es_419"
     whole = locale.partition("_")[0] in _WHOLE_THOUSANDS and not american

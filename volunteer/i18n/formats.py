@@ -78,12 +78,16 @@ def day_and_month(day: date) -> str:
 
 
 def _locale() -> str:
-    """Return the locale in use, without its country where Babel does not know that."""
+    """Return the locale in use, without its country where Babel does not know that; English where
+    it does not know the language.
+    """
     from babel.core import Locale, UnknownLocaleError
 
     locale = current().locale
-    try:
-        Locale.parse(locale)
-    except UnknownLocaleError:
-        return locale.partition("_")[0]
-    return locale
+    for known in (locale, locale.partition("_")[0]):
+        try:
+            Locale.parse(known)
+        except UnknownLocaleError:
+            continue
+        return known
+    return ENGLISH

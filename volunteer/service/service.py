@@ -12,14 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import Configuration
+from shared.sentences import Sentence, of
 from volunteer.files import private_directory, write_whole
 from volunteer.service.units import Service, Target
 
 COMMAND_S = 60.0
-NO_SESSION = (
-    ". No systemd runs for this user, as in a container or after `su`: log in as this user and "
-    "retry, or use `--system`; `volunteer service remove` deletes the files written"
-)
 
 
 def this_machine(
@@ -60,7 +57,13 @@ def install(service: Service) -> None:
             write_whole(file.path, file.data)
             file.path.chmod(0o600 if file.secret else 0o644)
         except OSError as error:
-            raise Configuration(f"{file.path} cannot be written: {error.strerror}") from error
+            raise Configuration(
+                Sentence(
+                    "{path} cannot be written: {strerror}",
+                    path=file.path,
+                    strerror=error.strerror,
+                )
+            ) from error
     for command in service.start:
         _run(command)
 
@@ -75,7 +78,9 @@ def remove(service: Service) -> bool:
         try:
             file.path.unlink(missing_ok=True)
         except OSError as error:
-            raise Configuration(f"{file.path} cannot be removed: {error.strerror}") from error
+            raise Configuration(
+                Sentence("{path} cannot be removed: {why}", path=file.path, why=error.strerror)
+            ) from error
     for command in service.stop[1:]:
         _run(command, must=False)
     return True
@@ -92,12 +97,24 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise Configuration(f"`{shlex.join(command)}` could not be run: {error}") from error
+        raise Configuration(
+            Sentence("`{command}` could not be run: {why}", command=shlex.join(command), why=error)
+        ) from error
     if must and done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        why = said[-1] if said else "no reason"
-        more = NO_SESSION if "--user" in command and "bus" in why else ""
-        raise Configuration(f"`{shlex.join(command)}` failed: {why.rstrip('.')}{more}")
+        raise Configuration(_failed(command, (done.stderr or done.stdout).strip().splitlines()))
+
+
+def _failed(command: tuple[str, ...], said: list[str]) -> Sentence:
+    """Return what the system said, and what to do where that is known."""
+    why = of(said[-1].rstrip(".")) if said else Sentence("no reason was given")
+    failed = Sentence("`{command}` failed: {why}", command=shlex.join(command), why=why)
+    if "--user" not in command or "bus" not in why:
+        return failed
+    return Sentence(
+        "{failed}. No systemd runs for this user, as in a container or after `su`: log in as this "
+        "user and retry, or use `--system`; `volunteer service remove` deletes the files written",
+        failed=failed,
+    )
 
 
 def _gpu_groups() -> tuple[str, ...]:

@@ -14,9 +14,11 @@ from shared.clock import Clock
 from shared.errors import Configuration, Unreachable, VolunteerError
 from shared.protocol.accounts import LeaveRequest
 from shared.protocol.leases import ReleaseRequest
+from shared.sentences import Sentence, plural
 from volunteer.account.join import Connect
 from volunteer.account.profile import Identity, Profile
 from volunteer.control.local_socket import attach
+from volunteer.i18n.catalogue import N_
 from volunteer.net.api import Api
 from volunteer.net.tls import Address
 from volunteer.settings.settings import Directories
@@ -44,19 +46,19 @@ def belongings(
 
     Settings that other profiles use as well stay.
     """
-    found = [Belonging(what="service", path=p, size=_size(p), goes=True) for p in service]
-    found.append(_belonging("downloads", directories.cache, goes=True))
+    found = [Belonging(what=N_("service"), path=p, size=_size(p), goes=True) for p in service]
+    found.append(_belonging(N_("downloads"), directories.cache, goes=True))
     profile = directories.profile
     practice = profile / "practice"
-    found.append(_belonging("the practice run", practice, goes=True))
+    found.append(_belonging(N_("the practice run"), practice, goes=True))
     half_done = _half_done(profile)
     found += half_done
     inside = _size(profile) - _size(practice) - sum(item.size for item in half_done)
-    what = "account, results not yet submitted"
+    what = N_("account, results not yet submitted")
     found.append(Belonging(what=what, path=profile, size=inside, goes=everything))
     settings = directories.config / "config.toml"
     alone = not other_profiles(directories)
-    found.append(_belonging("settings", settings, goes=everything and alone))
+    found.append(_belonging(N_("settings"), settings, goes=everything and alone))
     return tuple(item for item in found if item.path.exists())
 
 
@@ -74,7 +76,7 @@ def _half_done(profile: Path) -> list[Belonging]:
     every coordinator.
     """
     places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
-    listed = [_belonging("half-done training", place, goes=True) for place in places]
+    listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
     return [item for item in listed if item.size]
 
 
@@ -87,15 +89,15 @@ async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
         async with attach(profile.endpoint, clock) as control:
             await control.stop("release")
         await _ended(profile, clock)
-        return "the running volunteer has ended and given its task back"
+        return Sentence("the running volunteer has ended and given its task back")
     except Unreachable:
         pass  # none is running
     try:
         identity = profile.current()
     except Configuration as error:
-        return f"no task was given back: {error.message}"
+        return Sentence("no task was given back: {error}", error=error.message)
     if identity is None or not identity.registered:
-        return "there was no task to give back"
+        return Sentence("there was no task to give back")
     return await _release(profile, identity, connect)
 
 
@@ -107,7 +109,9 @@ async def _ended(profile: Profile, clock: Clock) -> None:
                 return
         except Configuration:
             await clock.sleep(PROBE_S)
-    raise Configuration("the running volunteer does not end: stop it with `volunteer stop`")
+    raise Configuration(
+        Sentence("the running volunteer does not end: stop it with `volunteer stop`")
+    )
 
 
 async def _release(profile: Profile, identity: Identity, connect: Connect) -> str:
@@ -125,21 +129,22 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
             leases.drop(held.lease)
         await api.leave(LeaveRequest())  # last: any request after it would bring this machine back
     except VolunteerError as error:
-        return (
-            f"the coordinator was not notified ({error.message}); the leases expire by themselves"
+        return Sentence(
+            "the coordinator was not notified ({error}); the leases expire by themselves",
+            error=error.message,
         )
     finally:
         await client.close()
     if not given:
-        return "no task was left to give back"
-    return f"{given} task{'' if given == 1 else 's'} given back"
+        return Sentence("no task was left to give back")
+    return plural("{n} task given back", "{n} tasks given back", given)
 
 
 def remove(items: tuple[Belonging, ...]) -> list[str]:
     """Delete what goes, and directories of ours that it leaves empty; what could not be deleted is
     told.
     """
-    trouble = []
+    trouble: list[str] = []
     for item in items:
         if not item.goes:
             continue
@@ -149,7 +154,9 @@ def remove(items: tuple[Belonging, ...]) -> list[str]:
             else:
                 item.path.unlink(missing_ok=True)
         except OSError as error:
-            trouble.append(f"{item.path} could not be removed: {error.strerror}")
+            trouble.append(
+                Sentence("{path} cannot be removed: {why}", path=item.path, why=error.strerror)
+            )
         else:
             _prune(item.path.parent)
     return trouble

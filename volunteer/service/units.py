@@ -17,11 +17,14 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from shared.errors import Configuration
+from shared.sentences import Sentence
+from shared.text import escaped
 
 NAME = "volunteer"
 LABEL = "org.volunteer.worker"  # launchd
 STOP_S = 45  # first a signal to finish what is quick and give the task back
 NO_RESTART = (2, 78)
+END = Sentence("end it: `volunteer service remove`")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +61,16 @@ def describe(target: Target) -> Service:
     if target.system == "linux":
         return _systemd_machine(target) if target.machine else _systemd_user(target)
     if target.machine:
-        raise Configuration("a service for the whole machine needs systemd")
+        raise Configuration(Sentence("a service for the whole machine needs systemd"))
     if target.system == "darwin":
         return _launchd(target)
     if target.system == "win32":
         return _windows(target)
     raise Configuration(
-        f"services are not supported on {target.system}: start `volunteer --no-ui` there"
+        Sentence(
+            "services are not supported on {system}: start `volunteer --no-ui` there",
+            system=target.system,
+        )
     )
 
 
@@ -135,9 +141,11 @@ def _systemd_user(target: Target) -> Service:
         start=((*control, "daemon-reload"), (*control, "enable", "--now", NAME)),
         stop=((*control, "disable", "--now", NAME), (*control, "daemon-reload")),
         hints=(
-            "watch it: `volunteer`, `volunteer status`, or `journalctl --user -fu volunteer`",
-            "keep it running after logout: `loginctl enable-linger`",
-            "end it: `volunteer service remove`",
+            Sentence(
+                "watch it: `volunteer`, `volunteer status`, or `journalctl --user -fu volunteer`"
+            ),
+            Sentence("keep it running after logout: `loginctl enable-linger`"),
+            END,
         ),
     )
 
@@ -148,14 +156,19 @@ def _systemd_machine(target: Target) -> Service:
         program.is_relative_to(place) for place in ("/home", "/root", target.home)
     ):
         raise Configuration(
-            f"{program} lies in a home directory, which a service of the machine cannot read: "
-            "install volunteer in a virtual environment below /opt and run this from there"
+            Sentence(
+                "{program} lies in a home directory, which a service of the machine cannot read: "
+                "install volunteer in a virtual environment below /opt and run this from there",
+                program=program,
+            )
         )
     secret = Path("/etc") / NAME / "join.env"
     if not target.removing and not target.join and not secret.exists():
         raise Configuration(
-            "a service of the machine joins by itself: add --join with your link (it is stored "
-            "readable for root only)"
+            Sentence(
+                "a service of the machine joins by itself: add --join with your link (it is stored "
+                "readable for root only)"
+            )
         )
     path = Path("/etc/systemd/system") / f"{NAME}.service"
     groups = f"SupplementaryGroups={' '.join(target.groups)}\n" if target.groups else ""
@@ -178,8 +191,8 @@ def _systemd_machine(target: Target) -> Service:
         start=(("systemctl", "daemon-reload"), ("systemctl", "enable", "--now", NAME)),
         stop=(("systemctl", "disable", "--now", NAME), ("systemctl", "daemon-reload")),
         hints=(
-            "watch it: `journalctl -fu volunteer`",
-            "end it: `volunteer service remove --system`",
+            Sentence("watch it: `journalctl -fu volunteer`"),
+            Sentence("end it: `volunteer service remove --system`"),
         ),
     )
 
@@ -217,7 +230,9 @@ def _quoted(word: str) -> str:
 
 def _checked(word: str) -> str:
     if any(not c.isprintable() for c in word):
-        raise Configuration(f"{word!r} cannot be written into a service file")
+        raise Configuration(
+            Sentence('"{word}" cannot be written into a service file', word=escaped(word))
+        )
     return word
 
 
@@ -258,8 +273,11 @@ def _launchd(target: Target) -> Service:
         start=(("launchctl", "bootstrap", place, str(path)),),
         stop=(("launchctl", "bootout", f"{place}/{LABEL}"),),
         hints=(
-            f"watch it: `volunteer`, `volunteer status`, or `tail -f {shlex.quote(log)}`",
-            "end it: `volunteer service remove`",
+            Sentence(
+                "watch it: `volunteer`, `volunteer status`, or `tail -f {log}`",
+                log=shlex.quote(log),
+            ),
+            END,
         ),
     )
 
@@ -297,7 +315,9 @@ def _windows(target: Target) -> Service:
     program, *arguments = target.program
     sets = [f'set "{name}={value}"' for name, value in target.environment.items()]
     if any(c in text for text in (*sets, *target.program) for c in "%^&|<>\n\r"):
-        raise Configuration("a path with one of % ^ & | < > cannot be used in a Windows task")
+        raise Configuration(
+            Sentence("a path with one of % ^ & | < > cannot be used in a Windows task")
+        )
     line = " && ".join([*sets, subprocess.list2cmdline([program, *arguments])])
     data = _TASK.format(command="cmd.exe", arguments=escape(f'/d /s /c "{line}"'))
     return Service(
@@ -308,7 +328,7 @@ def _windows(target: Target) -> Service:
         ),
         stop=(("schtasks", "/Delete", "/TN", NAME, "/F"),),
         hints=(
-            "watch it: `volunteer` or `volunteer status`",
-            "end it: `volunteer service remove`",
+            Sentence("watch it: `volunteer` or `volunteer status`"),
+            END,
         ),
     )

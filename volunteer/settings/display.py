@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from shared.links import is_loopback
-from volunteer.i18n.catalogue import AUTO, N_, _
+from shared.sentences import Sentence
+from volunteer.i18n.catalogue import AUTO, N_
 
 
 class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,4 +123,4 @@ def _check_webhook(url: str) -> None:
     except ValueError:
         parts, host = urlsplit(""), ""
     if not host or (parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host))):
-        raise ValueError(_("the address of a webhook begins with https://"))
+        raise ValueError(Sentence("the address of a webhook begins with https://"))

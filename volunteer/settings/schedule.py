@@ -15,14 +15,13 @@ import msgspec
 
 from shared.errors import BadRequest
 from shared.sentences import Sentence
-from volunteer.i18n.catalogue import N_, _
 from volunteer.i18n.formats import DAYS as SHORT_DAYS
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _FULL = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 DAY_MIN = 24 * 60
 WEEK_MIN = 7 * DAY_MIN
-_EXAMPLE = N_('write it like "mon-fri 18:00-08:00", "sat-sun" or "22:00-06:00"')
+_EXAMPLE = Sentence('write it like "mon-fri 18:00-08:00", "sat-sun" or "22:00-06:00"')
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 _LENGTH = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,3})h)?(?:([0-9]{1,4})m)?")
@@ -68,21 +67,25 @@ def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
     Raises BadRequest.
     """
     if length and until:
-        raise BadRequest(_("give either --for or --until, not both"))
+        raise BadRequest(Sentence("give either --for or --until, not both"))
     if length:
         found = _LENGTH.fullmatch(length.strip().lower())
         days, hours, minutes = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
         wait = timedelta(days=days, hours=hours, minutes=minutes)
         if not timedelta() < wait <= LONGEST_PAUSE:
             raise BadRequest(
-                _('"{length}" is no length: write it like 45m, 2h, 1h30m or 1d', length=length)
+                Sentence(
+                    '"{length}" is no length: write it like 45m, 2h, 1h30m or 1d', length=length
+                )
             )
         return now + wait
     if not until:
         return None
     clock = _CLOCK.fullmatch(until.strip())
     if clock is None or int(clock[1]) > 23 or int(clock[2]) > 59:
-        raise BadRequest(_('"{until}" is no time of the day: write it like 22:00', until=until))
+        raise BadRequest(
+            Sentence('"{until}" is no time of the day: write it like 22:00', until=until)
+        )
     end = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
     return end if end > now else end + timedelta(days=1)
 
@@ -90,8 +93,10 @@ def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
 def moment_words(moment: datetime, now: datetime) -> str:
     """Return a coming moment in words: "22:00", "tomorrow 07:00", "2026-11-28 07:00"."""
     days = (moment.date() - now.date()).days
-    day = {0: "", 1: _("tomorrow") + " "}.get(days, f"{moment:%Y-%m-%d} ")
-    return f"{day}{moment:%H:%M}"
+    clock = f"{moment:%H:%M}"
+    if days == 1:
+        return Sentence("tomorrow {time}", time=clock)
+    return clock if days == 0 else f"{moment:%Y-%m-%d} {clock}"
 
 
 ALWAYS = Schedule(spans=((0, WEEK_MIN),))
@@ -138,21 +143,25 @@ def _entry(entry: str) -> tuple[Sequence[int], int, int]:
     found = _HOURS.fullmatch(words.pop(0))
     if found is None or words:
         raise ValueError(
-            _('"{entry}" is not a time of the week: {example}', entry=entry, example=_(_EXAMPLE))
+            Sentence(
+                '"{entry}" is not a time of the week: {example}', entry=entry, example=_EXAMPLE
+            )
         )
     hour, minute, to_hour, to_minute = map(int, found.groups())
     start, stop = hour * 60 + minute, to_hour * 60 + to_minute
     if max(minute, to_minute) > 59 or start >= DAY_MIN or stop > DAY_MIN:
         raise ValueError(
-            _(
+            Sentence(
                 '"{entry}" names a time that no clock shows: {example}',
                 entry=entry,
-                example=_(_EXAMPLE),
+                example=_EXAMPLE,
             )
         )
     if start == stop:
         raise ValueError(
-            _('"{entry}" begins when it ends: leave the hours out for the whole day', entry=entry)
+            Sentence(
+                '"{entry}" begins when it ends: leave the hours out for the whole day', entry=entry
+            )
         )
     return days, start, stop
 
@@ -169,12 +178,12 @@ def _days(word: str, entry: str) -> Sequence[int]:
     ]
     if len(numbers) != len(names):
         raise ValueError(
-            _(
+            Sentence(
                 '"{word}" in "{entry}" is not a day ({days}): {example}',
                 word=word,
                 entry=entry,
                 days=", ".join(DAYS),
-                example=_(_EXAMPLE),
+                example=_EXAMPLE,
             )
         )
     first, last = numbers[0], numbers[-1]

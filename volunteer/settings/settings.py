@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Mapping, MutableMapping
@@ -20,9 +21,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import FieldInfo
 
-from shared.decoding import convert, in_words
+from shared.decoding import choices, convert, in_words
 from shared.errors import BadRequest, Configuration, VolunteerError
 from shared.sentences import Sentence
+from shared.text import escaped
 from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.display import Display
@@ -277,7 +279,12 @@ def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> 
     environ = os.environ if environ is None else environ
     name = profile or environ.get(PROFILE, "") or "default"
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".") or len(name) > 64:
-        raise Configuration(f'a profile name holds letters, digits, "-", "_" and ".": not "{name}"')
+        raise Configuration(
+            Sentence(
+                'a profile name holds letters, digits, "-", "_" and ".": not "{name}"',
+                name=escaped(name),
+            )
+        )
     place = f"{name}@{_host()}"
     if home := environ.get(HOME):
         base = Path(home).expanduser().absolute()
@@ -326,21 +333,50 @@ def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict
 
     Raises BadRequest for a flag, Configuration for what is kept somewhere.
     """
-    problem: type[VolunteerError] = BadRequest if where == FLAG else Configuration
-    place = "the command line" if where == FLAG else where
+    kind: type[VolunteerError] = BadRequest if where == FLAG else Configuration
+    place = _PLACES.get(where, where)
     for name in values:
         if name not in names():
-            near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
-            hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names())}"
-            raise problem(f'{place}: unknown setting "{name}": {hint}')
+            raise kind(
+                Sentence(
+                    '{place}: unknown setting "{name}": {hint}',
+                    place=place,
+                    name=escaped(name),
+                    hint=_nearest(name),
+                )
+            )
     try:
         settings = _settings(values, strict=strict)
     except msgspec.ValidationError as error:
-        what, _, where_in = str(error).partition(" - at `$")
-        name = where_in.rstrip("`").lstrip(".")
-        named = f'setting "{name}": ' if name else ""
-        raise problem(f"{place}: {named}{in_words(what)}") from error
+        raise kind(_complaint(place, error)) from error
     return {name: value(settings, name) for name in values}
+
+
+_PLACES = {
+    FLAG: Sentence("the command line"),
+    "environment": Sentence("the environment"),
+    "settings": Sentence("settings"),
+}
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
+    if near:
+        return Sentence('did you mean "{name}"?', name=near[0])
+    return Sentence("known: {names}", names=", ".join(names()))
+
+
+def _complaint(place: str, error: msgspec.ValidationError) -> Sentence:
+    """Return what is wrong with the value of a setting; it is the value `problem` by itself."""
+    what, _, inside = str(error).partition(" - at `$")
+    name = inside.rstrip("`").lstrip(".")
+    if not name:  # a rule of ours, over several settings
+        said = error.__cause__.args[0] if error.__cause__ is not None else what
+        return Sentence("{place}: {problem}", place=place, problem=said)
+    subject, _field = _fields()[re.split(r"[.\[]", name)[0]]
+    right = choices(_SUBJECTS.get(subject, Settings), name) if "enum value" in what else ()
+    problem = in_words(what, right)
+    return Sentence('{place}: setting "{name}": {problem}', place=place, name=name, problem=problem)
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:

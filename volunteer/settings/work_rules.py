@@ -10,7 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from volunteer.i18n.catalogue import N_, _
+from shared.sentences import Sentence
+from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import parse_schedule
 
 _Rate = {"unit": "Mbit/s"}
@@ -160,7 +161,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for device in (*self.device_duty, *self.device_watts, *self.device_roles):
             if not _DEVICE.fullmatch(device):
                 raise ValueError(
-                    _(
+                    Sentence(
                         'no device is called "{device}": cpu, mps, cuda:0, xpu:0',
                         device=device[:40],
                     )
@@ -169,12 +170,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             wrong = [word for word in text.split() if word not in KINDS]
             if wrong or not text.split():
                 said = (
-                    _('"{wrong}" is no role', wrong=wrong[0][:40])
+                    Sentence('"{wrong}" is no role', wrong=wrong[0][:40])
                     if wrong
-                    else _("a role is missing")
+                    else Sentence("a role is missing")
                 )
                 raise ValueError(
-                    _("{device}: {said}; they are play, learn and train", device=device, said=said)
+                    Sentence(
+                        "{device}: {said}; they are play, learn and train", device=device, said=said
+                    )
                 )
 
     def duty(self, device: str) -> int:

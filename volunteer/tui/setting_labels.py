@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shared.errors import Configuration
+from shared.sentences import Sentence
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, localized
 from volunteer.settings import settings
@@ -243,7 +244,8 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
     return value[row.name]
 
 
-def complaint(error: Configuration, name: str) -> str:
+def complaint(error: Configuration) -> str:
     """Return the message of an error without the name of the setting, which is on the screen."""
-    said = _(error.message).removeprefix("this: ")
-    return said.removeprefix(f'setting "{name}": ')
+    values = error.message.values if isinstance(error.message, Sentence) else {}
+    problem = values.get("problem")
+    return _(problem if isinstance(problem, str) else error.message)

@@ -112,7 +112,7 @@ async def test_generate_of_an_image_run_writes_or_draws_a_picture(
             reply = await client.images.generate(model="digits", prompt="seven", n=2)
             assert len(reply.data or ()) == 2
         code, _, err = await run("generate", "tiny", "x", "--output", str(path))
-        assert "--output is for image runs" in err
+        assert "leave --output out" in err
         assert code != 0
     finally:
         await engine.close()

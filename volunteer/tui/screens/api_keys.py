@@ -19,6 +19,7 @@ from shared.protocol.inference import KEYS_MAX, KeyInfo, KeyRequest, NewKey
 from shared.text import MICRO, printable
 from volunteer.i18n.catalogue import N_, _, number
 from volunteer.i18n.formats import credit
+from volunteer.text import key_state
 from volunteer.tui import keys
 from volunteer.tui.query_page import AccountPage, Answer, PageQuery
 from volunteer.tui.screens.copy_text import CopyText
@@ -152,7 +153,12 @@ def key_row(found: KeyInfo, scene: Scene, *, old: bool) -> Row:
         cells=(
             ((f"{found.prefix}...", "text"),),
             ((printable(found.name, 64), "value" if working else "dim"),),
-            ((f"{sign} {'works' if working else found.state}", "good" if working else "dim"),),
+            (
+                (
+                    f"{sign} {_('works') if working else key_state(found.state)}",
+                    "good" if working else "dim",
+                ),
+            ),
             ((credit(found.spent_micro, 4), "value" if working else "dim"),),
             ((_("none") if found.cap_micro is None else credit(found.cap_micro), "dim"),),
             ((ends if working else "-", "dim"),),

@@ -217,7 +217,7 @@ class SettingList(Vertical):
             try:
                 parsed(row, event.value, tuple(self.app.available_themes))
             except Configuration as error:
-                self._trouble = complaint(error, row.name)
+                self._trouble = complaint(error)
         self.query_one("#verdict", FunctionPanel).draw()
 
     @on(Input.Submitted, "#field")

@@ -78,7 +78,7 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"quorum": 0}, "[plan] quorum: expected a whole number of at least 1"),
         ({"quorum": "3"}, "[plan] quorum: expected a whole number, not a text"),
         ({"quorum": True}, "[plan] quorum: expected a whole number"),
-        ({"lr": 0.0}, "[plan] lr: expected a number above 0.0"),
+        ({"lr": 0.0}, "[plan] lr: expected a number above 0"),
         ({"lr": math.nan}, "[plan] lr = nan is not a finite number"),
         ({"deadline_seconds": math.inf}, "deadline_seconds = inf is not a finite number"),
         ({"optimizer": "adam"}, "the learning rate is missing"),

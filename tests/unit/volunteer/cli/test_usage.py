@@ -12,10 +12,18 @@ from volunteer.cli.main import run_command
     [
         (["benchmrk"], 'there is no command "benchmrk": did you mean "benchmark"?'),
         (["--language", "de", "status"], '"status" comes first, and its options after it'),
-        (["xyz", "run"], 'there is no command "xyz": there are benchmark, '),
-        (["--no-iu"], "Unknown option"),
-        (["join"], "name the link: `volunteer join 'LINK'`"),
-        (["--max-tasks", "x"], 'unable to convert "x" into int'),
+        (["xyz", "run"], 'there is no command "xyz": known: benchmark, '),
+        (["--no-iu"], "there is no option --no-iu: did you mean --no-ui?"),
+        (["usage", "--nothing"], "no option --nothing here; see `volunteer usage --help`"),
+        (["key", "revok"], 'there is no command "revok": did you mean "revoke"?'),
+        (["give", "Bob"], "AMOUNT is missing; see `volunteer give --help`"),
+        (["give", "Bob", "much"], 'AMOUNT: "much" is not a number'),
+        (["pause", "cpu", "now"], '"now" is one word too many; see `volunteer pause --help`'),
+        (["play", "g", "--level", "x"], '--level: "x" is not one of easy, middle, hard'),
+        (["--device"], "--device needs a value"),
+        (["--threads", "1", "--threads", "2"], "--threads was given twice"),
+        (["join"], "the link is missing: `volunteer join 'LINK'`"),
+        (["--max-tasks", "x"], '--max-tasks: "x" is not a whole number'),
     ],
 )
 def test_a_mistake_gets_one_sentence(

@@ -180,6 +180,14 @@ def test_a_country_has_its_own_numbers_and_an_impossible_one_those_of_the_langua
     assert day_names()[0] == "Mo"
 
 
+def test_a_language_that_no_table_knows_has_the_numbers_of_english(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalogue, "_current", Catalogue(language="xx", locale="xx"))
+    assert number(1234.5, ",.1f") == "1,234.5"
+    assert month_names()[0] == "Jan"
+
+
 @pytest.mark.parametrize(
     ("locale", "thousands", "ten_thousands", "millions"),
     [

@@ -95,7 +95,7 @@ def test_another_profile_and_the_settings_it_shares_are_left_alone(tmp_path: Pat
 def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     inside = Belonging(what="service", path=tmp_path / "file" / "unit", size=1, goes=True)
-    assert remove((inside,)) == [f"{inside.path} could not be removed: Not a directory"]
+    assert remove((inside,)) == [f"{inside.path} cannot be removed: Not a directory"]
 
 
 # --------------------------------------------------------------------------------- handing back
@@ -203,7 +203,7 @@ def test_the_command_lists_asks_and_removes(
     assert f"goes       5 kB  {places.cache}  (downloads)" in lines
     assert any(line.startswith("stays") and "account" in line for line in lines)
     assert "there was no task to give back" in lines
-    assert lines[-1] == "remove the program itself with: pipx uninstall volunteer"
+    assert lines[-1] == "remove the program itself: `pipx uninstall volunteer`"
     assert not unit.exists()
     assert "--user disable --now volunteer" in (at_home / "calls").read_text()
     assert (places.config / "config.toml").exists()

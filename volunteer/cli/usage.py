@@ -1,0 +1,92 @@
+"""Sentences about a command line that is wrong, in the language of its owner."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from volunteer.i18n.catalogue import N_, _
+
+KINDS: dict[Any, str] = {int: N_("a whole number"), float: N_("a number"), bool: N_("yes or no")}
+
+
+def mistake(error: CycloptsError, argv: Sequence[str], commands: Iterable[str]) -> str:
+    """Return what is wrong, and the nearest that is right. Of what the parser may say beside this,
+    its own words are quoted.
+    """
+    match error:
+        case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
+            return _no_command(error.unused_tokens[0], within)
+        case UnusedCliTokensError() if error.command_chain and error.unused_tokens:
+            said = _('"{word}" is one word too many', word=error.unused_tokens[0])
+        case UnusedCliTokensError():
+            return _no_command((error.unused_tokens or [*argv])[0], commands)
+        case UnknownOptionError():
+            option = error.token.keyword or error.token.value
+            if near := _near(option, error):
+                return _(
+                    "there is no option {option}: did you mean {name}?", option=option, name=near
+                )
+            said = _("there is no option {option} here", option=option)
+        case CoercionError(token=token) if token is not None and error.msg is None:
+            said = _no_value(error, token.value, token.keyword or _place(error))
+        case MissingArgumentError():
+            said = (
+                _("{name} needs a value", name=error.keyword)
+                if error.keyword
+                else _("{name} is missing", name=_place(error))
+            )
+        case RepeatArgumentError():
+            said = _("{name} was given twice", name=error.token.keyword)
+        case _other:
+            said = str(error).rstrip(".")
+    command = " ".join(("volunteer", *(error.command_chain or ())))
+    return _("{said}; see `{command} --help`", said=said, command=command)
+
+
+def _no_command(word: str, commands: Iterable[str]) -> str:
+    names = sorted(name for name in commands if not name.startswith("-"))
+    if word in names:  # behind an option of the program itself
+        return _(
+            '"{command}" comes first, and its options after it: `volunteer {command} --help`',
+            command=word,
+        )
+    near = difflib.get_close_matches(word, names, n=1)
+    hint = (
+        _('did you mean "{name}"?', name=near[0])
+        if near
+        else _("known: {names}", names=", ".join(names))
+    )
+    return _('there is no command "{name}": {hint}', name=word, hint=hint)
+
+
+def _near(option: str, error: UnknownOptionError) -> str:
+    """Return the option that was meant, if one is near."""
+    known = chain.from_iterable(each.names for each in error.argument_collection if each.parse)
+    return next(iter(difflib.get_close_matches(option, [*known], n=1)), "")
+
+
+def _no_value(error: CoercionError, value: str, name: str) -> str:
+    kind = error.target_type
+    if get_origin(kind) is Literal:
+        what = _("one of {names}", names=", ".join(map(str, get_args(kind))))
+    else:
+        what = _(KINDS.get(kind, "")) or str(kind)
+    return _('{name}: "{value}" is not {what}', name=name, value=value, what=what)
+
+
+def _place(error: CycloptsError) -> str:
+    """Return the name of an argument that has no option before it, as the help writes it."""
+    return error.argument.name.lstrip("-").upper() if error.argument is not None else ""
