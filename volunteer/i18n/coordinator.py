@@ -76,14 +76,15 @@ def idle(reason: str, words: str) -> str:
 
 
 def judged(verdict: Verdict) -> str:
-    """Return why a contribution was judged so; empty where its state says it all."""
+    """Return why a contribution was judged so; empty where state and version say it all."""
     words = verdict.message
+    if verdict.state == "merged":  # behind this may stand why it is not paid
+        words = words.removeprefix(f"merged into version {verdict.version}").removeprefix("; ")
     if words in ("", verdict.state):
         return Sentence("waiting for the merge") if verdict.state == "accepted" else ""
     if verdict.reason:
         return _by_code(VERDICTS, verdict.reason, words)
-    merged = Sentence("merged into version {version}", version=verdict.version or 0)
-    return merged if merged == words else of(words, SAYS, {"words": words})
+    return of(words, SAYS, {"words": words})
 
 
 def _by_code(table: Mapping[Any, str], code: str, words: str) -> str:

@@ -145,6 +145,19 @@ async def test_self_play_is_told_in_games() -> None:
     assert (await lines(over))[0].endswith("task 7 trained in 9 s")
 
 
+async def test_a_merge_is_told_once_and_with_why_it_is_not_paid() -> None:
+    merged = msgspec.structs.replace(
+        VERDICT, state="merged", reason="", version=3, message="merged into version 3"
+    )
+    (line,) = await lines(events.Judged(verdict=merged))
+    assert line.endswith("task 7 of r merged into version 3")
+    unpaid = msgspec.structs.replace(
+        merged, message="merged into version 3; not paid: this account is suspended"
+    )
+    (line,) = await lines(events.Judged(verdict=unpaid))
+    assert line.endswith("merged into version 3: not paid: this account is suspended")
+
+
 async def test_what_is_measured_has_its_own_name() -> None:
     drawn = events.LossMeasured(run="r", version=4, loss=337.19, mine=0, measure="Fréchet distance")
     assert (await lines(drawn))[0].endswith("r version 4: Fréchet distance 337.2")

@@ -347,7 +347,7 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
     sign, word, role = VERDICTS[state]
     pay = credit(verdict.credits_micro) if verdict.credits_micro else "-"
     why = reason_of(verdict, paid=state == "paid")
-    if verdict.state == "merged" and verdict.version is not None:
+    if not why and verdict.state == "merged" and verdict.version is not None:
         why = _("in version {version}", version=verdict.version)
     return Row(
         key=str(verdict.contribution),

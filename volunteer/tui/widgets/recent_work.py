@@ -105,7 +105,7 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
     spans.append((right(paid, 6), "value"))
     reason = reason_of(verdict)
     room = cells - width(spans) - 2
-    if verdict.state == "merged" and verdict.version is not None:
+    if not reason and verdict.state == "merged" and verdict.version is not None:
         whole = _("version {version}", version=verdict.version)
         reason = whole if len(whole) <= room else f"v{verdict.version}"
     if room >= len("v1000") and reason:
