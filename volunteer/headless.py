@@ -58,6 +58,8 @@ class Headless:
         self._bell = bell
         self._shown: dict[int, float] = {}  # task -> when its training was last shown
         self._online: bool | None = None
+        self._account = ""  # credits in words, as shown last
+        self._behind = (0, "")  # a contribution, and the line of credits to show behind it
 
     async def run(self) -> None:
         """Until the volunteer ends."""
@@ -95,7 +97,17 @@ class Headless:
                 return None  # being online is only news after having been offline
             self._online = event.online
         said = words(event)
-        return None if said is None else f"{_time(event.at)}  {printable(said)}"
+        if said is None or (isinstance(event, events.Credits) and said == self._account):
+            return None
+        line = f"{_time(event.at)}  {printable(said)}"
+        if isinstance(event, events.Credits):
+            self._account = said
+            if event.verdicts:  # first the verdicts, which follow, then what comes of them
+                self._behind = (event.verdicts[-1].contribution, line)
+                return None
+        elif isinstance(event, events.Judged) and event.verdict.contribution == self._behind[0]:
+            line, self._behind = f"{line}\n{self._behind[1]}", (0, "")
+        return line
 
     def _due(self, event: events.Training) -> bool:
         gap = TRAINING_JSON_S if self._json else TRAINING_S
@@ -136,7 +148,7 @@ def status_lines(status: Status) -> list[str]:
     lines += [task_line(task) for task in status.tasks]
     if not status.tasks and status.idle:
         lines.append(
-            _("idle ({reason}): {message}", reason=_(status.idle), message=status.idle_message)
+            _("idle ({reason}): {message}", reason=status.idle, message=status.idle_message)
         )
     if status.me is not None:
         lines.append(credits_words(events.Credits(me=status.me)))

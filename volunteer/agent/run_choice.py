@@ -182,11 +182,14 @@ def _listed(runs: Sequence[RunInfo]) -> str:
 def _terms(run: str, info: RunInfo) -> Sentence:
     """Say under which licences a run is helped, and whom to ask."""
     said = Sentence(
-        'helping "{run}": the model will be published under {licence}, the data is under {data}',
+        'helping "{run}": the model will be published under {licence}',
         run=run,
         licence=info.licence,
-        data=info.dataset_licence or Sentence("no stated licence"),
     )
+    if info.dataset_licence:
+        said = Sentence("{said}, the data is under {data}", said=said, data=info.dataset_licence)
+    elif info.dataset:
+        said = Sentence("{said}, no licence of the data is stated", said=said)
     if info.origin:
         said = Sentence("{said}, it goes on from {origin}", said=said, origin=origin_of(info))
     if info.contact:

@@ -18,6 +18,7 @@ from volunteer.text import loss
 
 YOU = "you"  # who pauses by hand
 OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that need no words
+GAMES = ("selfplay", "evaluate")  # kinds of tasks whose steps are games
 START = N_("press space to start")  # the reason of the pause before the first start
 # Words that the coordinator or a workload sends, and that a sentence shows.
 SENT = (
@@ -123,7 +124,9 @@ def _step_measured(e: events.StepMeasured) -> str | None:
 def _idle(e: events.Idle) -> str | None:
     if e.repeated:
         return None
-    said = _("idle ({reason}): {message}", reason=_(e.reason), message=e.message)
+    if e.reason == "asking":
+        return shown(e.message)
+    said = _("idle ({reason}): {message}", reason=e.reason, message=e.message)
     if e.until is None:
         return said
     return f"{said}; {_('next poll in {time}', time=duration(e.until - e.at))}"
@@ -136,6 +139,16 @@ def _claimed(e: events.Claimed) -> str:
             "credits",
             "task {task} of {run} on {device} checks another's work: {n} steps, pays {credits} "
             "credits",
+            e.steps,
+            task=e.task,
+            run=e.run,
+            device=e.device,
+            credits=credit(e.price_micro),
+        )
+    if e.kind in GAMES:  # paid by the moves that are played
+        return ngettext(
+            "task {task} of {run} on {device}: {n} game, pays about {credits} credits",
+            "task {task} of {run} on {device}: {n} games, pays about {credits} credits",
             e.steps,
             task=e.task,
             run=e.run,
@@ -159,8 +172,11 @@ def _training(e: events.Training) -> str:
         done = _("{done} of {all} {things}", done=e.step, all=e.steps, things=_(e.counted))
         return f"{_('task {number}', number=e.task)}  {done}{left}"
     said = _("task {number} step {step}/{steps}", number=e.task, step=e.step, steps=e.steps)
-    rate = f"{number(e.tokens_per_s, ',.0f')} {_(e.items)}/s"
-    return f"{said}  {_('loss {loss}', loss=loss(e.loss))}  {rate}{left}"
+    if e.loss is not None:
+        said += f"  {_('loss {loss}', loss=loss(e.loss))}"
+    if e.tokens_per_s > 0:  # nothing is known of it at the first step
+        said += f"  {number(e.tokens_per_s, ',.0f')} {_(e.items)}/s"
+    return f"{said}{left}"
 
 
 def _halved(e: events.Halved) -> str:
@@ -201,7 +217,7 @@ def _measured(e: events.LossMeasured) -> str:
     said += (
         _("loss {loss} on held-out data", loss=loss(e.loss))
         if held_out
-        else f"{e.measure} {loss(e.loss)}"
+        else f"{printable(_(e.measure), 64)} {loss(e.loss)}"
     )
     return f"{said}, {_('{n} of yours in it', n=e.mine)}" if e.mine else said
 
@@ -319,7 +335,7 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Resumed: _resumed,
     events.Finishing: lambda e: shown(e.message),
     events.Notice: _noticed,
-    events.Celebrated: lambda e: _("a mark: {message}", message=e.message),
+    events.Celebrated: lambda e: _("milestone: {message}", message=e.message),
     events.Alerted: lambda e: _("alert: {message}", message=e.message),
     events.Stopped: _ended,
 }

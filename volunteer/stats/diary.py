@@ -12,7 +12,7 @@ from datetime import date, timedelta
 import msgspec
 
 from shared.protocol.accounts import Me
-from volunteer.i18n.catalogue import _, ngettext
+from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.stats.milestones import CREDITS, HOURS, local_day, milestones
 
 DAYS_MAX = 400  # kept: more than a year
@@ -34,6 +34,13 @@ class Diary(msgspec.Struct, frozen=True, kw_only=True):
     marks: dict[str, int] | None = None  # None: nobody has looked yet
 
 
+_CONTRIBUTION = N_("your first contribution is merged")
+_FIRST = {
+    CREDITS: N_("your first credit is earned"),
+    HOURS: N_("your first hour of work is given"),
+}
+
+
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """A milestone that was just passed."""
 
@@ -44,7 +51,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Return it as a sentence for a person."""
         if self.value == 1:
-            return _("the first of your {milestone}", milestone=_(self.name))
+            return _(_FIRST.get(self.name, _CONTRIBUTION))
         if self.name == CREDITS:
             return ngettext("{n} credit earned", "{n} credits earned", self.value)
         if self.name == HOURS:

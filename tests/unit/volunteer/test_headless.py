@@ -21,6 +21,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.control.status import PauseStatus, Status, TaskStatus, fold
 from volunteer.headless import Headless, status_lines
+from volunteer.i18n.catalogue import Choice, choose, use
 
 NOW = 1_700_000_000.0
 
@@ -158,9 +159,45 @@ async def test_a_merge_is_told_once_and_with_why_it_is_not_paid() -> None:
     assert line.endswith("merged into version 3: not paid: this account is suspended")
 
 
+async def test_credits_stand_behind_the_verdict_they_come_from_and_only_when_they_change() -> None:
+    paid = msgspec.structs.replace(
+        VERDICT, state="accepted", reason="", message="accepted", credits_micro=88_580_000
+    )
+    told = events.Credits(me=ME, verdicts=(paid,))
+    first, second = await lines(
+        told, events.Judged(verdict=paid), events.Credits(me=ME), events.Credits(me=ME)
+    )
+    assert first.endswith("task 7 of r accepted, 88.58 credits")
+    assert second.endswith("credits: 88.58 earned, 0.00 pending, rank 2")
+
+
+async def test_a_first_step_says_nothing_of_what_is_not_known_yet() -> None:
+    begun = msgspec.structs.replace(training(0, NOW), loss=None, tokens_per_s=0.0, eta_s=None)
+    assert (await lines(begun))[0].endswith("task 7 step 0/50")
+
+
+async def test_games_are_claimed_as_games() -> None:
+    claimed = events.Claimed(
+        task=7, attempt=1, run="r", workload="gomoku", device="cpu", steps=16, samples=16,
+        price_micro=2_550_000, finish_by=NOW, kind="selfplay",
+    )  # fmt: skip
+    (line,) = await lines(claimed)
+    assert line.endswith("task 7 of r on cpu: 16 games, pays about 2.55 credits")
+
+
+async def test_asking_for_work_is_said_once() -> None:
+    asking = events.Idle(reason="asking", message="asking the coordinator for work")
+    assert (await lines(asking))[0].endswith("  asking the coordinator for work")
+
+
 async def test_what_is_measured_has_its_own_name() -> None:
     drawn = events.LossMeasured(run="r", version=4, loss=337.19, mine=0, measure="Fréchet distance")
     assert (await lines(drawn))[0].endswith("r version 4: Fréchet distance 337.2")
+    use(choose("de"))
+    try:
+        assert (await lines(drawn))[0].endswith("r Version 4: Fréchet-Abstand 337,2")
+    finally:
+        use(Choice())
 
 
 async def test_training_does_not_flood_the_log() -> None:

@@ -98,11 +98,15 @@ class RunStep(Step):
                 height,
                 "dim",
             )
-        licence = _(
-            "The model is published under {licence}; the data is under {data}.",
-            licence=info.licence,
-            data=info.dataset_licence or _("no stated licence"),
-        )
+        licence = _("The model is published under {licence}.", licence=info.licence)
+        if info.dataset_licence:
+            licence = _(
+                "The model is published under {licence}; the data is under {data}.",
+                licence=info.licence,
+                data=info.dataset_licence,
+            )
+        elif info.dataset:
+            licence += " " + _("No licence of the data is stated.")
         if info.origin:
             licence += " " + _("It goes on from {origin}.", origin=origin_of(info))
         return [*said(info.description, width, 2), *said(licence, width, 2, "dim")][:height]

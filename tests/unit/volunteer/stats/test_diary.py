@@ -33,7 +33,7 @@ def test_an_account_with_a_past_celebrates_nothing_and_then_each_mark_once() -> 
 def test_the_first_of_all_is_a_mark() -> None:
     diary, _ = noted(Diary(), NEW, NOW)
     _, passed = noted(diary, replace(NEW, merged=1), NOW)
-    assert [mark.sentence for mark in passed] == ["the first of your contributions merged"]
+    assert [mark.sentence for mark in passed] == ["your first contribution is merged"]
 
 
 def test_a_day_is_what_the_account_grew_by() -> None:
