@@ -233,18 +233,8 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
         ]
     )
     _suites(run)
-    columns = {
-        "version": lambda v: v.version,
-        "kind": lambda v: v.kind,
-        "made": lambda v: when(v.created_at),
-        "from": lambda v: v.contributions,
-        "loss": lambda v: v.loss if v.loss is not None else v.evaluation,
-        "best": lambda v: "*" if v.best else "",
-    }
     print()
-    table(shown.versions, columns, "No version yet.")
-    if note := best_note(shown.versions):
-        print(note)
+    print_versions(shown.versions)
 
 
 def _ways(shown: RunShown) -> dict[str, Any]:
@@ -263,6 +253,21 @@ def _ways(shown: RunShown) -> dict[str, Any]:
         "phases": shown.landmarks.phases,
         "leaders": shown.leaders,
     }
+
+
+def print_versions(versions: Sequence[VersionInfo]) -> None:
+    """Print versions as a table, with a word on the best where it surprises."""
+    columns = {
+        "version": lambda v: v.version,
+        "kind": lambda v: v.kind,
+        "made": lambda v: when(v.created_at),
+        "from": lambda v: v.contributions,
+        "loss": lambda v: v.loss if v.loss is not None else v.evaluation,
+        "best": lambda v: "*" if v.best else "",
+    }
+    table(versions, columns, "No version yet.")
+    if note := best_note(versions):
+        print(note)
 
 
 def best_note(versions: Sequence[VersionInfo]) -> str:

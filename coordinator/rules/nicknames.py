@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 
 from shared.errors import InvalidName
-from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
+from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
 
 SKELETON_MAX = 128  # the column's width
 RAW_MAX = 256  # longer names are refused unread
@@ -35,10 +35,6 @@ _RESERVED = (
     "system",
     PSEUDONYM,
 )
-_PUNCTUATION = frozenset(" -_.'")
-_KINDS = frozenset(
-    {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd"}
-)  # letters, accents, decimal digits
 _BESIDE_LATIN = frozenset({"CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 
 # Every character on the left looks like the one on the right, in lower or upper case, in some
@@ -92,9 +88,9 @@ def normal(raw: str) -> str:
 
 def _check_characters(name: str) -> None:
     for char in name:
-        kind = unicodedata.category(char)
-        if kind in _KINDS or char in _PUNCTUATION:
+        if fits_nickname(char):
             continue
+        kind = unicodedata.category(char)
         if kind[0] == "C" or kind in ("Zl", "Zp"):
             raise InvalidName(
                 f"a nickname may not hold invisible or control characters (U+{ord(char):04X})"
@@ -137,7 +133,8 @@ def _seen(char: str) -> str:
     kind = unicodedata.category(char)
     if kind == "Nd":
         return str(unicodedata.decimal(char)).translate(_TABLE)
-    return char if kind in _KINDS and _script(char) != "MODIFIER" else ""
+    kept = kind[0] in "LMN" and fits_nickname(char) and _script(char) != "MODIFIER"
+    return char if kept else ""
 
 
 def skeleton(name: str) -> str:

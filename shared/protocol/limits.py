@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unicodedata import category
+
 PROTOCOL = 1  # what this code speaks
 PROTOCOL_MIN = 1  # the oldest it still serves
 API = "/api/v1"
@@ -11,6 +13,8 @@ JSON_BYTES_MAX = 1 << 20
 JSON_DEPTH_MAX = 32
 HEADER_BYTES_MAX = 16 << 10
 NICKNAME_MIN, NICKNAME_MAX = 2, 24
+_NICKNAME_SIGNS = " -_.'"
+_NICKNAME_KINDS = ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")  # letters, accents, digits
 CHUNK_BYTES_MAX = 64 << 20  # one chunk of a dataset
 UPLOAD_PIECE_BYTES = 256 << 20  # one PUT of a resumable upload, as our client sends it
 UPLOAD_BYTES_MAX = 64 << 30
@@ -34,6 +38,11 @@ BODY_RATE_MIN = 1024  # bytes a second
 # passed since.
 VEST_AFTER = 40
 VEST_DAYS = 30.0
+
+
+def fits_nickname(char: str) -> bool:
+    """Return True if a nickname may hold this character."""
+    return char in _NICKNAME_SIGNS or category(char) in _NICKNAME_KINDS
 
 
 def memory_on(device: str, memory_bytes: int) -> int:

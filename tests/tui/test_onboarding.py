@@ -284,11 +284,14 @@ async def test_an_expired_invitation_leads_back_to_the_link(engine: FakeEngine) 
         assert "Which coordinator" in screen_text(app)
 
 
-async def test_a_name_that_is_too_short_is_told_at_once(engine: FakeEngine) -> None:
+async def test_a_wrong_name_is_told_at_once(engine: FakeEngine) -> None:
     async with at(engine, "name") as (app, pilot):
         await pilot.press("a", "enter")
         await settle(app, pilot)
         assert "At least 2 letters" in screen_text(app)
+        await pilot.press("d", "a", "!", "enter")
+        await settle(app, pilot)
+        assert "A nickname cannot hold !" in screen_text(app)
         assert "What shall we call you?" in screen_text(app)
 
 
@@ -309,6 +312,7 @@ async def test_limits_are_changed_where_they_stand(engine: FakeEngine) -> None:
         await settle(app, pilot)
         await pilot.press("down", "down", "space", *"sat-sun")
         await settle(app, pilot)
+        assert "│ sat-sun " in screen_text(app)  # what is typed can be seen
         await pilot.press("enter")
         await settle(app, pilot)
         assert "What may volunteer use?" in screen_text(app)

@@ -64,6 +64,16 @@ async def test_a_link_stands_alone_on_its_rows(engine: FakeEngine) -> None:
         assert parse_link(selected) == parse_link(link)
 
 
+async def test_a_link_that_works_here_only_says_so(engine: FakeEngine) -> None:
+    prepared(engine)
+    engine.answers[commands.GetInvitation] = "http://127.0.0.1:8765/join#key=AB-CD"
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("s")
+        await settle(app, pilot)
+        assert "works on this machine only" in " ".join(screen_text(app).split())
+
+
 async def test_a_run_is_chosen_and_left_again(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)

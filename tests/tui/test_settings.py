@@ -74,6 +74,25 @@ async def test_a_slip_is_told_while_it_is_typed_and_never_saved(engine: FakeEngi
         assert changes(engine) == [{"schedule": ("mon",)}]
 
 
+async def test_a_number_is_typed_anew_and_the_footer_names_the_keys_of_the_field(
+    engine: FakeEngine,
+) -> None:
+    rows = [named(name) for name in ("duty_percent", "power_price")]
+    engine.answers[commands.GetSettings] = tuple(rows)
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("enter", *"80")
+        await engine.clock.advance(1)
+        app.redraw()
+        await settle(app, pilot)
+        footer = screen_text(app).splitlines()[-1]
+        assert "enter ok  esc cancel" in footer
+        assert "space" not in footer
+        await pilot.press("enter")
+        await settle(app, pilot)
+    assert changes(engine) == [{"duty_percent": 80}]
+
+
 async def test_escape_leaves_a_setting_as_it_was(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
@@ -175,6 +194,7 @@ def test_every_setting_has_a_heading_a_value_and_a_time() -> None:
         ("on_battery", "yes", True),
         ("duty_percent", "50", 50),
         ("cache_gb", "2.5", 2.5),
+        ("cache_gb", "2,5", 2.5),
         ("programs", "obs, steam", ("obs", "steam")),
         ("keys", "pause=p, quit=x", {"pause": "p", "quit": "x"}),
         ("schedule", "", ()),

@@ -240,6 +240,8 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
         raise Configuration(_('there is no theme "{name}"{hint}', name=text, hint=hint))
     if row.name == "language" and (problem := choose(text).problem):
         raise Configuration(problem)
+    if row.type == "float" and "." not in text:
+        text = text.replace(",", ".", 1)  # as half of the world writes it
     value = settings.check({row.name: settings.listed(row.name, text)}, "this", strict=False)
     return value[row.name]
 

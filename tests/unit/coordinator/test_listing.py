@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from coordinator.cli.listing import table
-from coordinator.cli.runs import best_note
+from coordinator.cli.runs import best_note, print_versions
 from shared.protocol.versions import VersionInfo
 from shared.text import cells
 
@@ -41,8 +41,12 @@ def version(number: int, loss: float | None, **more: Any) -> VersionInfo:
     )
 
 
-def test_a_lower_loss_than_that_of_the_best_is_explained() -> None:
+def test_a_lower_loss_than_that_of_the_best_is_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     best = version(6, 2.063, best=True)
+    print_versions([best, version(8, 2.002)])
+    assert "beyond doubt" in capsys.readouterr().out
     assert "beyond doubt" in best_note([best, version(8, 2.002)])
     assert best_note([best, version(8, 2.1), version(9, None)]) == ""
     assert best_note([version(8, 2.0)]) == ""

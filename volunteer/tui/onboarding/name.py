@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from unicodedata import normalize
+
 from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
-from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
+from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
 from volunteer.i18n.catalogue import N_, _
 from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.text import Line
@@ -73,7 +75,7 @@ class NameStep(Step):
             return said(self._trouble, width, height, "bad", scene.glyphs.cross)
         return said(
             _(
-                "{least} to {most} letters or digits.",
+                "{least} to {most} letters, digits, blanks and - _ . '",
                 least=NICKNAME_MIN,
                 most=NICKNAME_MAX,
             ),
@@ -120,6 +122,7 @@ def trouble(name: str) -> str:
         return ""
     if len(name) < NICKNAME_MIN:
         return _("At least {least} letters, please.", least=NICKNAME_MIN)
-    return (
-        "" if name.isprintable() else _("A nickname cannot hold characters that are not printable.")
-    )
+    if not name.isprintable():
+        return _("A nickname cannot hold characters that are not printable.")
+    wrong = next((char for char in normalize("NFKC", name) if not fits_nickname(char)), "")
+    return _("A nickname cannot hold {sign}.", sign=wrong) if wrong else ""

@@ -138,8 +138,8 @@ class Onboarding(Page):
         #title { height: 1; background: $panel; }
         ContentSwitcher { height: 1fr; }
         Step { height: 1fr; }
-        Input { border: round $line; background: $background; padding: 0 1; }
-        Input:focus {
+        Step > Input { border: round $line; background: $background; padding: 0 1; }
+        Step > Input:focus {
             border: round $primary;
             background: $background;
             background-tint: $background 0%;

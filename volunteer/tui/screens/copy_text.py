@@ -5,6 +5,7 @@ selects nothing else, a link as a QR code where there is room, and one key copie
 from __future__ import annotations
 
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -12,10 +13,18 @@ from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from shared.links import is_loopback
 from shared.qr import qr_rows
 from volunteer.i18n.catalogue import _
 
 TITLE_ROWS = 5  # title and margins
+
+
+def for_others(link: str, words: str) -> str:
+    """Return the words beside a link, or that no other machine can use it."""
+    if not is_loopback(urlsplit(link).hostname or ""):
+        return words
+    return _("This link works on this machine only; the organiser has one for other machines:")
 
 
 class CopyText(ModalScreen[None]):

@@ -23,7 +23,7 @@ from volunteer.i18n.formats import duration_words, size
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import estimate, part_words
-from volunteer.tui.screens.copy_text import CopyText
+from volunteer.tui.screens.copy_text import CopyText, for_others
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
 from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.live import Readings, device_state, live_lines
@@ -305,7 +305,8 @@ class DevicePage(QueryPage):
             words = _(
                 "On the other machine, within ten minutes: volunteer join '<link>' with this link."
             )
-            self.app.push_screen(CopyText(_("Add a machine to your account"), words, code.link))
+            said = for_others(code.link, words)
+            self.app.push_screen(CopyText(_("Add a machine to your account"), said, code.link))
 
         self.volunteer.command(tell())
 

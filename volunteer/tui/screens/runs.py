@@ -23,7 +23,7 @@ from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import STATES, STATES_SHORT, RunEstimate, estimate
 from volunteer.tui.screens import run_keys
-from volunteer.tui.screens.copy_text import CopyText
+from volunteer.tui.screens.copy_text import CopyText, for_others
 from volunteer.tui.status_line import next_merge
 from volunteer.tui.text import Glyphs, Line, bar, count, left, percent, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
@@ -301,11 +301,8 @@ class Runs(QueryPage):
 
         async def tell() -> None:
             link = await control.invitation()
-            self.app.push_screen(
-                CopyText(
-                    _("Share"), _("Invite others: volunteer join '<link>' with this link:"), link
-                )
-            )
+            said = for_others(link, _("Invite others: volunteer join '<link>' with this link:"))
+            self.app.push_screen(CopyText(_("Share"), said, link))
 
         self.volunteer.command(tell())
 

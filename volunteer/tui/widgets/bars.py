@@ -18,6 +18,7 @@ from volunteer.tui.status_line import LEAVING, Activity, activity, banner, conne
 from volunteer.tui.text import Line, Span, fit, spread
 from volunteer.tui.text import width as wide
 from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.search_box import Field
 
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
@@ -150,6 +151,12 @@ class KeyBar(Bar):
     """Footer: the keys that do something here and now."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        field = self.screen.focused
+        if isinstance(field, Field) and field.brief:  # every other key is a letter of it
+            self.hits = ()
+            said = (("enter", _("ok")), ("esc", _("cancel")), ("f1", _("help")), ("^q", _("quit")))
+            spans = [((f" {key} ", "key"), (f"{word} ", "dim")) for key, word in said]
+            return (tuple(span for pair in spans for span in pair),)
         core = [c for c in keys.COMMANDS if self._useful(c, self.app)]
         own = [c for c in keys.page_commands(self.screen) if self._useful(c, self.screen)]
         line, self.hits = key_line(scene, width, core, own)

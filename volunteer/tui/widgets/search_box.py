@@ -16,14 +16,17 @@ class Field(Input):
     """Text input without a blinking cursor."""
 
     cursor_blink = reactive(False, init=False)
+    brief: ClassVar[bool] = False  # opened for a moment: enter and escape close it
 
 
 class Finder(Field):
     """Search box, hidden until it is opened; enter keeps the text, escape forgets it."""
 
+    brief = True
     DEFAULT_CSS = """
     Finder { height: 3; display: none; border: round $primary; background: $background; }
-    .-ascii Finder { border: ascii $primary; }
+    Finder:focus { border: round $primary; background-tint: $background 0%; }
+    .-ascii Finder, .-ascii Finder:focus { border: ascii $primary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "forget", show=False)]
 

@@ -48,6 +48,7 @@ LISTED = frozenset(
 class Editor(Field):
     """Text input for a value."""
 
+    brief = True
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
 
     class Left(Message):
@@ -201,6 +202,8 @@ class SettingList(Vertical):
         field.value = as_text(row.value)
         field.cursor_position = len(field.value)
         field.focus()
+        if row.type in ("int", "float"):
+            field.select_all()  # a number is typed anew rather than mended
 
     def set_back(self) -> None:
         """Reset the setting under the cursor to its default."""
