@@ -21,10 +21,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from coordinator.demo.demo import prepare
 from coordinator.demo.runs import demo_run
+from shared.decoding import decode
 from shared.text import MICRO
 from tests.support.server_process import Process
 from volunteer.control import events
@@ -124,8 +123,7 @@ def main() -> int:
         directory = options.out or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         file = options.read or record(directory, options.minutes, options.workloads)
-        reader = msgspec.json.Decoder(AnyEvent)
-        told = [reader.decode(line) for line in file.read_text().splitlines()]
+        told = [decode(line, AnyEvent) for line in file.read_text().splitlines()]
     for found in forecasts(told, options.within_s):
         print(found.line())
     return 0

@@ -260,6 +260,7 @@ async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeE
     ]
     ended = [
         events.Trained(
+            at=scenes.NOW + 60.0 * number,
             task=number,
             run=scenes.RUN.name,
             steps=30,
@@ -276,3 +277,11 @@ async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeE
         text = " ".join(line[60:].strip(" │") for line in screen_text(app).splitlines())
         assert "This device plays games and matches and learns from them." in text
         assert "1,800 of 5,300 games an hour by all machines." in text
+        beat = next(beat for beat in app.view.status.beats if beat.run == scenes.RUN.name)
+        await engine.play(
+            [events.RunProgress(beat=replace(beat, games_per_hour=600.0), message="")]
+        )
+        app.redraw()
+        await settle(app, pilot)
+        text = " ".join(line[60:].strip(" │") for line in screen_text(app).splitlines())
+        assert "1,800 of 1,800 games an hour by all machines." in text

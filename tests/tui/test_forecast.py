@@ -172,7 +172,7 @@ PER_STEP = 4.24 / 40  # credits
 
 
 def played(tasks: Sequence[tuple[str, int, float, float, float]]) -> Status:
-    """Return the status after tasks of a run of games."""
+    """Return the status after tasks of a run of games; those that pay nothing are not judged."""
     info = replace(scenes.RUN, credits_per_step=PER_STEP, step_flops=1.06e9)
     speed = replace(scenes.BENCHMARK, step_flops=37.3e9)
     beat = RunBeat(
@@ -217,17 +217,17 @@ def played(tasks: Sequence[tuple[str, int, float, float, float]]) -> Status:
                 loss_last=None,
                 train_s=seconds,
             ),
-            events.Judged(
-                verdict=Verdict(
-                    contribution=number,
-                    task=number,
-                    run=info.name,
-                    state="accepted",
-                    credits_micro=round(paid * 1e6),
-                    at=now,
-                )
-            ),
         ]
+        if paid:
+            verdict = Verdict(
+                contribution=number,
+                task=number,
+                run=info.name,
+                state="accepted",
+                credits_micro=round(paid * 1e6),
+                at=now,
+            )
+            told.append(events.Judged(verdict=verdict))
     return folded(told)
 
 
@@ -248,6 +248,11 @@ def test_three_tasks_of_self_play_forecast_an_hour_of_it(first: int) -> None:
 def test_most_forecasts_after_three_tasks_are_within_a_fifth() -> None:
     found = [abs(promised(RECORDED[n : n + 3]) / CAME - 1) for n in range(len(RECORDED) - 2)]
     assert sorted(found)[len(found) // 2] < 0.2, found
+
+
+def test_games_count_once_their_pay_is_known() -> None:
+    status = played([*RECORDED[:2], ("selfplay", 16, 2.55, 0.0, 1.2)])
+    assert estimate(status.runs[0], status, ("gpt", "gomoku")).basis == "estimate"
 
 
 def test_later_what_was_paid_counts_and_no_plan() -> None:

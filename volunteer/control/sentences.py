@@ -11,6 +11,7 @@ from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.shortage import shortage_words
+from volunteer.control.status import GAMES
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.coordinator import judged
 from volunteer.i18n.formats import credit, duration_words, size
@@ -18,7 +19,6 @@ from volunteer.text import loss
 
 YOU = "you"  # who pauses by hand
 OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that need no words
-GAMES = ("selfplay", "evaluate")  # kinds of tasks whose steps are games
 START = N_("press space to start")  # the reason of the pause before the first start
 # Words that the coordinator or a workload sends, and that a sentence shows.
 SENT = (

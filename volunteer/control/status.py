@@ -20,6 +20,7 @@ from volunteer.control.shortage import Shortage, with_new
 VERDICTS_MAX = 50
 NOTICES_MAX = 50
 WORK_MAX = 100
+GAMES = ("selfplay", "evaluate")  # kinds of tasks whose steps are games
 PRACTICE = "Practice run"  # name of a private coordinator
 PLAIN = msgspec.structs.replace
 
@@ -80,6 +81,7 @@ class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # since the end of the task before on this device, waits included
     at: float
     kind: str = ""  # train, selfplay, learn, evaluate, audit
+    priced: bool = True  # False: games whose pay is not known yet
 
 
 class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,6 +268,7 @@ def _worked(status: Status, event: events.Trained) -> Status:
         seconds=max(event.train_s, since_s),
         at=event.at,
         kind=task.kind,
+        priced=task.kind not in GAMES,
     )
     return PLAIN(status, work=(*status.work, work)[-WORK_MAX:])
 
@@ -292,10 +295,10 @@ def _repriced(done: WorkDone, verdict: Verdict) -> WorkDone:
     """Return work at the pay of its verdict: games are paid as they were played, which is not known
     when they are claimed.
     """
-    played = done.kind in ("selfplay", "evaluate") and verdict.state in ("accepted", "merged")
+    played = done.kind in GAMES and verdict.state in ("accepted", "merged")
     if not played or done.task != verdict.task or not verdict.credits_micro:
         return done
-    return PLAIN(done, price_micro=verdict.credits_micro)
+    return PLAIN(done, price_micro=verdict.credits_micro, priced=True)
 
 
 def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:

@@ -69,8 +69,9 @@ def pace(status: Status, run: str = "", devices: Collection[str] | None = None) 
     some or all; None before there are three.
     """
     paces = []
-    for device in dict.fromkeys(done.device for done in status.work):
-        last = [w for w in status.work if w.device == device and run in ("", w.run)][-TASKS_MAX:]
+    known = [w for w in status.work if w.priced and run in ("", w.run)]
+    for device in dict.fromkeys(done.device for done in known):
+        last = [w for w in known if w.device == device][-TASKS_MAX:]
         steps, seconds = sum(w.steps for w in last), sum(w.seconds for w in last)
         if devices is not None and device not in devices:
             continue
@@ -252,12 +253,12 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
     )
     done = [work for work in status.work if work.run == run and work.device == device]
     played = [work for work in done if work.kind == "selfplay"][-TASKS_MAX:]
-    seconds = sum(work.seconds for work in played)
+    # by the clock, as the coordinator counts: other runs take their time
+    seconds = status.at - played[0].at + played[0].seconds if played else 0.0
     here = sum(work.steps for work in played) * 3600 / seconds if seconds > 0 else None
-    whole = _(
-        "{games} games an hour by all machines",
-        games=number(beat.games_per_hour, ",.0f"),
-    )
+    # this machine may have gone on since the coordinator looked, after hours without a game
+    games = max(beat.games_per_hour, here or 0.0)
+    whole = _("{games} games an hour by all machines", games=number(games, ",.0f"))
     return (
         f"{said} {whole}."
         if here is None
