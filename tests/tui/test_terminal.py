@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
 from tests.support.sources import ROOT
 from tests.tui.terminal import Terminal
 from volunteer.account.profile import Profile
+from volunteer.cli import start
 from volunteer.settings.settings import directories
 
 PROGRAM = """
@@ -160,6 +163,31 @@ def test_a_terminal_that_cannot_draw_gets_a_sentence(tmp_path: Path) -> None:
         terminal.see("(TERM=dumb) cannot draw: use `volunteer --no-ui`")
         assert terminal.ended() == 2
         assert terminal.left_as_found()
+
+
+async def test_other_programs_come_first_only_once_the_screen_is_painted() -> None:
+    done: list[str] = []
+
+    class Screen:
+        painted = asyncio.Event()
+        attach = None
+
+        def call_later(self, *_: object) -> None: ...
+
+    def make() -> Any:
+        done.append("engine")
+        return SimpleNamespace(control=None)
+
+    drawing: asyncio.Task[int | None] = asyncio.create_task(asyncio.Event().wait())
+    screen: Any = Screen()
+    behind = asyncio.create_task(start._behind(screen, drawing, make, lambda: done.append("low")))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert done == []
+    screen.painted.set()
+    await behind
+    drawing.cancel()
+    assert done == ["low", "engine"]
 
 
 def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> None:

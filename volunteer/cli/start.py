@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,7 +112,8 @@ def work(options: Options) -> int:
     while True:
         with ExitStack() as held:
             if _is_ours(profile, held, options):
-                _lower_priority(settings)
+                if not options.screen:
+                    _lower_priority(settings)
                 _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, profile, settings))
@@ -195,7 +197,8 @@ async def _work(
         return Engine(directories, options.flags, start_paused=paused, ask_first=first)
 
     if options.screen:
-        return await _with_screen(engine, _look(settings, first=first))
+        lower = partial(_lower_priority, settings)  # the first paint waits for no other program
+        return await _with_screen(engine, _look(settings, first=first), lower)
     made = engine()
     if options.plain:
         return await _without_screen(made, _plain(made.control, settings))
@@ -252,13 +255,13 @@ def _look(settings: Settings, *, first: bool) -> Look:
     )
 
 
-async def _with_screen(make: Callable[[], Engine], look: Look) -> int:
+async def _with_screen(make: Callable[[], Engine], look: Look, lower: Callable[[], None]) -> int:
     """The screen on the event loop of the agent; when one ends, so does the other."""
     from volunteer.tui.app import VolunteerApp
 
     screen = VolunteerApp(look=look)
     drawing = asyncio.create_task(screen.run_async())
-    engine = await _behind(screen, drawing, make)
+    engine = await _behind(screen, drawing, make, lower)
     if engine is None:
         return await drawing or 0
     working = asyncio.create_task(engine.run())
@@ -274,14 +277,18 @@ async def _with_screen(make: Callable[[], Engine], look: Look) -> int:
 
 
 async def _behind(
-    screen: VolunteerApp, drawing: asyncio.Task[int | None], make: Callable[[], Engine]
+    screen: VolunteerApp,
+    drawing: asyncio.Task[int | None],
+    make: Callable[[], Engine],
+    lower: Callable[[], None],
 ) -> Engine | None:
-    """The engine, made and shown once the screen is painted; None when the screen was left before
-    that.
+    """The engine, made and shown once the screen is painted, with its priority lowered; None when
+    the screen was left before that.
     """
     painted = asyncio.create_task(screen.painted.wait())
     await asyncio.wait({painted, drawing}, return_when=asyncio.FIRST_COMPLETED)
     painted.cancel()
+    lower()  # before any thread that works is started: it inherits this
     if not drawing.done():
         # In a thread of its own, so that keys are heard meanwhile.
         await asyncio.to_thread(importlib.import_module, "volunteer.engine")
