@@ -104,8 +104,10 @@ def _write_recipe(name: str, file: Path | None, json: bool) -> None:
     if json:
         as_json({"recipe": name, "file": str(path)})
         return
-    print(f"The recipe is in {path}: its first lines say what to prepare.")
-    print(f"Next: `coordinator run create {path}`")
+    print(f"The recipe is in {path}. Put your own names and folders there and here:\n")
+    for line in path.expanduser().read_text(encoding="utf-8").splitlines():
+        if line.startswith("#   coordinator "):
+            print(line.removeprefix("#").rstrip())
 
 
 def _read(file: Path) -> str:

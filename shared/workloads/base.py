@@ -340,6 +340,7 @@ class Workload(Protocol):
     games: Games | None = None  # of a workload that makes its own data by playing
     formats: tuple[str, ...] = ()  # that `convert` knows
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
+    heavy: tuple[str, ...] = ()  # modules that take seconds to import, needed by every task
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Tables of a run file with this workload's own values for keys that it does not give,
@@ -388,9 +389,7 @@ class Workload(Protocol):
         """Forward and backward, for price and task sizing."""
 
     def fixed_bytes(self, config: Mapping[str, Any]) -> int:
-        """Memory that a device needs beside what each trained number takes: of weights that stay as
-        they are, and of the activations of one sample.
-        """
+        """Memory beside what trained numbers take: of frozen weights, of one sample's activations."""
         return 0
 
     def libraries(self, config: Mapping[str, Any]) -> Sequence[str]:

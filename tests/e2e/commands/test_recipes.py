@@ -81,6 +81,8 @@ def test_its_commands_work_and_a_task_of_it_trains(
     said = run("run", "create", "--recipe", name, path)
     assert said.code == 0, said.err
     text = path.read_text()
+    told = re.findall(r"^ +coordinator (.*)$", said.out, re.MULTILINE)
+    assert told == re.findall(r"^#   coordinator (.*)$", text, re.MULTILINE)
     for stands, file in prepared.items():
         text = text.replace(stands, file)
     path.write_text(smaller(text, SMALL[name]))
