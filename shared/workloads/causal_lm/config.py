@@ -213,11 +213,12 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
     shape, files = model_folder.read_folder(folder)
     own = model_folder.tokenizer_sha256(folder)
     used = manifest.assets.get("tokenizer") if manifest else None
-    if own is not None and used is not None and used.sha256 != own:
+    if manifest and own is not None and used is not None and used.sha256 != own:
+        kind = "chat" if manifest.meta.get("dtype") == MARKED else "text"
         raise InvalidRunFile(
-            f'the dataset "{manifest.name if manifest else ""}" was made with another tokenizer'
-            f" than this model's: coordinator dataset add NAME --tokenizer"
-            f" {folder / model_folder.TOKENIZER} --text PATH"
+            f'the dataset "{manifest.name}" was made with another tokenizer than this model\'s:'
+            f" coordinator dataset add NAME --tokenizer {folder / model_folder.TOKENIZER}"
+            f" --{kind} PATH makes one with its own"
         )
     told = {name: msgspec.structs.asdict(file) for name, file in files.items()}
     return {**raw, "config": architectures.written(shape), "files": told}

@@ -43,6 +43,8 @@ _QWEN = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
 }
+_WHOLE = "copy the folder once more, whole, as save_pretrained writes it"
+_ONE = f"take {SETTINGS} and weights of one model"
 # Settings that the library leaves out of config.json because they are its own defaults.
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
     "llama": {**_LIKE_LLAMA, "vocab_size": 32000, "intermediate_size": 11008},
@@ -94,7 +96,9 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
             found[tensor] = name
     for spec in architectures.schema(shape):
         if spec.name not in found:
-            raise InvalidRunFile(f"{folder}: no file of weights holds {spec.name}")
+            raise InvalidRunFile(
+                f"{folder}: no file of weights holds {spec.name}, which {SETTINGS} asks for: {_WHOLE}"
+            )
     return shape, {name: hashed(folder / name) for name in names}
 
 
@@ -124,11 +128,11 @@ def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) ->
             continue
         if known not in shapes:
             raise InvalidRunFile(
-                f"{file} holds {escaped(name, 120)}, which this architecture does not have"
+                f"{file} holds {escaped(name, 120)}, which this architecture does not have: {_ONE}"
             )
         if shape != shapes[known]:
             raise InvalidRunFile(
-                f"{file}: {known} has the shape {shape}, but config.json says {shapes[known]}"
+                f"{file}: {known} has the shape {shape}, but {SETTINGS} says {shapes[known]}: {_ONE}"
             )
         yield known
 
@@ -156,6 +160,11 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
     for key, value in _FIXED.items():
         if raw.get(key, value) != value:
             raise InvalidRunFile(f"{SETTINGS}: {key} = {escaped(raw[key], 40)} is not known here")
+    if "quantization_config" in raw:
+        raise InvalidRunFile(
+            f"{SETTINGS} says that the weights are quantised: take the model that they were made"
+            ' from; [model] base_precision = "nf4" or "int8" holds it in few bits while it trains'
+        )
     for key in raw:
         harmless = key in known or key in _IDLE or key in _FIXED or key == "auto_map"
         if known and not harmless and raw[key] is not False:
@@ -221,11 +230,11 @@ def _shards(folder: Path) -> list[str]:
                 f"{folder} holds its weights as a pickle (pytorch_model.bin), which can run code"
                 " and is never read: save it again with safe_serialization"
             )
-        raise InvalidRunFile(f"{folder} has no model.safetensors")
+        raise InvalidRunFile(f"{folder} has no model.safetensors: {_WHOLE}")
     names = indexed(folder)
     for name in names:
         if not (folder / name).is_file():
-            raise InvalidRunFile(f"{INDEX} names {name}, which is not in {folder}")
+            raise InvalidRunFile(f"{INDEX} names {name}, which is not in {folder}: {_WHOLE}")
     return names
 
 

@@ -141,3 +141,4 @@ context = 32
     refused = run("run", "create", file, *place)
     assert refused.code == 2
     assert "made with another tokenizer than this model's" in refused.err
+    assert "--chat PATH makes one with its own" in refused.err

@@ -127,12 +127,18 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         "billion",
     ),
     "layers": (lambda folder: edit(folder, num_hidden_layers=10**12), "must lie between"),
-    "fewer": (lambda folder: edit(folder, num_hidden_layers=1), "does not have"),
-    "more": (lambda folder: edit(folder, num_hidden_layers=3), "no file of weights holds"),
+    "fewer": (
+        lambda folder: edit(folder, num_hidden_layers=1),
+        "does not have: take config.json and weights of one model",
+    ),
+    "more": (
+        lambda folder: edit(folder, num_hidden_layers=3),
+        r"no file of weights holds .*copy the folder once more",
+    ),
     "wider": (lambda folder: edit(folder, intermediate_size=65), "but config.json says"),
     "quantised": (
         lambda folder: edit(folder, quantization_config={"bits": 4}),
-        "quantization_config, which is not known",
+        "take the model that they were made from",
     ),
     "windows": (lambda folder: edit(folder, sliding_window=4), "sliding_window"),
     "lists": (lambda folder: edit(folder, rope_parameters=[1]), "must be a table"),
@@ -140,7 +146,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
         "pickle",
     ),
-    "empty": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+    "empty": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "no model.safetensors: copy the folder once more",
+    ),
     "cut": (lambda folder: replaced(folder, "model.safetensors", b"\x09"), "cut off"),
     "long header": (
         lambda folder: replaced(folder, "model.safetensors", b"\xff" * 7 + b"\x00" + b"{" * 99),
