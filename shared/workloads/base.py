@@ -389,7 +389,7 @@ class Workload(Protocol):
         """Forward and backward, for price and task sizing."""
 
     def fixed_bytes(self, config: Mapping[str, Any]) -> int:
-        """Memory beside what trained numbers take: of frozen weights, of one sample's activations."""
+        """Memory beside that of trained numbers: frozen weights, and activations of a sample."""
         return 0
 
     def libraries(self, config: Mapping[str, Any]) -> Sequence[str]:

@@ -391,7 +391,8 @@ def _lora(shape: Shape, raw: Mapping[str, Any]) -> Lora:
     for target in lora.targets:
         if target not in there:
             near = difflib.get_close_matches(target, there, n=1, cutoff=0.5)
-            hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(there)}"
+            hint = f'did you mean "{near[0]}"? There' if near else "there"
+            hint = f"{hint} are {', '.join(there)}"
             raise InvalidRunFile(
                 f'[model.lora] targets: {shape.model_type} has no matrix "{target[:80]}": {hint}'
             )

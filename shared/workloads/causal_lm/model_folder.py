@@ -97,7 +97,7 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
     for spec in architectures.schema(shape):
         if spec.name not in found:
             raise InvalidRunFile(
-                f"{folder}: no file of weights holds {spec.name}, which {SETTINGS} asks for: {_WHOLE}"
+                f"{folder}: no file of weights holds {spec.name}, of {SETTINGS}: {_WHOLE}"
             )
     return shape, {name: hashed(folder / name) for name in names}
 
@@ -132,7 +132,8 @@ def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) ->
             )
         if shape != shapes[known]:
             raise InvalidRunFile(
-                f"{file}: {known} has the shape {shape}, but {SETTINGS} says {shapes[known]}: {_ONE}"
+                f"{file}: {known} has the shape {shape}, but {SETTINGS} says {shapes[known]}:"
+                f" {_ONE}"
             )
         yield known
 
