@@ -31,6 +31,7 @@ status; `exit_code` what a command ends with. `retry_after_s` tells a client whe
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -187,10 +188,28 @@ class Configuration(VolunteerError):
 
 def why(error: Exception) -> str:
     """Return what went wrong with a file or a connection, as a sentence ends: without numbers and
-    Python's words.
+    Python's words. What the system says every day is in the catalogue.
     """
+    from shared.sentences import Sentence
+
     if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
+        return Sentence("it is not UTF-8 text")
+    known = {
+        errno.EACCES: Sentence("permission denied"),
+        errno.EEXIST: Sentence("file exists"),
+        errno.EHOSTUNREACH: Sentence("no route to host"),
+        errno.EIO: Sentence("input/output error"),
+        errno.EISDIR: Sentence("is a directory"),
+        errno.ENETUNREACH: Sentence("network is unreachable"),
+        errno.ENOENT: Sentence("no such file or directory"),
+        errno.ENOSPC: Sentence("no space left on device"),
+        errno.ENOTDIR: Sentence("not a directory"),
+        errno.EPERM: Sentence("operation not permitted"),
+        errno.EROFS: Sentence("read-only file system"),
+        errno.ETIMEDOUT: Sentence("connection timed out"),
+    }
+    if isinstance(error, OSError) and error.errno in known:
+        return known[error.errno]
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + text[1:]
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from shared.decoding import decode
-from shared.errors import Configuration, StorageFull
+from shared.errors import Configuration, StorageFull, why
 from shared.sentences import Sentence, english
 
 RECORD_BYTES_MAX = 4 << 20
@@ -43,9 +43,9 @@ def private_directory(path: Path) -> Path:
     except OSError as error:
         raise Configuration(
             Sentence(
-                "the directory {path} cannot be made: {strerror}",
+                "the directory {path} cannot be made: {why}",
                 path=path,
-                strerror=error.strerror,
+                why=why(error),
             )
         ) from error
     return path
@@ -90,7 +90,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
         return None
     except OSError as error:
         raise Configuration(
-            Sentence("{path} cannot be read: {strerror}", path=path, strerror=error.strerror)
+            Sentence("{path} cannot be read: {why}", path=path, why=why(error))
         ) from error
     try:
         if len(data) > RECORD_BYTES_MAX:

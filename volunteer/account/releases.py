@@ -86,6 +86,6 @@ def check_file(release: Release, path: Path) -> bool:
                 left -= len(part)
     except OSError as error:
         raise BadRequest(
-            Sentence("{path} cannot be read: {error}", path=path, error=why(error))
+            Sentence("{path} cannot be read: {why}", path=path, why=why(error))
         ) from error
     return found.hexdigest() == release.sha256

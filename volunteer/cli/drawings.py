@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import BadRequest, Configuration
+from shared.errors import BadRequest, Configuration, why
 from shared.sentences import Sentence
 from volunteer.cli.exit_codes import remark
 from volunteer.i18n.catalogue import _
@@ -41,9 +41,7 @@ def put(png: bytes, output: Path | None, display: Display) -> None:
             write_whole(output, clean)
         except OSError as error:
             raise Configuration(
-                Sentence(
-                    "{path} cannot be written: {strerror}", path=output, strerror=error.strerror
-                )
+                Sentence("{path} cannot be written: {why}", path=output, why=why(error))
             ) from error
         remark(_("written: {path}", path=output))
     elif sys.stdout.isatty():

@@ -110,7 +110,8 @@ def reason(error: BaseException) -> str:
         if isinstance(cause, ConnectionError):
             return Sentence("the connection was interrupted")
         if isinstance(cause, OSError) and cause.strerror:
-            return _plain(cause.strerror)
+            said = errors.why(cause)
+            return said if isinstance(said, Sentence) else _plain(cause.strerror)
     return _plain(str(error))
 
 

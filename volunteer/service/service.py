@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from shared.errors import Configuration
+from shared.errors import Configuration, why
 from shared.sentences import Sentence, of
 from volunteer.files import private_directory, write_whole
 from volunteer.service.units import Service, Target
@@ -59,9 +59,9 @@ def install(service: Service) -> None:
         except OSError as error:
             raise Configuration(
                 Sentence(
-                    "{path} cannot be written: {strerror}",
+                    "{path} cannot be written: {why}",
                     path=file.path,
-                    strerror=error.strerror,
+                    why=why(error),
                 )
             ) from error
     for command in service.start:
@@ -79,7 +79,7 @@ def remove(service: Service) -> bool:
             file.path.unlink(missing_ok=True)
         except OSError as error:
             raise Configuration(
-                Sentence("{path} cannot be removed: {why}", path=file.path, why=error.strerror)
+                Sentence("{path} cannot be removed: {why}", path=file.path, why=why(error))
             ) from error
     for command in service.stop[1:]:
         _run(command, must=False)
@@ -98,7 +98,9 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise Configuration(
-            Sentence("`{command}` could not be run: {why}", command=shlex.join(command), why=error)
+            Sentence(
+                "`{command}` could not be run: {why}", command=shlex.join(command), why=why(error)
+            )
         ) from error
     if must and done.returncode != 0:
         raise Configuration(_failed(command, (done.stderr or done.stdout).strip().splitlines()))
@@ -106,9 +108,9 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
 
 def _failed(command: tuple[str, ...], said: list[str]) -> Sentence:
     """Return what the system said, and what to do where that is known."""
-    why = of(said[-1].rstrip(".")) if said else Sentence("no reason was given")
-    failed = Sentence("`{command}` failed: {why}", command=shlex.join(command), why=why)
-    if "--user" not in command or "bus" not in why:
+    reason = of(said[-1].rstrip(".")) if said else Sentence("no reason was given")
+    failed = Sentence("`{command}` failed: {why}", command=shlex.join(command), why=reason)
+    if "--user" not in command or "bus" not in reason:
         return failed
     return Sentence(
         "{failed}. No systemd runs for this user, as in a container or after `su`: log in as this "

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shared.clock import Clock
-from shared.errors import Configuration, Unreachable, VolunteerError
+from shared.errors import Configuration, Unreachable, VolunteerError, why
 from shared.protocol.accounts import LeaveRequest
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence, plural
@@ -155,7 +155,7 @@ def remove(items: tuple[Belonging, ...]) -> list[str]:
                 item.path.unlink(missing_ok=True)
         except OSError as error:
             trouble.append(
-                Sentence("{path} cannot be removed: {why}", path=item.path, why=error.strerror)
+                Sentence("{path} cannot be removed: {why}", path=item.path, why=why(error))
             )
         else:
             _prune(item.path.parent)

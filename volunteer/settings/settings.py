@@ -22,7 +22,7 @@ from msgspec import Meta
 from msgspec.structs import FieldInfo
 
 from shared.decoding import choices, convert, in_words
-from shared.errors import BadRequest, Configuration, VolunteerError
+from shared.errors import BadRequest, Configuration, VolunteerError, why
 from shared.sentences import Sentence
 from shared.text import escaped
 from volunteer.files import private_directory, write_whole
@@ -420,7 +420,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise Configuration(
-            Sentence("{path} cannot be read: {strerror}", path=path, strerror=error.strerror)
+            Sentence("{path} cannot be read: {why}", path=path, why=why(error))
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Configuration(

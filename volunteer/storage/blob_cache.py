@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.errors import BadRequest, InvalidFrame, StorageFull
+from shared.errors import BadRequest, InvalidFrame, StorageFull, why
 from shared.sentences import Sentence, figure
 from shared.text import size as bytes_in_words
 from volunteer.files import private_directory
@@ -244,9 +244,9 @@ class Partial:
         except OSError as error:
             raise StorageFull(
                 Sentence(
-                    "{path} cannot be written: {strerror}",
+                    "{path} cannot be written: {why}",
                     path=self._path,
-                    strerror=error.strerror,
+                    why=why(error),
                 )
             ) from error
         self._hash.update(piece)

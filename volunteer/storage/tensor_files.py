@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import StorageFull
+from shared.errors import StorageFull, why
 from shared.sentences import Sentence
 from volunteer.files import PARTIAL_SUFFIX
 
@@ -29,7 +29,7 @@ def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
         raise StorageFull(
-            Sentence("{path} cannot be written: {error}", path=path, error=error)
+            Sentence("{path} cannot be written: {why}", path=path, why=why(error))
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

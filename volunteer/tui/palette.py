@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
+from shared.errors import why
 from volunteer.files import export, exports
 from volunteer.i18n.catalogue import _
 from volunteer.tui import keys
@@ -47,9 +48,7 @@ def screenshot(app: VolunteerApp) -> None:
     try:
         export(path, app.export_screenshot().encode())
     except OSError as error:
-        app.tell(
-            _("{path} cannot be written: {strerror}", path=path, strerror=error.strerror), "error"
-        )
+        app.tell(_("{path} cannot be written: {why}", path=path, why=why(error)), "error")
     else:
         app.tell(_("written to {path}", path=path))
 

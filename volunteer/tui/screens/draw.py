@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from shared.errors import VolunteerError
+from shared.errors import VolunteerError, why
 from shared.protocol.accounts import RunInfo
 from shared.protocol.inference import ModelCard
 from shared.text import printable
@@ -185,7 +185,7 @@ class Draw(Screen[None]):
         try:
             export(path, png)
         except OSError as error:
-            self._say(_("{path} cannot be written: {strerror}", path=path, strerror=error.strerror))
+            self._say(_("{path} cannot be written: {why}", path=path, why=why(error)))
         else:
             self._say(_("written to {path}", path=path))
 

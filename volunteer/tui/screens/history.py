@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
-from shared.errors import VolunteerError
+from shared.errors import VolunteerError, why
 from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LedgerRow
@@ -303,7 +303,7 @@ class History(QueryPage):
             )
         except OSError as error:
             self.volunteer.tell(
-                _("{path} cannot be written: {strerror}", path=path, strerror=error.strerror),
+                _("{path} cannot be written: {why}", path=path, why=why(error)),
                 "error",
             )
         else:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from shared.errors import VolunteerError
+from shared.errors import VolunteerError, why
 from shared.protocol import endpoints
 from shared.protocol.accounts import Me
 from shared.protocol.listings import LeaderRow, LedgerRow
@@ -196,7 +196,7 @@ class Leaderboard(QueryPage):
             self.volunteer.tell(error.message, "error")
         except OSError as error:
             self.volunteer.tell(
-                _("{path} cannot be written: {strerror}", path=path, strerror=error.strerror),
+                _("{path} cannot be written: {why}", path=path, why=why(error)),
                 "error",
             )
         else:

@@ -11,7 +11,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Input
 
-from shared.errors import VolunteerError
+from shared.errors import VolunteerError, why
 from shared.text import printable
 from volunteer.control import events
 from volunteer.control.commands import SettingRow
@@ -210,9 +210,9 @@ class LogPage(Page):
         except OSError as error:
             self.volunteer.tell(
                 _(
-                    "copied; {path} cannot be written: {strerror}",
+                    "copied; {path} cannot be written: {why}",
                     path=path,
-                    strerror=error.strerror,
+                    why=why(error),
                 ),
                 "warning",
             )

@@ -47,7 +47,7 @@ from volunteer.settings.settings import directories
 OTHERS = re.compile(
     r"^volunteer: |volunteer join '[^']*'|`[^`]*`|--[a-z-]+(?: NAME| VALUE)?|NAME=VALUE|"
     r"(?:benchmark|create), [a-z, ]+|(?:schedule|play|gpt|pause|bell|work|easy|mon), [a-z_, -]+|"
-    r'"[^"]*", "[^"]*"|once upon a time|Little Lab|No such file or directory|Not a directory'
+    r'"[^"]*", "[^"]*"|once upon a time|Little Lab'
 )
 Said = Callable[..., set[str]]
 

@@ -95,7 +95,7 @@ def test_another_profile_and_the_settings_it_shares_are_left_alone(tmp_path: Pat
 def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     inside = Belonging(what="service", path=tmp_path / "file" / "unit", size=1, goes=True)
-    assert remove((inside,)) == [f"{inside.path} cannot be removed: Not a directory"]
+    assert remove((inside,)) == [f"{inside.path} cannot be removed: not a directory"]
 
 
 # --------------------------------------------------------------------------------- handing back
