@@ -17,6 +17,7 @@ import msgspec
 
 from shared.protocol.accounts import Me
 from shared.text import duration, printable
+from volunteer.i18n.catalogue import _, number
 from volunteer.stats.card_data import Part
 from volunteer.text import loss, measured
 
@@ -114,10 +115,15 @@ def share_words(facts: CardFacts) -> str:
     """Return how much of a model is somebody's."""
     run = _clean(facts.run, 40)
     if not facts.mine or facts.version <= 0:
-        return f"helps to train {run}"
+        return _("helps to train {run}", run=run)
     share = min(1.0, len(facts.mine) / facts.version)
-    percent = "under 1" if share < 0.01 else f"{math.floor(share * 100)}"
-    return f"contributed to {percent} % of the {facts.version:,} versions of {run}"
+    percent = _("under {n}", n=1) if share < 0.01 else f"{math.floor(share * 100)}"
+    return _(
+        "contributed to {percent} % of the {versions} versions of {run}",
+        percent=percent,
+        versions=number(facts.version, ","),
+        run=run,
+    )
 
 
 def _summary(facts: CardFacts) -> str:
@@ -137,11 +143,11 @@ def _head(facts: CardFacts) -> list[str]:
 
 def _numbers(facts: CardFacts) -> list[str]:
     figures = [
-        (f"{facts.merged:,}", "contributions merged"),
-        (f"{len(facts.mine):,}", "versions with my work"),
+        (number(facts.merged, ","), _("contributions merged")),
+        (number(len(facts.mine), ","), _("versions with my work")),
     ]
     if facts.device_s is not None:
-        figures.insert(0, (duration(facts.device_s), "of computing given"))
+        figures.insert(0, (duration(facts.device_s), _("of computing given")))
     if len(facts.points) > 1:
         figures.append(
             (
@@ -150,8 +156,8 @@ def _numbers(facts: CardFacts) -> list[str]:
             )
         )
     parts = []
-    for number, (value, name) in enumerate(figures):
-        x = 60 + number * 274
+    for place, (value, name) in enumerate(figures):
+        x = 60 + place * 274
         parts += [
             _box(x, 252, 258, 92),
             _text(x + 20, 297, value, min(30, FIGURE_ROOM // len(value)), TEXT, weight=700),
@@ -164,11 +170,14 @@ def _curve(facts: CardFacts) -> list[str]:
     x, y, width, height = 60, 360, 532, 196
     parts = [
         _box(x, y, width, height),
-        _text(x + 20, y + 30, f"{measured(facts.measure)} by version", 16, DIM),
+        _text(x + 20, y + 30, _("{measure} by version", measure=measured(facts.measure)), 16, DIM),
     ]
     points = _thinned(facts.points)
     if len(points) < 2:
-        return [*parts, _text(x + 20, y + 110, "the curve begins with the next versions", 17, DIM)]
+        return [
+            *parts,
+            _text(x + 20, y + 110, _("the curve begins with the next versions"), 17, DIM),
+        ]
     lowest, highest = min(p[1] for p in points), max(p[1] for p in points)
     first, last = points[0][0], points[-1][0]
 
@@ -190,9 +199,10 @@ def _curve(facts: CardFacts) -> list[str]:
             f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4.5" fill="{GREEN}" stroke="{GROUND}"/>'
         )
     if mine:
+        word = _("with my work")
         parts += [
-            f'<circle cx="{x + width - 158}" cy="{y + 25}" r="4.5" fill="{GREEN}"/>',
-            _text(x + width - 20, y + 30, "with my work", 15, DIM, anchor="end"),
+            f'<circle cx="{x + width - 62 - 8 * len(word)}" cy="{y + 25}" r="4.5" fill="{GREEN}"/>',
+            _text(x + width - 20, y + 30, word, 15, DIM, anchor="end"),
         ]
     return parts
 
@@ -205,13 +215,13 @@ def _samples(facts: CardFacts) -> list[str]:
         return [*parts, *_pictures(x, y, drawn)]
     told = [sample for sample in (facts.before, facts.after) if sample is not None]
     if not told:
-        return [*parts, _text(x + 20, y + 110, "samples of the model appear here", 17, DIM)]
+        return [*parts, _text(x + 20, y + 110, _("samples of the model appear here"), 17, DIM)]
     rows = SAMPLE_LINES if len(told) == 1 else SAMPLE_LINES // 2
     at = y + 30
-    for number, (version, text) in enumerate(told):
-        newest = number == len(told) - 1
-        word = "now" if newest and len(told) > 1 else "before"
-        parts.append(_text(x + 20, at, f"{word}, version {version}", 16, AMBER if newest else DIM))
+    for place, (version, text) in enumerate(told):
+        newest = place == len(told) - 1
+        word = _("now") if newest and len(told) > 1 else _("before")
+        parts.append(_text(x + 20, at, _dated(word, version), 16, AMBER if newest else DIM))
         for row in _rows(text, rows):
             at += 22
             parts.append(_text(x + 20, at, row, 17, TEXT if newest else DIM, mono=True))
@@ -219,15 +229,19 @@ def _samples(facts: CardFacts) -> list[str]:
     return parts
 
 
+def _dated(word: str, version: int) -> str:
+    return _("{word}, version {version}", word=word, version=version)
+
+
 def _pictures(x: float, y: float, drawn: Sequence[tuple[int, bytes]]) -> list[str]:
     """Return the pictures of one or two versions, each in half of the box."""
     parts = []
-    for number, (version, png) in enumerate(drawn):
-        newest = number == len(drawn) - 1
-        at = x + 20 + number * 256
-        word = "now" if newest and len(drawn) > 1 else "before"
+    for place, (version, png) in enumerate(drawn):
+        newest = place == len(drawn) - 1
+        at = x + 20 + place * 256
+        word = _("now") if newest and len(drawn) > 1 else _("before")
         parts += [
-            _text(at, y + 30, f"{word}, version {version}", 16, AMBER if newest else DIM),
+            _text(at, y + 30, _dated(word, version), 16, AMBER if newest else DIM),
             f'<image x="{at}" y="{y + 44}" width="236" height="138" '
             'preserveAspectRatio="xMinYMin meet" style="image-rendering: pixelated" '
             f'href="data:image/png;base64,{b64encode(png).decode()}"/>',
@@ -236,7 +250,7 @@ def _pictures(x: float, y: float, drawn: Sequence[tuple[int, bytes]]) -> list[st
 
 
 def _foot(facts: CardFacts) -> list[str]:
-    parts = [_text(60, 600, "trained together on volunteers' machines", 18, DIM)]
+    parts = [_text(60, 600, _("trained together on volunteers' machines"), 18, DIM)]
     if facts.page:
         shown = printable(facts.page, 78)
         parts.append(_text(WIDTH - 60, 600, shown, 18, BLUE, anchor="end"))

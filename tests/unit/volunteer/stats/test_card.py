@@ -19,7 +19,9 @@ from shared.protocol.endpoints import Endpoint
 from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import BlobRef, VersionInfo
 from shared.workloads.data.image_files import read_png, write_png
+from tests.support.greek import in_english, pseudo
 from tests.tui.scenes import AFTER, BEFORE, ME, RUN
+from volunteer.i18n import catalogue
 from volunteer.stats.card import CardFacts, card, card_facts, share_words
 from volunteer.stats.card_data import Part, part
 
@@ -72,6 +74,17 @@ def test_it_says_what_was_given() -> None:
         "now, version 41",
     ):
         assert said in text
+
+
+def test_it_speaks_the_language_of_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "_current", pseudo())
+    others = re.compile("Little Lab|VOLUNTEER")
+    seen = replace(FACTS, before=None, after=None, description="")
+    for facts in (
+        replace(seen, drawn_before=(0, b""), drawn_after=(4, b"")),
+        replace(seen, mine=(), points=()),
+    ):
+        assert in_english(words(card(facts)), others) == set()
 
 
 def test_another_measure_has_its_name_and_stays_in_its_box() -> None:
