@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import StrEnum
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from shared.decoding import decode
-from shared.errors import Unreachable
+from shared.errors import Unreachable, why
 from shared.sentences import Sentence, Words, english, figure, parts, plural
 from shared.text import printable
 from volunteer.i18n.catalogue import Choice, choose, shown, use
@@ -90,3 +91,11 @@ def test_it_stays_a_sentence_when_it_is_made_safe_for_a_terminal() -> None:
     said = printable(Sentence("{host} did not answer in time", host="a\x1b[31m"))
     assert shown(said) == "a [31m hat nicht rechtzeitig geantwortet"
     assert said == "a [31m did not answer in time"
+
+
+def test_what_the_system_says_every_day_is_in_the_catalogue() -> None:
+    said = why(FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"))
+    assert isinstance(said, Sentence)
+    assert said == said.message == "no such file or directory"
+    assert why(OSError(errno.EXDEV, "Invalid cross-device link")) == "invalid cross-device link"
+    assert why(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x")) == "it is not UTF-8 text"
