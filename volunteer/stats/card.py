@@ -117,11 +117,17 @@ def share_words(facts: CardFacts) -> str:
     if not facts.mine or facts.version <= 0:
         return _("helps to train {run}", run=run)
     share = min(1.0, len(facts.mine) / facts.version)
-    percent = _("under {n}", n=1) if share < 0.01 else f"{math.floor(share * 100)}"
+    versions, percent = number(facts.version, ","), math.floor(share * 100)
+    if percent < 1:
+        return _(
+            "contributed to under 1 % of the {versions} versions of {run}",
+            versions=versions,
+            run=run,
+        )
     return _(
         "contributed to {percent} % of the {versions} versions of {run}",
         percent=percent,
-        versions=number(facts.version, ","),
+        versions=versions,
         run=run,
     )
 
