@@ -63,7 +63,7 @@ async def test_a_team_from_its_founding_to_its_end(
             await MergeRounds(home, name, (mia, bob), lambda: 0.0).round(1)
             code, out, _ = await run("team", "create", "Owls")
             assert code == 0
-            secret = out.partition("code ")[2].partition(":")[0]
+            secret = out.partition("volunteer team join ")[2].partition("`")[0]
             code, out, err = await run("team", "join", "nonsense", "--profile", "bob")
             assert code == 1
             assert "code" in err
