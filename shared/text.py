@@ -116,6 +116,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def whole_percent(share: float) -> int:
+    """Return a share in whole per cent, 100 only when all is done."""
+    return min(100, int(max(0.0, share) * 100 + 1e-9))
+
+
 def credit(micro: int, digits: int = 2) -> str:
     """Micro-credits as credits."""
     return f"{micro / MICRO:,.{digits}f}"

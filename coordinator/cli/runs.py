@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
-from shared.text import credit, duration, size
+from shared.text import credit, duration, size, whole_percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,7 +190,7 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
         "version": lambda r: r.version if r.version >= 0 else None,
         "loss": lambda r: r.loss,
         "workers": lambda r: r.workers,
-        "progress": lambda r: "-" if r.progress is None else f"{r.progress:.0%}",
+        "progress": lambda r: "-" if r.progress is None else f"{whole_percent(r.progress)} %",
     }
     table(runs, columns, where.hint("No run yet: `coordinator run create --example`"))
 

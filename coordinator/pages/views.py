@@ -20,7 +20,7 @@ from coordinator.runs.public import HISTORY_REST, PublicRuns
 from coordinator.ttl_cache import Kept
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
-from shared.text import counted
+from shared.text import counted, whole_percent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -361,7 +361,7 @@ def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:
         items=words.amount(info.tokens),
         device=words.hours(device_s),
         merging=info.merging.partition(" or ")[0],
-        progress="" if info.progress is None else f"{100 * info.progress:.0f}",
+        progress="" if info.progress is None else str(whole_percent(info.progress)),
     )
 
 

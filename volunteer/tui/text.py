@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 from rich.cells import cell_len, set_cell_size
 
-from shared.text import printable
+from shared.text import printable, whole_percent
 from volunteer.i18n.catalogue import _, localized
 
 Span: TypeAlias = tuple[str, str]  # text, role
@@ -296,7 +296,7 @@ def when(at: float, now: float) -> str:
 
 def percent(share: float) -> str:
     """Return whole per cent, 100 only when it is done."""
-    return f"{min(100, int(max(0.0, share) * 100 + 1e-9))} %"
+    return f"{whole_percent(share)} %"
 
 
 def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, update
 from coordinator.database.tables.contributions import contributions
 from coordinator.pages import words
 from coordinator.runs.landmarks import is_milestone, milestones_until
-from shared.text import credit, size
+from shared.text import credit, size, whole_percent
 from tests.e2e.pages.test_pages import merged
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.served import served
@@ -114,12 +114,12 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
         assert page.terms[term] == said
 
     merging = info["merging"].partition(" or ")[0]
-    assert f"Done {100 * info['progress']:.0f} % {merging}" in page.words
+    assert f"Done {whole_percent(info['progress'])} % {merging}" in page.words
     said_live = {
         "state": info["state"], "version": str(info["version"]), "loss": loss,
         "workers": str(info["workers"]), "accepted": f"{good:,}",
         "items": words.amount(info["tokens"]), "device": words.hours(checks["work_s"]),
-        "merging": merging, "progress": f"{100 * info['progress']:.0f}",
+        "merging": merging, "progress": str(whole_percent(info["progress"])),
     }  # fmt: skip
     assert live == said_live
 

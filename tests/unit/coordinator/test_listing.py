@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from coordinator.cli import runs
 from coordinator.cli.listing import table
 from coordinator.cli.runs import best_note, print_versions
 from shared.protocol.versions import VersionInfo
 from shared.text import cells
+from volunteer.tui.text import percent
 
 
 class Row(msgspec.Struct):
@@ -25,6 +28,19 @@ def test_columns_stand_below_each_other_whatever_a_name_is_written_in(
     table(rows, {"name": lambda r: r.name, "credits": lambda r: r.credits}, "none")
     lines = capsys.readouterr().out.splitlines()
     assert {cells(line.rstrip()) for line in lines} == {cells(lines[0].rstrip())}
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.036, "3 %"), (0.999, "99 %"), (1.0, "100 %")])
+def test_progress_is_told_as_the_volunteers_program_tells_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], share: float, said: str
+) -> None:
+    row = SimpleNamespace(
+        name="r", state="running", workload="gpt", version=1, loss=None, workers=1, progress=share
+    )
+    monkeypatch.setattr(runs, "call", lambda where, name: [row])
+    runs.listing()
+    assert said == percent(share)
+    assert capsys.readouterr().out.rstrip().endswith(said)
 
 
 def version(number: int, loss: float | None, **more: Any) -> VersionInfo:
