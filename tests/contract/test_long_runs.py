@@ -20,7 +20,7 @@ from shared.workloads.data.image_files import write_png
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.long_run import effort, grow, look_again
 from tests.support.rounds import MergeRounds
-from tests.support.run_rows import add_run, add_version
+from tests.support.run_rows import add_run, add_versions
 
 SHORT, LONG = 100, 2000  # rounds before: a page of history is full after the first
 LOOKED_AT = 3  # rounds, of each
@@ -78,8 +78,7 @@ async def test_a_round_costs_no_more_after_many(
 async def test_a_long_curve_keeps_its_shape_and_its_end(database: Database) -> None:
     def learn(conn: Connection) -> int:
         run = add_run(conn)
-        for version in range(1, 1001):
-            add_version(conn, run, version)
+        add_versions(conn, run, 1000)
         e = table.c
         made = [
             {"run_id": run, "version": v, "state": "done", "loss": 10.0 - v / 1000, "at": float(v)}
@@ -119,8 +118,7 @@ async def test_strangers_asking_for_samples_read_no_history(
                     | {"message": "", "pruned": True}
                     for v in range(1, SAMPLED)
                 ]
-                for version in range(1, SAMPLED):
-                    add_version(conn, row.id, version)
+                add_versions(conn, row.id, SAMPLED - 1)
                 conn.execute(delete(table).where(table.c.run_id == row.id, table.c.version > 0))
                 conn.execute(insert(table), made)
 

@@ -27,7 +27,7 @@ from tests.support.long_run import effort, look_again
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 from tests.support.virtual_clock import VirtualClock
 
-VERSIONS, WORKERS = 50_000, 10_000
+VERSIONS, WORKERS = 20_000, 10_000
 LITTLE = 4_000  # steps of SQLite's machine, or rows that PostgreSQL read: of the overview alone
 A_WORKER = 60  # of the census, for each worker
 NEWEST = 150_000  # of the census, for the newest contributions, failures and checks

@@ -24,7 +24,7 @@ from tests.support.failpoints import kill
 from tests.support.load_clients import Diary, Numbers, losses
 from tests.support.local_coordinator import RUN
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "10"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "6"))
 VOLUNTEERS = 6
 STEPS = 30
 # with an optimiser of its own, so that a merge writes two blobs

@@ -132,7 +132,8 @@ async def test_learners_of_games_are_measured_and_done_again_like_others(tmp_pat
     """A merge there is one learner's, and nothing else stood between a stranger and the model."""
     settings = {"open": True, "proof_of_work_bits": 1}
     async with local_coordinator(tmp_path / "coordinator", **settings) as home:
-        await home.coordinator.runs.create(GAMES + "[trust]\nforward = 1.0\nrecompute = 1.0\n")
+        quick = GAMES.replace("simulations = 16", "simulations = 8")
+        await home.coordinator.runs.create(quick + "[trust]\nforward = 1.0\nrecompute = 1.0\n")
         await home.coordinator.runs.start("gomoku")
         async with home.coordinator.working():
             honest = LocalMachine(tmp_path / "honest", home)

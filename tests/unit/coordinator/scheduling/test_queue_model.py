@@ -325,11 +325,11 @@ def world(database_url: str) -> Iterator[World]:
     world.close()
 
 
-def test_the_queue_does_what_the_model_says(world: World) -> None:
+def test_the_queue_does_what_the_model_says(world: World, database_url: str) -> None:
     run_state_machine_as_test(
         type("WorldlyQueueMachine", (QueueMachine,), {"world": world}),
         settings=settings(
-            max_examples=40,
+            max_examples=40 if database_url.startswith("sqlite") else 20,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

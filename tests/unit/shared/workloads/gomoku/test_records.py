@@ -181,7 +181,7 @@ def trained(weights: Weights, records: list[GameRecord], path: Path) -> Weights:
 
 @pytest.mark.slow
 def test_fakes_are_refused_and_honest_games_are_not(tmp_path: Path) -> None:
-    count, rng = 120, np.random.default_rng(3)
+    count, rng = 60, np.random.default_rng(3)
     old = lively()
     new = trained(old, play(old, 24, tmp_path), tmp_path)
     honest = play(new, count, tmp_path, base_version=3, base_sha256="new")
