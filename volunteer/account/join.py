@@ -77,8 +77,8 @@ def check_server(server: ServerInfo, public_key: str) -> None:
     if server.protocol_min > PROTOCOL:
         raise UpgradeRequired(
             Sentence(
-                "the coordinator speaks version {protocol_min} and up, this is {protocol}: "
-                "pipx upgrade volunteer",
+                "this program is too old for the coordinator (protocol {protocol}, it needs "
+                "{protocol_min}): `pipx upgrade volunteer`",
                 protocol_min=server.protocol_min,
                 protocol=PROTOCOL,
             )
@@ -111,11 +111,12 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
     try:
         key = bytes.fromhex(server.public_key)
     except ValueError as error:
-        raise BadSignature(Sentence("the coordinator shows a key that is none")) from error
+        said = Sentence("the coordinator's key cannot be read: ask your organiser for a new link")
+        raise BadSignature(said) from error
     if link.fingerprint and not fits(key, link.fingerprint):
         raise BadSignature(
             Sentence(
-                "who answers at this address is not who your link names: ask your organiser "
+                "another coordinator answers here than your link names: ask your organiser "
                 "for a new link"
             )
         )

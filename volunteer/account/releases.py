@@ -37,7 +37,9 @@ def announced(signed: SignedRelease | None, public_key: str) -> Release | None:
     try:
         found = decode(payload, Release)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(Sentence("the coordinator announces a release that is none")) from error
+        raise BadRequest(
+            Sentence("the coordinator announces a release that cannot be read")
+        ) from error
     if found.kind != "release" or not _VERSION.fullmatch(found.version):
         raise BadRequest(Sentence("the coordinator announces a release without a version"))
     if not _SHA256.fullmatch(found.sha256):

@@ -75,7 +75,7 @@ log = logging.getLogger(__name__)
 
 JOIN_S = 2.0
 FINISHING = Sentence("finishing: no new work after the current task")
-LAPSED = Sentence("its time ran out while this volunteer was away, so it is not gone on with")
+LAPSED = Sentence("its time ran out while this volunteer was away, so it is dropped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,7 +209,10 @@ class Client:
                         near and is_loopback(request.url.host)
                     ):
                         raise errors.Unreachable(
-                            Sentence("{host} is not asked without https", host=request.url.host)
+                            Sentence(
+                                "{host} is not asked: its address is not encrypted (https)",
+                                host=request.url.host,
+                            )
                         )
                     response = await http.send(request, stream=True)
                     try:

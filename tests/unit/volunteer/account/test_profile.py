@@ -162,7 +162,7 @@ async def test_a_link_that_names_another_key_is_refused_before_anything_is_told(
         machine = LocalMachine(tmp_path / "machine", home)
         network = Network(home.transport)
         control = machine.engine(network).control
-        with pytest.raises(BadSignature, match="not who your link names"):
+        with pytest.raises(BadSignature, match="another coordinator answers"):
             await control.join("http://127.0.0.1:1/join#key=aaaa-aaaa-aaaa-aaaa-aaaa-aaaa")
         assert network.seen == ["GET /api/v1/server"]
         with pytest.raises(BadRequest):
