@@ -237,11 +237,13 @@ def _checked(word: str) -> str:
 
 
 # launchd, which starts again whatever fails and knows no exception: the shell makes those ends a
-# success.
+# success. A signal may come before the shell knows its child.
 
 _LAUNCHD_SCRIPT = """\
-trap 'kill -TERM "$child" 2>/dev/null' TERM INT
+ended=
+trap 'ended=1; kill -TERM "$child" 2>/dev/null' TERM INT
 "$@" & child=$!
+test -z "$ended" || kill -TERM "$child" 2>/dev/null
 wait "$child"; code=$?
 while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
 case "$code" in {no_restart}) exit 0 ;; esac

@@ -109,6 +109,25 @@ def test_launchd_lets_the_volunteer_end_in_its_own_way(tmp_path: Path) -> None:
     assert mark.read_text() == "well\n"
 
 
+def test_launchd_loses_no_signal_that_comes_while_the_volunteer_starts(tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    found = service(
+        tmp_path, system="darwin", program=("/bin/sh", "-c", "echo ready; exec sleep 60")
+    )
+    shell, option, script, *program = plistlib.loads(found.files[0].data)["ProgramArguments"]
+    late = script.replace("child=$!", f"until [ -e {sent} ]; do sleep 0.01; done; child=$!", 1)
+    assert late != script
+    with subprocess.Popen([shell, option, late, *program], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        running.send_signal(signal.SIGTERM)
+        sent.touch()
+        try:
+            assert running.wait(timeout=10) == 128 + signal.SIGTERM
+        finally:
+            running.kill()
+
+
 def test_windows_gets_a_task(tmp_path: Path) -> None:
     found = service(
         tmp_path,
