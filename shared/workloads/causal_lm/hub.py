@@ -29,6 +29,7 @@ _REFERENCE = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"[\w.+-]{1,64}", re.ASCII)
+_MIRROR = "try again, or ask another mirror (HF_ENDPOINT)"
 # Beside the settings and the weights; each may be missing.
 _BESIDE = (TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
 _BESIDE_MAX = {TOKENIZER: FILE_BYTES_MAX}
@@ -86,7 +87,7 @@ def resolved(source: str) -> Found:
     if not _COMMIT.fullmatch(commit) or (wanted.pinned and commit != wanted.revision):
         raise InvalidRunFile(
             f"[model] from: the hub answers {wanted.text} with the commit {escaped(commit, 60)},"
-            " which is another one"
+            f" which is another one: {_MIRROR}"
         )
     if len(files) > _LISTED_MAX:
         raise InvalidRunFile(f"{wanted.text} has more than {_LISTED_MAX:,} files")
@@ -119,7 +120,8 @@ def fetched(found: Found) -> Path:
     if free < _SPACE * total:
         raise InvalidRunFile(
             f"{found.reference.text} has {size(total)} of weights, which need"
-            f" {size(_SPACE * total)} on this disk; {size(free)} are free"
+            f" {size(_SPACE * total)} on this disk; {size(free)} are free: make room, or move the"
+            " library's cache with HF_HOME"
         )
     for name in (*(name for name in _BESIDE if name in found.sizes), *names):
         path = _file(found, name, found.sizes[name])
@@ -169,12 +171,13 @@ def _weights(found: Found) -> list[str]:
     else:
         raise InvalidRunFile(
             f"{found.reference.text} has no weights in safetensors ({whole}): pickles can run code"
-            " and are never fetched"
+            " and are never fetched; take a revision or a copy that has them"
         )
     for name in names:
         if not found.sizes.get(name):
             raise InvalidRunFile(
-                f"{INDEX} names {name}, which {found.reference.text} does not have"
+                f"{INDEX} names {name}, which {found.reference.text} does not have: take a revision"
+                " that is whole"
             )
     return names
 
@@ -184,7 +187,9 @@ def _file(found: Found, name: str, bytes_max: int) -> Path:
     from huggingface_hub import hf_hub_download
 
     if name not in found.sizes:
-        raise InvalidRunFile(f"{found.reference.text} has no {name}")
+        raise InvalidRunFile(
+            f"{found.reference.text} has no {name}: take a model of the library transformers"
+        )
     _check_size(found, name, bytes_max)
     repository, commit = found.reference
 
@@ -197,7 +202,7 @@ def _file(found: Found, name: str, bytes_max: int) -> Path:
             raise InvalidRunFile(
                 f"{name} of {found.reference.text} has {seen.file_size} bytes at commit"
                 f" {seen.commit_hash}, but {found.sizes[name]} were listed: the hub, or a mirror of"
-                " it, does not serve what it lists"
+                f" it, does not serve what it lists: {_MIRROR}"
             )
         return Path(fetch())
 
@@ -273,7 +278,8 @@ def _refusals(wanted: Reference) -> Iterator[Any]:
                 raise InvalidRunFile(f"[model] from: {sentence()}") from None
         if isinstance(error, theirs.RemoteEntryNotFoundError):
             raise InvalidRunFile(
-                f"[model] from: a file that {wanted.text} lists is not there: {_first(error)}"
+                f"[model] from: a file that {wanted.text} lists is not there ({_first(error)}):"
+                f" {_MIRROR}"
             ) from None
         raise Unavailable(f"{wanted.text} cannot be fetched: {_first(error)}") from None
 

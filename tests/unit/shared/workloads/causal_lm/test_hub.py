@@ -140,15 +140,21 @@ HOSTILE: dict[str, tuple[Callable[[Repository], Any], str]] = {
     "code of its own": (settings(auto_map={"AutoModel": "x.py"}), "asks for code of its own"),
     "a setting that is not known": (settings(rope_magic=7), "has the setting rope_magic"),
     "a path in the name of a file": (shards("../../etc/a.safetensors"), "only plain names of"),
-    "a file that the index alone names": (shards("b.safetensors"), "names b.safetensors, which"),
+    "a file that the index alone names": (
+        shards("b.safetensors"),
+        "names b.safetensors, which .*: take a revision",
+    ),
     "a tokenizer of 500 MB": (
         listing(**{"tokenizer.json": 500 << 20}),
         "tokenizer.json of hub:ann/tiny@.* has 524 MB: more than 67.1 MB are not read",
     ),
     "settings of 10 MB": (listing(**{SETTINGS: 10 << 20}), "more than 1.05 MB are not read"),
     "more weights than the model has": (listing(**{WEIGHTS: 1 << 40}), "lists 1.1 TB of weights"),
-    "a pickle": (pickled, "pickles can run code and are never fetched"),
-    "no settings": (lambda model: model.commit({WEIGHTS: b"x"}), "has no config.json"),
+    "a pickle": (pickled, "never fetched; take a revision or a copy"),
+    "no settings": (
+        lambda model: model.commit({WEIGHTS: b"x"}),
+        "has no config.json: take a model of the library",
+    ),
 }
 
 
@@ -178,11 +184,11 @@ def test_what_is_missing_or_moved_is_said(hub: FakeHub, monkeypatch: pytest.Monk
     with pytest.raises(InvalidRunFile, match="the hub has no model ann/none"):
         config("hub:ann/none@main")
     model.lost.add(WEIGHTS)
-    with pytest.raises(InvalidRunFile, match=r"a file that hub:ann/tiny@.* lists is not there"):
+    with pytest.raises(InvalidRunFile, match=r"lists is not there .*ask another mirror"):
         config()
     model.lost.clear()
     model.answered_as = "f" * 40
-    with pytest.raises(InvalidRunFile, match=r"with the commit ffff.*, which is another one"):
+    with pytest.raises(InvalidRunFile, match=r"ffff.*, which is another one: try again"):
         config(f"hub:ann/tiny@{commit}")
     model.answered_as = ""
     hub.failing = 100
