@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.accounts.suspension import suspend
-from coordinator.checking.case import Case, Draws
+from coordinator.checking.case import Case, Draws, silent
 from coordinator.checking.redo import likeness
 from coordinator.database import contributions, recomputes, runs, tasks, verdicts
 from coordinator.database import volunteers as accounts
@@ -43,17 +43,22 @@ from shared.protocol.contributions import Commitment
 from shared.protocol.leases import AuditWork
 from shared.protocol.limits import AUDIT_BYTES
 from shared.protocol.versions import BlobRef
-from shared.tensors import sketch
+from shared.tensors import quantize, sketch
+from shared.tensors.update import opened
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
     from coordinator.signals import Signals
     from coordinator.storage.blobs import BlobStore
     from shared.clock import Clock
+    from shared.tensors.spec import Schema
 
 POLL_S = 60.0
 THANKS = "your sums are here; the organiser settles what differs"
@@ -137,7 +142,7 @@ class Audits:
         path = await self._blobs.local(row.sha256)
         sums = await in_pool(_sums, path)
         found = None if sums is None else await self._compared(audit, checked, run, sums)
-        if await self._db.write(lambda conn: self._decide(conn, row.id, checked, sums, found)):
+        if await self._db.write(lambda conn: self._decide(conn, row.id, sums, found)):
             self.seconds += row.train_s
         self._signals.notify("recomputes")
 
@@ -146,10 +151,10 @@ class Audits:
     ) -> Likeness | None:
         """Return the sums beside those of the update; None where that is gone."""
         try:
-            path = await self._blobs.local(checked.sha256)
-            own = await in_pool(
-                sketch.sums_of_file, path, definition(run).schema, checked.codec, audit.seed
-            )
+            said = recomputes.commitment_of(checked)
+            names = (checked.sha256, said.kept, said.residual)
+            files = [await self._blobs.local(name) if name else None for name in names]
+            own = await in_pool(_own, files, definition(run).schema, checked.codec, audit.seed)
         except VolunteerError as error:
             log.warning("audit", contribution=checked.id, reason=str(error))
             return None
@@ -159,7 +164,6 @@ class Audits:
         self,
         conn: Connection,
         contribution_id: int,
-        checked: ContributionRow,
         sums: bytes | None,
         found: Likeness | None,
     ) -> bool:
@@ -175,7 +179,7 @@ class Audits:
             judgement = Judgement(state="rejected", reason=Reason.FRAME.value, message=why)
         elif accounts.is_suspended(conn, row.volunteer_id):
             judgement = SUSPENDED
-        elif audit.state != "open" and not _right(conn, audit, checked, found):
+        elif audit.state != "open" and not _right(conn, audit, found):
             judgement = TOO_LATE
         verdicts.decide(
             conn,
@@ -196,7 +200,7 @@ class Audits:
                 audits.leave(conn, audit)
             return False
         escrow.hold(conn, [row], now)
-        self._answered(conn, audit, (row, checked), sums, found)
+        self._answered(conn, audit, row, sums, found)
         return True
 
     def _put_back(self, conn: Connection, row: ContributionRow, why: str, now: float) -> None:
@@ -215,15 +219,14 @@ class Audits:
         self,
         conn: Connection,
         audit: AuditRow,
-        rows: tuple[ContributionRow, ContributionRow],
+        row: ContributionRow,
         sums: bytes,
         found: Likeness | None,
     ) -> None:
         """Note an answer: what agrees ends the recompute, unless it is drawn."""
-        row, checked = rows
         if audit.state != "open":
             return  # the organiser was faster
-        agrees = found is not None and rules.agree(found, checked.codec)
+        agrees = found is not None and rules.agree(found)
         again = self._draws.confirmed(row, audits.passed_by(conn, row.volunteer_id))
         if agrees and not (again and _settles(conn, audit, self._clock.now())):
             audits.answer(conn, audit, row, sums, "done")
@@ -233,13 +236,21 @@ class Audits:
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
 
 
-def _right(
-    conn: Connection, audit: AuditRow, checked: ContributionRow, found: Likeness | None
-) -> bool:
+def _right(conn: Connection, audit: AuditRow, found: Likeness | None) -> bool:
     """Return True if an answer that came behind the organiser's recompute says the same."""
     order = recomputes.get(conn, audit.contribution_id)
     passed = order is not None and order.result == "passed"
-    return passed and found is not None and rules.agree(found, checked.codec)
+    return passed and found is not None and rules.agree(found)
+
+
+def _own(
+    files: Sequence[Path | None], schema: Schema, codec: str, seed: int
+) -> NDArray[np.float32]:
+    """Return the sums of an update by its file, and by what its codec kept and had kept before."""
+    path, kept, before = files
+    assert path is not None
+    with opened(path, schema, quantize.codec(codec), kept, before) as (_, given):
+        return sketch.sums(given, schema, seed)
 
 
 def _sums(path: Path) -> bytes | None:
@@ -271,14 +282,13 @@ def _work(
         return None
     case = Case.again(conn, order.work, run)
     keeps = contribution.kind == "delta" and not case.job.reset_inner
-    if keeps and not said.left:
+    if silent(contribution, keeps=keeps):
         return None
     account = accounts.existing(conn, row.volunteer_id)
     return Work(
         job=case.job,
         chunks=case.chunks,
         data=case.window,
-        codec=contribution.codec,
         audit=_lent(conn, row, said),
         machine=Machine(kind=checks.device_kind(case.device), model=case.model),
         worker=audits.person(account.id, account.invite_id, account.network),
@@ -286,12 +296,9 @@ def _work(
 
 
 def _lent(conn: Connection, row: AuditRow, said: Commitment) -> AuditWork:
-    sizes = audits.evidence_sizes(conn, row.contribution_id)
-    inner, residual = [
-        BlobRef(sha256=name, size=sizes[name]) if name in sizes else None
-        for name in (said.inner, said.residual)
-    ]
-    return AuditWork(seed=row.seed, inner=inner, residual=residual)
+    size = audits.evidence_sizes(conn, row.contribution_id).get(said.inner)
+    inner = None if size is None else BlobRef(sha256=said.inner, size=size)
+    return AuditWork(seed=row.seed, inner=inner)
 
 
 # --- the order, and the end: within the transactions of recomputes ---
@@ -316,7 +323,6 @@ def unheard(audit: AuditRow | None, found: Redone) -> bool:
 def settle(
     conn: Connection,
     audit: AuditRow,
-    checked: ContributionRow,
     made: tuple[Redone, Machine] | None,
     proved: Result,
     now: float,
@@ -336,9 +342,9 @@ def settle(
     found, on = made or (None, None)
     sums = None if found is None else found.sums
     theirs = None if found is None else found.answered
-    backed = proved == "passed" or (theirs is not None and rules.agree(theirs, checked.codec))
+    backed = proved == "passed" or (theirs is not None and rules.agree(theirs))
     comparable = backed and on is not None and checks.comparable(auditor, on)
-    result = rules.judge(sums, checked.codec, comparable=comparable)
+    result = rules.judge(sums, comparable=comparable)
     audits.settle(conn, audit, result, now)
     if result == "failed":
         why = f"the audit of task {answer.task_id} was done again here and is not what was answered"

@@ -27,6 +27,7 @@ from shared.decoding import decode
 from shared.errors import NotFound
 from shared.local_data import LocalData
 from shared.protocol.contributions import SubmitRequest
+from shared.tensors.quantize import EXACT_CODECS
 from shared.workloads.base import ChunkRef, DatasetManifest, Job, seed_from
 
 if TYPE_CHECKING:
@@ -152,6 +153,14 @@ class Case(_Stored, frozen=True, kw_only=True):
 def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
     """Return the run's own data, where it has some."""
     return None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id).manifest
+
+
+def silent(row: ContributionRow, *, keeps: bool) -> bool:
+    """Return True if a worker did not commit to the state of its optimiser, which it keeps, or to
+    what its codec left behind.
+    """
+    said = decode(row.report, SubmitRequest).commitment
+    return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)
 
 
 class Draws:

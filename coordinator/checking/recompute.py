@@ -22,7 +22,7 @@ import structlog
 
 from coordinator.accounts.suspension import suspend
 from coordinator.checking import audits
-from coordinator.checking.case import Case, Draws
+from coordinator.checking.case import Case, Draws, silent
 from coordinator.checking.redo import Answer, Files, Submitted, missing_library, redo
 from coordinator.compute import Compute
 from coordinator.database import contributions, recomputes, runs
@@ -107,7 +107,7 @@ class Recomputes:
         said = recomputes.commitment_of(row)
         keeps = row.kind == "delta" and not case.job.reset_inner
         withheld = doubted and not row.vetted
-        wanted = [] if _silent(said, keeps=keeps) else sorted({*_named(said)})
+        wanted = [] if silent(row, keeps=keeps) else sorted({*_named(said)})
         due = now + rules.REVEAL_S
         self._begin_at_once |= not wanted
         work = wanted, case.stored()
@@ -171,8 +171,10 @@ class Recomputes:
         contribution, case, follows, audit = await self._db.read(read)
         said = recomputes.commitment_of(contribution)
         keeps = contribution.kind == "delta" and not case.job.reset_inner
-        if _silent(said, keeps=keeps):
-            await self._end(row, "unproven", "it was not committed to a state of its optimiser")
+        if silent(contribution, keeps=keeps):
+            await self._end(
+                row, "unproven", "it was not committed to what it begins from and leaves"
+            )
             return None
         if not follows:
             await self._end(row, "unproven", "its state is of no earlier task of this machine")
@@ -226,7 +228,6 @@ class Recomputes:
         worker = Machine(kind=rules.device_kind(device), model=case.model)
         result = rules.judge_recompute(
             found,
-            contribution.codec,
             rules.precision_of(case.job.train.precision, on.kind),
             comparable=rules.comparable(worker, on),
         )
@@ -271,7 +272,7 @@ class Recomputes:
             suspend(conn, row.volunteer_id, why, now)
             take_back(conn, [Payment.of(contribution)], why, now)
         if audit is not None:
-            audits.settle(conn, audit, contribution, made, result, now)
+            audits.settle(conn, audit, made, result, now)
         if row.withheld and result != "failed":
             settle = escrow.pay if result == "passed" else escrow.withhold
             settle(conn, [contribution], now)
@@ -279,16 +280,13 @@ class Recomputes:
 
 
 def _named(said: Commitment) -> list[str]:
-    return [name for name in (said.inner, said.left, said.residual) if name]
-
-
-def _silent(said: Commitment, *, keeps: bool) -> bool:
-    """Return True if a worker that keeps its optimiser's state committed to none."""
-    return keeps and not said.left
+    return [name for name in (said.inner, said.left, said.residual, said.kept) if name]
 
 
 def _sentence(result: Result, found: Redone, device: str, on: Machine) -> str:
     figures = f"cosine {found.cosine:.4f}, norm x {found.norm_ratio:.3f}"
+    if found.written < rules.COSINE_MIN:
+        figures += f", sent {found.written:.4f}"
     if found.state_cosine is not None:
         figures += f", state {found.state_cosine:.4f}"
     where = f"{on.kind} ({on.model})" if on.model else on.kind

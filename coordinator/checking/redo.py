@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -18,9 +18,11 @@ from shared.errors import Configuration, NotFound, Unavailable
 from shared.local_data import LocalData
 from shared.protocol.contributions import Commitment
 from shared.tensors.frame import open_frame
-from shared.tensors.quantize import EXACT_CODECS, codec, residual_schema
+from shared.tensors.quantize import Codec, codec
 from shared.tensors.sketch import sums
-from shared.tensors.update import delta
+from shared.tensors.slices import ArrayReader, SliceReader
+from shared.tensors.spec import Schema, grid
+from shared.tensors.update import delta, opened
 from shared.workloads.base import libraries_here
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
     inner: Path | None
     left: Path | None
     residual: Path | None
+    kept: Path | None = None
     answer: Answer | None = None
 
     @classmethod
@@ -73,6 +76,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
             inner=await blobs.local(said.inner) if said.inner else None,
             left=await blobs.local(said.left) if said.left else None,
             residual=await blobs.local(said.residual) if said.residual else None,
+            kept=await blobs.local(said.kept) if said.kept else None,
             answer=given.answer,
         )
 
@@ -114,7 +118,8 @@ def redo(
     device: str = HERE,
     tell: Tell | None = None,
 ) -> Redone:
-    """Do a task again and compare: the update as its codec wrote it, and the state that was left.
+    """Do a task again and compare: the update as its codec was given it, what was written of it,
+    and the state that was left.
 
     Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped and
     where this machine has less memory than cutting the batches alike takes.
@@ -171,42 +176,58 @@ def likeness(ours: NDArray[np.float32], theirs: bytes) -> Likeness:
 
 
 def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> Redone:
-    """Return the submitted update, and the sums of an audit, beside our update, encoded alike."""
+    """Return the update beside ours, both before any codec, what was sent of it beside what its
+    codec makes of it, and the sums of an audit.
+    """
+    schema, chosen = definition(case.run).schema, codec(files.codec)
+    arrays = {name: value.detach().numpy() for name, value in result.items()}
+    with (
+        opened(files.update, schema, chosen, files.kept, files.residual) as (_, theirs),
+        open_frame(files.weights, schema) as base,
+    ):
+        is_delta = case.job.update == "delta"
+        ours: Any = delta(base, arrays, schema) if is_delta else ArrayReader(arrays, schema)
+        beside = _alike(ours, theirs, schema)
+        found = Redone(cosine=beside.cosine, norm_ratio=beside.norm_ratio)
+        if (said := files.answer) is not None:
+            own = [likeness(sums(one, schema, said.seed), said.sums) for one in (ours, theirs)]
+            found = msgspec.structs.replace(found, sums=own[0], answered=own[1])
+    if files.kept is not None:
+        found = msgspec.structs.replace(found, written=_written(files, chosen, schema))
+    return found
+
+
+def _written(files: Files, chosen: Codec, schema: Schema) -> float:
+    """Return the cosine of what was sent beside what the codec makes of what it says it was given:
+    1 but for rounding, or what it left behind only hides what was sent.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        opened(files.update, schema, chosen, files.kept, None) as (sent, whole),
+    ):
+        path, given = Path(folder) / "again", cast("Any", whole)
+        chosen.encode(given, schema, path)
+        with chosen.decode(path, schema) as again:
+            return _alike(again, sent, schema).cosine
+
+
+def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
+    """Return the parameters of an update beside ours."""
     import numpy as np
 
-    about = definition(case.run)
-    schema, chosen = about.schema, codec(files.codec)
-    arrays = {name: value.detach().numpy() for name, value in result.items()}
     dot = theirs_2 = ours_2 = 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ours"
-        with open_frame(files.weights, schema) as base:
-            update: Any = delta(base, arrays, schema) if case.job.update == "delta" else arrays
-            if files.codec in EXACT_CODECS:
-                chosen.encode(update, schema, path)
-            else:
-                before: Any = {}
-                if files.residual is not None:
-                    before = open_frame(files.residual, residual_schema(schema))
-                chosen.encode(update, schema, path, before, Path(folder) / "residual")
-        with chosen.decode(path, schema) as ours, chosen.decode(files.update, schema) as theirs:
-            for spec in schema:
-                if spec.role != "parameter":
-                    continue
-                mine = ours[spec.name].reshape(-1).astype(np.float64)
-                other = theirs[spec.name].reshape(-1).astype(np.float64)
-                dot += float(mine @ other)
-                ours_2 += float(mine @ mine)
-                theirs_2 += float(other @ other)
-            beside = []
-            if (said := files.answer) is not None:
-                both = [sums(update, schema, said.seed) for update in (ours, theirs)]
-                beside = [likeness(own, said.sums) for own in both]
-    return Redone(
+    for spec in schema:
+        if spec.role != "parameter":
+            continue
+        for start, stop in grid(spec.count):
+            mine = ours.read(spec.name, start, stop).astype(np.float64)
+            other = theirs.read(spec.name, start, stop).astype(np.float64)
+            dot += float(mine @ other)
+            ours_2 += float(mine @ mine)
+            theirs_2 += float(other @ other)
+    return Likeness(
         cosine=dot / max(1e-300, (ours_2 * theirs_2) ** 0.5),
         norm_ratio=(theirs_2 / max(1e-300, ours_2)) ** 0.5,
-        sums=beside[0] if beside else None,
-        answered=beside[1] if beside else None,
     )
 
 

@@ -280,11 +280,11 @@ def commitment_of(row: ContributionRow) -> Commitment:
 
 
 def follows(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if the state that a task began with is none, or one that an earlier task of the
-    same machine left.
+    """Return True if the state and the residual that a task began with are none, or such as earlier
+    tasks of the same machine left: made up, a residual turns honest work into anything.
     """
-    inner = commitment_of(row).inner
-    if not inner:
+    said = commitment_of(row)
+    if not (said.inner or said.residual):
         return True
     given = {
         "its_volunteer_id": row.volunteer_id,
@@ -293,7 +293,9 @@ def follows(conn: Connection, row: ContributionRow) -> bool:
         "before": row.id,
     }
     reports = conn.execute(_OF_MACHINE, given).scalars()
-    return any(decode(report, SubmitRequest).commitment.left == inner for report in reports)
+    earlier = [decode(report, SubmitRequest).commitment for report in reports]
+    states, residuals = {one.left for one in earlier}, {one.kept for one in earlier}
+    return said.inner in states | {""} and said.residual in residuals | {""}
 
 
 def end(

@@ -20,7 +20,6 @@ import msgspec
 
 from coordinator.rules.checks import (
     COSINE_MIN,
-    TOLERANCES,
     Likeness,
     Machine,
     Result,
@@ -103,16 +102,16 @@ def confirmed_chance(passed: int) -> float:
     return max(CONFIRM_MIN, 1.0 / (1 + passed))
 
 
-def agree(found: Likeness, codec: str) -> bool:
+def agree(found: Likeness) -> bool:
     """Return True if an auditor's sums are those of the update."""
-    return _within(found, COSINE_MIN - TOLERANCES.get(codec, 0.0))
+    return _within(found, COSINE_MIN)
 
 
-def judge(found: Likeness | None, codec: str, *, comparable: bool) -> Result:
+def judge(found: Likeness | None, *, comparable: bool) -> Result:
     """Judge an answer by the sums of the organiser's own recompute; None where it has none."""
     if found is None:
         return "unclear"
-    if _within(found, FAILED_BELOW - TOLERANCES.get(codec, 0.0)):
+    if _within(found, FAILED_BELOW):
         return "passed"
     return "failed" if comparable else "unclear"
 

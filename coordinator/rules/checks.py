@@ -33,8 +33,6 @@ Kind = Literal["forward", "recompute", "audit"]
 Result = Literal["passed", "failed", "unclear", "unproven"]
 
 COSINE_MIN = 0.98  # of a recompute beside the update: same arithmetic, same state (measured)
-# Further below it, for a codec that loses most of an update (measured, docs/experiments.md)
-TOLERANCES = {"int4": 0.01, "topk-int4": 0.08}
 # In bfloat16 sums in another order leave another momentum, though nearly the same update: down to
 # 0.79 where 80 tasks were done again.
 STATE_MINS = {"float32": 0.98, "bfloat16": 0.5}
@@ -99,10 +97,13 @@ class Likeness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redone(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a recompute: the update beside ours, and the optimiser's state that it left."""
+    """Figures of a recompute: the update beside ours, both before any codec; what was sent of it
+    beside what its codec makes of it; and the optimiser's state that it left.
+    """
 
     cosine: float
     norm_ratio: float
+    written: float = 1.0  # cosine
     state_cosine: float | None = None  # None where none is kept
     sums: Likeness | None = None  # of an auditor's answer beside our update; None without one
     answered: Likeness | None = None  # and beside the update that was submitted
@@ -212,20 +213,18 @@ def is_served(kind: str, seen_at: float, now: float) -> bool:
     return now - seen_at < (AUDITOR_HERE_S if kind == HERE else AUDITOR_AWAY_S)
 
 
-def judge_recompute(
-    found: Redone, codec: str, precision: str = "float32", *, comparable: bool
-) -> Result:
-    """Judge a recompute: direction and length of the update, and direction of the state left.
+def judge_recompute(found: Redone, precision: str = "float32", *, comparable: bool) -> Result:
+    """Judge a recompute: direction and length of the update, that it is what was sent, and
+    direction of the state left.
 
     `comparable` is False where the worker's arithmetic is not ours (another class of device): what
     differs then proves nothing; what agrees is proof all the same.
     """
-    low = COSINE_MIN - TOLERANCES.get(codec, 0.0)
     states = 1.0 if found.state_cosine is None else found.state_cosine
     fits = (
-        all(map(math.isfinite, (found.cosine, found.norm_ratio, states)))
-        and found.cosine >= low
-        and abs(found.norm_ratio - 1.0) <= 1.0 - low
+        all(map(math.isfinite, (found.cosine, found.norm_ratio, found.written, states)))
+        and min(found.cosine, found.written) >= COSINE_MIN
+        and abs(found.norm_ratio - 1.0) <= 1.0 - COSINE_MIN
         and states >= STATE_MINS[precision]
     )
     if fits:

@@ -228,7 +228,7 @@ def audit(of: Lease, work: Work) -> Lease:
     """Return the lease of an audit: the job of the task that it repeats, and what it begins from.
     Its answer has the size of sums, whatever the run's codec.
     """
-    grant = msgspec.structs.replace(of.grant, codec=work.codec, bytes_max=AUDIT_BYTES, parts=1)
+    grant = msgspec.structs.replace(of.grant, codec="float32", bytes_max=AUDIT_BYTES, parts=1)
     return msgspec.structs.replace(
         of,
         job=work.job,

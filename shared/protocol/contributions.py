@@ -12,7 +12,7 @@ from shared.protocol.base import ContributionState, Count, Message, Number, Size
 from shared.protocol.limits import NEWS_MAX
 from shared.workloads.base import HALVINGS_MAX
 
-REVEAL_MAX = 3  # files
+REVEAL_MAX = 4  # files
 METRICS_MAX = 64  # of one submission; they are stored for as long as the run
 
 UploadId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -46,6 +46,7 @@ class Commitment(Message):
     inner: Word = ""  # the inner optimiser's state that it began with
     left: Word = ""  # the one it left, which the next task begins with
     residual: Word = ""  # the codec's residual that was added to the update
+    kept: Word = ""  # the one that the codec left, which the next update is added to
 
 
 class SubmitRequest(Message, kw_only=True):

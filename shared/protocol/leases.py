@@ -45,13 +45,12 @@ class Grant(Message):
 
 
 class AuditWork(Message):
-    """A task of another volunteer is done again: from the states that it revealed, for sums of the
-    update which the coordinator compares. It is never told what the other sent.
+    """A task of another volunteer is done again: from the state that it revealed, for sums of the
+    update before any codec, which the coordinator compares. It is never told what the other sent.
     """
 
     seed: Number  # of these sums
     inner: BlobRef | None = None  # state of the optimiser that the task began with
-    residual: BlobRef | None = None  # that the codec added to the update
 
 
 class Lease(Message):

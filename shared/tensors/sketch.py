@@ -91,14 +91,6 @@ def sums(update: Slices, schema: Schema, seed: int) -> Floats:
     return sketch(update, drawn(schema, seed.to_bytes(8, "big"), AUDIT_STRETCHES))
 
 
-def sums_of_file(path: Path, schema: Schema, codec: str, seed: int) -> Floats:
-    """Return these sums of an update as its codec wrote it. Raises InvalidFrame."""
-    from shared.tensors import quantize
-
-    with quantize.codec(codec).decode(path, schema) as update:
-        return sums(update, schema, seed)
-
-
 def of_update(path: Path, schema: Schema, codec: str, secret: bytes) -> Floats:
     """Return the sketch of an uploaded update that was measured before. Raises InvalidFrame."""
     from shared.tensors import quantize

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from shared.tensors.quantize import Codec, DecodedUpdate
-from shared.tensors.slices import Array, ArrayReader
+from shared.tensors.frame import open_frame
+from shared.tensors.quantize import Codec, DecodedUpdate, residual_schema
+from shared.tensors.slices import Array, ArrayReader, SliceReader
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
 
 VARIANCE = "running_var"  # as PyTorch's norms call it
@@ -48,6 +50,45 @@ class Delta(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._specs)
+
+
+class Given:
+    """An update as its codec was given it: what was written, and what that left behind, less the
+    residual that it was added to. Exact but for rounding, however little the codec wrote.
+    """
+
+    def __init__(
+        self, written: SliceReader, kept: Mapping[str, Any], before: Mapping[str, Any], left: Schema
+    ) -> None:
+        self._written = written
+        self._names = frozenset(spec.name for spec in left)
+        self._kept, self._before = ArrayReader(kept, left), ArrayReader(before, left)
+        self._had = bool(before)
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Elements [start, stop) of the flat tensor."""
+        found = self._written.read(name, start, stop)
+        if name not in self._names:
+            return found  # buffers and counters travel whole
+        found = found + self._kept.read(name, start, stop)
+        return found - self._before.read(name, start, stop) if self._had else found
+
+
+@contextmanager
+def opened(
+    path: Path, schema: Schema, chosen: Codec, kept: Path | None, before: Path | None
+) -> Iterator[tuple[DecodedUpdate, DecodedUpdate | Given]]:
+    """Open an update: as it was written, and as its codec was given it, which is the same where
+    the codec `kept` nothing. Raises InvalidFrame.
+    """
+    left = residual_schema(schema)
+    with ExitStack() as stack:
+        written = stack.enter_context(chosen.decode(path, schema))
+        behind, had = (
+            {} if file is None else stack.enter_context(open_frame(file, left))
+            for file in (kept, before)
+        )
+        yield written, written if kept is None else Given(written, behind, had, left)
 
 
 def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> Delta:

@@ -45,10 +45,12 @@ def reported(commitment: Commitment) -> str:
     return msgspec.json.encode(said).decode()
 
 
-def committed(conn: Connection, run: int, inner: str, left: str) -> ContributionRow:
-    """A contribution that is committed to states of an optimiser."""
+def committed(
+    conn: Connection, run: int, inner: str, left: str, residual: str = "", kept: str = ""
+) -> ContributionRow:
+    """A contribution that is committed to states of an optimiser and of a codec."""
     number = merged(conn, run, NEW, 1.0)
-    report = reported(Commitment(inner=inner, left=left))
+    report = reported(Commitment(inner=inner, left=left, residual=residual, kept=kept))
     conn.execute(update(rows).where(rows.c.id == number).values(report=report))
     return contributions.by_id(conn, number)
 
@@ -127,6 +129,9 @@ async def test_a_state_must_be_one_that_the_machine_left(database: Database) -> 
         assert recomputes.follows(conn, committed(conn, run, "", LEFT))  # afresh
         assert recomputes.follows(conn, committed(conn, run, LEFT, INNER))
         assert not recomputes.follows(conn, committed(conn, run, "e" * 64, LEFT))  # made up
+        assert recomputes.follows(conn, committed(conn, run, "", LEFT, "", "f" * 64))
+        assert recomputes.follows(conn, committed(conn, run, INNER, LEFT, "f" * 64))
+        assert not recomputes.follows(conn, committed(conn, run, INNER, LEFT, "e" * 64))
 
     await database.write(play)
 

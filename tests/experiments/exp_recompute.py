@@ -103,8 +103,8 @@ class Subject:
 def written(
     subject: Subject, base: Tensors, after: Tensors, name: str, residual: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
-    """Return the parameters of an update as its codec writes it, in one row, and what it leaves
-    behind.
+    """Return the parameters of an update in one row, as a recompute knows them: what its codec
+    writes and leaves behind, less the residual it was added to; and what it leaves behind.
     """
     chosen = codec(name)
     update = delta(_numpy(base), _numpy(after), subject.schema)
@@ -115,7 +115,15 @@ def written(
         with chosen.decode(path, subject.schema) as found:
             learnt = [spec.name for spec in subject.schema if spec.role == "parameter"]
             row = np.concatenate([found[name].reshape(-1) for name in learnt])
+            if left:
+                row = row + _row(left, learnt)
+            if before:
+                row = row - _row(before, learnt)
     return row.astype(np.float64), {key: np.asarray(value) for key, value in left.items()}
+
+
+def _row(tensors: Mapping[str, np.ndarray], names: list[str]) -> np.ndarray:
+    return np.concatenate([np.asarray(tensors[name]).reshape(-1) for name in names])
 
 
 class Whole:
@@ -175,9 +183,7 @@ def play(cell: Cell, subject: Subject) -> Row:
                 norm_ratio=norms[0] / norms[1],
                 state_cosine=states[-1],
             )
-            refused += (
-                checks.judge_recompute(found, name, cell.precision, comparable=True) != "passed"
-            )
+            refused += checks.judge_recompute(found, cell.precision, comparable=True) != "passed"
             cosines[name].append(found.cosine)
             for stretches in STRETCHES:
                 alike, ratio = audited(subject, (theirs, mine), number, stretches)

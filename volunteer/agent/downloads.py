@@ -68,18 +68,14 @@ class Downloads:
         found = await self._fetch_all(refs.values(), progress, origin.paths if origin else {})
         return LocalData(manifest, found, more)
 
-    async def borrowed(
-        self, held: LeaseInWork, stack: ExitStack
-    ) -> tuple[Path | None, Path | None]:
-        """Bring the states here that an audit begins from, for as long as `stack` is open."""
-        audit = held.lease.audit
-        refs = (audit.inner, audit.residual) if audit is not None else (None, None)
-        wanted = [ref for ref in refs if ref is not None]
-        stack.enter_context(self.cache.hold([ref.sha256 for ref in wanted]))
-        progress = self._progress(held, "data", sum(ref.size for ref in wanted))
-        found = await self._fetch_all(wanted, progress, {})
-        inner, residual = [None if ref is None else found[ref.sha256] for ref in refs]
-        return inner, residual
+    async def borrowed(self, held: LeaseInWork, stack: ExitStack) -> Path | None:
+        """Bring the state here that an audit begins from, for as long as `stack` is open."""
+        ref = None if held.lease.audit is None else held.lease.audit.inner
+        if ref is None:
+            return None
+        stack.enter_context(self.cache.hold([ref.sha256]))
+        found = await self._fetch_all([ref], self._progress(held, "data", ref.size), {})
+        return found[ref.sha256]
 
     async def prefetch_data(self, held: LeaseInWork) -> None:
         """Bring the data of a task that has not begun into the cache."""

@@ -113,10 +113,10 @@ class _LeaseRun:
     async def borrow(self, stack: ExitStack) -> None:
         """Bring here what the machine carried whose task this audit repeats."""
         held = self._held
-        states = await self._pipeline.downloads.borrowed(held, stack)
+        state = await self._pipeline.downloads.borrowed(held, stack)
         folder = self._pipeline.bases.leases.borrowed(held.lease)
         run, device = held.lease.run, held.stored.device
-        self._borrowed = await asyncio.to_thread(Carried.borrowed, folder, run, device, states)
+        self._borrowed = await asyncio.to_thread(Carried.borrowed, folder, run, device, state)
 
     async def parts(self) -> Finished[QueuedResult] | Interrupted | None:
         """Do part after part; return the last."""

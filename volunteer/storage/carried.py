@@ -88,15 +88,12 @@ class Carried:
         self._stored_sha256 = ""  # of `optimizer`, where it is known
 
     @classmethod
-    def borrowed(
-        cls, folder: Path, run: str, device: str, states: tuple[Path | None, Path | None]
-    ) -> Carried:
-        """Return what another machine carried, for an audit: copies in a folder of its own."""
+    def borrowed(cls, folder: Path, run: str, device: str, state: Path | None) -> Carried:
+        """Return what another machine carried, for an audit: a copy in a folder of its own."""
         made = cls(private_directory(folder), run, device)
-        for file, source in zip((made.optimizer, made.current), states, strict=True):
-            file.unlink(missing_ok=True)
-            if source is not None:
-                shutil.copyfile(source, file)
+        made.optimizer.unlink(missing_ok=True)
+        if state is not None:
+            shutil.copyfile(state, made.optimizer)
         return made
 
     # The inner optimiser's state.

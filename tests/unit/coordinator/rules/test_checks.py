@@ -94,23 +94,23 @@ def test_a_gradient_needs_no_peers(drop: float, codec: str, result: str) -> None
 
 
 def test_a_recompute_proves_only_what_is_comparable() -> None:
-    def judge(cosine: float, ratio: float, codec: str = "int8", *, here: bool = True) -> str:
-        found = Redone(cosine=cosine, norm_ratio=ratio, state_cosine=1.0)
-        return checks.judge_recompute(found, codec, comparable=here)
+    def judge(cosine: float, ratio: float, written: float = 1.0, *, here: bool = True) -> str:
+        found = Redone(cosine=cosine, norm_ratio=ratio, written=written, state_cosine=1.0)
+        return checks.judge_recompute(found, comparable=here)
 
     assert judge(1.0, 1.0) == "passed"
     assert judge(0.97, 1.0) == "failed"
-    assert judge(0.93, 1.0, "topk-int4") == "passed"  # it loses most of an update
+    assert judge(1.0, 1.0, 0.9) == "failed"  # something else was sent than what was learnt
     assert judge(1.0, 2.8) == "failed"  # scaled up to the limit
     assert judge(-1.0, 1.0, here=False) == "unclear"
     assert judge(1.0, 1.0, here=False) == "passed"
     assert judge(math.nan, 1.0) == "failed"
     made_up = Redone(cosine=1.0, norm_ratio=1.0, state_cosine=0.2)
     for precision in ("float32", "bfloat16"):
-        assert checks.judge_recompute(made_up, "int8", precision, comparable=True) == "failed"
+        assert checks.judge_recompute(made_up, precision, comparable=True) == "failed"
     other_sums = Redone(cosine=0.999, norm_ratio=1.0, state_cosine=0.79)
-    assert checks.judge_recompute(other_sums, "int8", "bfloat16", comparable=True) == "passed"
-    assert checks.judge_recompute(other_sums, "int8", comparable=True) == "failed"
+    assert checks.judge_recompute(other_sums, "bfloat16", comparable=True) == "passed"
+    assert checks.judge_recompute(other_sums, comparable=True) == "failed"
 
 
 @given(st.lists(st.sampled_from(["passed", "failed", "unclear"]), max_size=40))
