@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from sqlalchemy import Connection, select
+from safetensors.torch import load_file, save_file
+from sqlalchemy import Connection, select, update
 
 from coordinator.admin.command import Named
 from coordinator.admin.runs import show
@@ -25,7 +26,9 @@ from shared.workloads.base import Progress, Result, Work, Workload, load
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
-from volunteer.storage.evidence import Evidence
+from volunteer.agent.revealer import Revealer
+from volunteer.control import events
+from volunteer.storage.evidence import Evidence, Request
 
 TASKS = 4
 LEARNING = """
@@ -241,8 +244,72 @@ async def test_garbage_as_evidence_proves_nothing_and_earns_nothing(
                 await process.ended(120)
                 found = await results(home, TASKS)
         assert {result for result, _ in found} == {"unproven"}, found
+        assert all("its evidence cannot be used" in said for _, said in found), found
         standing, _, earned = await balances(home, "Eve")
         assert (standing, earned) == ("probation", 0)
+
+
+async def change(home: LocalCoordinator, **values: Any) -> None:
+    """Change the recomputes that have no result yet."""
+    query = update(recomputes).where(recomputes.c.state != "done").values(**values)
+    await home.coordinator.db.write(lambda conn: conn.execute(query))
+    home.coordinator.signals.notify("recomputes")
+
+
+async def test_each_reason_why_a_task_cannot_be_done_again_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evidence that is not revealed, a state that nothing left, and a base that is pruned."""
+    revealed, reveal = asyncio.Event(), Revealer._reveal
+
+    async def waits(self: Revealer, request: Request) -> None:
+        await revealed.wait()
+        await reveal(self, request)
+
+    monkeypatch.setattr(Revealer, "_reveal", waits)
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(run_file())
+        machine = LocalMachine(tmp_path / "machine", home)
+        await machine.join("Ann")
+
+        async def asked() -> str:
+            def read(conn: Connection) -> str | None:
+                query = select(recomputes.c.work).where(recomputes.c.state == "asked")
+                return conn.execute(query).scalar()
+
+            async with asyncio.timeout(60):
+                while (work := await home.coordinator.db.read(read)) is None:
+                    await asyncio.sleep(0.02)
+            return work
+
+        async with home.coordinator.working():
+            async with machine.working(max_tasks=1) as process:
+                await asked()
+                await change(home, due_at=0.0)
+                missing = ("unproven", "what it was committed to was not revealed in time")
+                assert await results(home, 1) == [missing]
+                revealed.set()
+                late = await process.until(
+                    events.Notice, lambda said: "nobody asks" in said.message
+                )
+                assert "cannot be proved to the coordinator" in late.message
+            revealed.clear()
+            state = next((tmp_path / "machine").glob("**/*.optimizer.safetensors"))
+            save_file({name: value * 2 for name, value in load_file(state).items()}, state)
+            async with machine.working(max_tasks=1):
+                await asked()
+                revealed.set()
+                made_up = ("unproven", "its state is of no earlier task of this machine")
+                assert (await results(home, 2))[1] == made_up
+            revealed.clear()
+            async with machine.working(max_tasks=1):
+                base = json.loads(await asked())["base_sha256"]
+                await home.coordinator.blobs.delete(base)
+                revealed.set()
+                result, said = (await results(home, 3))[2]
+        assert result == "unclear"
+        assert said.startswith("it cannot be done again: ")
+        assert (await balances(home, "Ann"))[0] == "vetted"
 
 
 @pytest.mark.parametrize(
