@@ -61,8 +61,8 @@ def beside(files: Files, ours: Row) -> Redone:
 def test_half_of_the_work_is_told_apart_however_much_a_codec_leaves_behind(
     tmp_path: Path, name: str
 ) -> None:
-    """Of 4,096 numbers topk-int4 sends 64, and which ones is a matter of rounding: as they were sent,
-    honest work in bfloat16 and half of the work were nearly as far from the same task.
+    """Of 4,096 numbers topk-int4 sends 64, and which ones is a matter of rounding: as they were
+    sent, honest work in bfloat16 and half of the work were nearly as far from the same task.
     """
     drawn = np.random.default_rng(1)
     common = drawn.standard_normal(COUNT)
