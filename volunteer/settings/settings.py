@@ -348,7 +348,7 @@ def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict
     try:
         settings = _settings(values, strict=strict)
     except msgspec.ValidationError as error:
-        raise kind(_complaint(place, error)) from error
+        raise kind(_complaint(place, error, typed=not strict)) from error
     return {name: value(settings, name) for name in values}
 
 
@@ -366,9 +366,12 @@ def _nearest(name: str) -> str:
     return Sentence("known: {names}", names=", ".join(names()))
 
 
-def _complaint(place: str, error: msgspec.ValidationError) -> Sentence:
-    """Return what is wrong with the value of a setting; it is the value `problem` by itself."""
+def _complaint(place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
+    """Return what is wrong with the value of a setting; it is the value `problem` by itself. All
+    that is `typed` is a text, so that is not what is wrong with it.
+    """
     what, _, inside = str(error).partition(" - at `$")
+    what = what.removesuffix(", got `str`") if typed else what
     name = inside.rstrip("`").lstrip(".")
     if not name:  # a rule of ours, over several settings
         said = error.__cause__.args[0] if error.__cause__ is not None else what

@@ -88,6 +88,21 @@ def test_a_mistake_on_the_command_line_is_one_of_usage(
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("threads", "1.5", "expected a whole number"),
+        ("metered", "cheap", '\'cheap\' is none of "pause", "work"'),
+    ],
+)
+def test_what_is_typed_is_not_refused_for_being_a_text(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        load(tmp_path, {name: text})
+    assert caught.value.message == f'the command line: setting "{name}": {says}'
+
+
 def test_a_slip_in_a_variable_is_named(tmp_path: Path) -> None:
     with pytest.raises(Configuration, match="did you mean VOLUNTEER_THREADS"):
         load(tmp_path, VOLUNTEER_THREAD="2")
