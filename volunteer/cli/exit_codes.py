@@ -42,9 +42,14 @@ def at_terminal() -> bool:
 
 def agreed(question: str) -> bool:
     """Ask the person at the terminal. Enter, or any other word, means no."""
-    yes = pgettext("answer", "yes").lower()
-    choice = pgettext("answer", "[y/N]")
-    return input(f"{_(question)} {choice} ").strip().lower() in ("y", "yes", yes[0], yes)
+    import unicodedata
+
+    yes, choice = pgettext("answer", "yes"), pgettext("answer", "[y/N]")
+    answer = unicodedata.normalize("NFD", input(f"{_(question)} {choice} ").strip().lower())
+    plain = unicodedata.normalize("NFD", yes)
+    # without its accent, too: not every keyboard has one
+    bare = "".join(sign for sign in plain if not unicodedata.combining(sign))
+    return answer in ("y", "yes", plain, bare, bare[0])
 
 
 def hinted(text: str, profile: str) -> str:

@@ -91,7 +91,7 @@ async def test_a_run_is_measured_before_any_task_of_it(
         await home.start_run(RUN)
         async with served(home) as url:
             machine = LocalMachine(tmp_path / "machine", home)
-            with pytest.raises(Configuration, match="join a coordinator first"):
+            with pytest.raises(Configuration, match="joined no coordinator yet"):
                 measure_run(machine.directories, "tiny", "cpu", json=False)
             link = f"{url}/join#key={home.coordinator.server.link().fingerprint}"
             await machine.engine().control.join(link, "Ann")

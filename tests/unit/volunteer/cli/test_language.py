@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from volunteer.cli.exit_codes import agreed
 from volunteer.cli.main import run_command
-from volunteer.i18n.catalogue import Choice, current, use
+from volunteer.i18n.catalogue import Choice, choose, current, use
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,19 @@ def test_the_flag_wins_and_a_language_that_is_missing_gets_a_sentence(
     assert run_command(["--no-ui", "--language", "xx"]) == 78
     assert current().language == "en"
     assert 'volunteer: there is no language "xx": English is used' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("language", "answers"),
+    [("en", ("y", "YES ")), ("de", ("j", "Ja", "y")), ("es", ("s", "sí", "si", "yes"))],
+)
+def test_a_yes_is_a_yes_in_the_language_of_the_question(
+    language: str, answers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(choose(language))
+    for typed in (*answers, "", "n", "nein", "yellow", "s or so"):
+        monkeypatch.setattr("builtins.input", lambda question, typed=typed: typed)
+        assert agreed("Remove it?") == (typed in answers)
 
 
 def test_what_machines_read_is_the_same_in_every_language(home: Path) -> None:
