@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, Piece
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # of the radius
+AGREED = 0.6  # usual cosine to the others from which on contributions have a direction in common
+ASTRAY = 0.25  # of it: what points elsewhere
 HALF = 1e-9  # of the weight: rounding of a sum
 ROUNDING = 1e-6  # of the norms: contributions nearer to each other than this are the same
 
@@ -107,6 +110,9 @@ class CentredClip:
     coordinate median. v is kept as factors of the contributions and all rounds run on their inner
     products: the data is read twice and not twenty times. The start is derived anew for each
     merge: a stored one that has once become NaN would poison every later round.
+
+    Clipped noise still shortens the step. So where most agree on a direction, what points elsewhere
+    is left out, and v is found again. Where honest work points apart, as games do, all stay.
     """
 
     factor: float
@@ -118,9 +124,22 @@ class CentredClip:
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("centred clip needs its survey")
-        weights, norms = np.asarray(cohort.weights), np.diag(survey)
+        weights = np.asarray(cohort.weights)
+        place = self._centre(survey, weights)
+        kept = _agreeing(survey, weights, place)
+        if not kept.all():
+            place = np.zeros(len(cohort))
+            shares = weights[kept] / math.fsum(weights[kept].tolist())
+            place[kept] = self._centre(survey[np.ix_(kept, kept)], shares)
+        if not np.isfinite(place).all():
+            raise NotFinite(cohort.positions, "the centre of the contributions")
+        return place.astype(np.float32)
+
+    def _centre(self, survey: Doubles, weights: Doubles) -> Doubles:
+        """Return v as factors of the contributions, whose weights sum to 1."""
+        norms = np.diag(survey)
         apart = np.sqrt(_squared_distances(survey))
-        place = np.zeros(len(cohort))
+        place = np.zeros(len(weights))
         middles = [_middle(row, weights) for row in apart]
         place[np.argmin(np.asarray(middles, np.float32))] = 1
         for _ in range(CLIP_ROUNDS):
@@ -134,9 +153,7 @@ class CentredClip:
             place = place + move
             if _dot(_dot(survey, move), move) <= (CLIP_TOLERANCE * radius) ** 2:
                 break
-        if not np.isfinite(place).all():
-            raise NotFinite(cohort.positions, "the centre of the contributions")
-        return place.astype(np.float32)
+        return place
 
     def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
         kernels.weighted_sum(cohort, factors, piece, out)
@@ -176,6 +193,21 @@ def _middle(values: Doubles, weights: Doubles) -> float:
     low = order[min(int(np.searchsorted(below, 0.5 - HALF)), len(values) - 1)]
     high = order[min(int(np.searchsorted(below, 0.5 + HALF)), len(values) - 1)]
     return float(values[low] + values[high]) / 2
+
+
+def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.bool_]:
+    """Return which contributions point where most do, by their cosine to the centre without their
+    own part. Short work has more noise in it: as much as its weight says is allowed.
+    """
+    norms, cross = np.diag(survey), _dot(survey, place)
+    others = np.maximum(_dot(place, cross) - 2 * place * cross + place**2 * norms, 1e-300)
+    cosines = (cross - place * norms) / np.sqrt(np.maximum(norms, 1e-300) * others)
+    usual = _middle(cosines, weights)
+    if not usual >= AGREED:  # or it is no number
+        return np.ones(len(weights), bool)
+    short = np.sqrt(np.minimum(1, weights / _middle(weights, weights)))
+    found: NDArray[np.bool_] = cosines >= ASTRAY * usual * short
+    return found
 
 
 def _squared_distances(products: Doubles) -> Doubles:

@@ -190,6 +190,81 @@ def test_centred_clip_stays_where_most_agree() -> None:
     np.testing.assert_array_equal(merged(CentredClip(1.0), group), flat(same))
 
 
+def crowd_of(rows: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[Arrays]:
+    return [Arrays({"x": row.astype(np.float32)}) for row in rows]
+
+
+def kept(
+    rows: np.ndarray[tuple[int, int], np.dtype[np.float64]], weights: list[float]
+) -> list[bool]:
+    """Which rows have a part in a merge by centred clipping."""
+    grid = pieces((TensorSpec("x", (rows.shape[1],)),))
+    factors = prepare(CentredClip(1.0), cohort(crowd_of(rows), weights), grid)
+    return [bool(factor > 0) for factor in factors]
+
+
+def alike(
+    count: int, cosine: float, seed: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Rows of length one that have this cosine to each other, but for chance."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((count + 1, 2000)) / np.sqrt(2000)
+    found: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    found = np.sqrt(cosine) * rows[0] + np.sqrt(1 - cosine) * rows[1:]
+    return found
+
+
+@pytest.mark.parametrize("attack", ["noise", "flip", "x -2.8"])
+@pytest.mark.parametrize("cosine", [0.55, 0.7, 0.85])
+def test_centred_clip_leaves_out_what_points_elsewhere(attack: str, cosine: float) -> None:
+    """Two fifths of the weight: the merge is that of the others alone."""
+    rows = alike(20, cosine, 3)
+    other = {"noise": alike(8, 0.0, 4), "flip": -rows[:8], "x -2.8": -2.8 * rows[:8]}[attack]
+    rows[:8] = other
+    assert kept(rows, [1.0] * 20) == [False] * 8 + [True] * 12
+    spec = (TensorSpec("x", (2000,)),)
+    found = merged(CentredClip(1.0), cohort(crowd_of(rows), [1.0] * 20), spec)
+    alone = merged(CentredClip(1.0), cohort(crowd_of(rows[8:]), [1.0] * 12), spec)
+    np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [5, 10, 20])
+@pytest.mark.parametrize("cosine", [0.0, 0.1, 0.2])
+def test_centred_clip_keeps_all_where_work_points_apart(count: int, cosine: float) -> None:
+    """As the updates of players of games do."""
+    assert all(kept(alike(count, cosine, count), [1.0] * count))
+
+
+@pytest.mark.parametrize("common", [0.2, 0.5, 1.0])
+def test_centred_clip_keeps_short_work(common: float) -> None:
+    """Tasks of a hundredth of the steps point the same way, with more noise."""
+    rng, steps = np.random.default_rng(4), np.array([1.0, 1.0, 5.0, 20.0, *[100.0] * 6, 400.0])
+    noise = rng.standard_normal((len(steps), 2000)) * np.sqrt(steps)[:, None]
+    rows = common * steps[:, None] * rng.standard_normal(2000) + noise
+    assert all(kept(rows, steps.tolist()))
+
+
+@given(
+    cosine=st.floats(0.0, 0.95),
+    mix=st.tuples(*[st.floats(-1, 1)] * 4),
+    size=st.floats(0.1, 1.5),
+    honest=st.sampled_from([3, 6, 12]),
+)
+def test_nobody_turns_centred_clip_against_honest_work(
+    cosine: float, mix: tuple[float, float, float, float], size: float, honest: int
+) -> None:
+    """Two fifths send the same, made of what all have in common, of what one and what the others
+    have alone, and of something else.
+    """
+    own = np.zeros((honest, honest + 2))
+    own[:, 0], own[range(honest), range(1, honest + 1)] = cosine**0.5, (1 - cosine) ** 0.5
+    row = np.array([mix[0], mix[1], *[mix[2] / (honest - 1) ** 0.5] * (honest - 1), mix[3]])
+    row *= size / max(1e-9, float(np.linalg.norm(row)))
+    hostile = honest * 2 // 3
+    rows = np.concatenate([own, np.tile(row, (hostile, 1))])
+    assert all(kept(rows, [1.0] * len(rows))[:honest])
+
+
 def test_norm_clip_scales_down_to_the_cohort() -> None:
     crowd = contributions(4)
     crowd[2] = Arrays({name: values * 1000 for name, values in crowd[2].tensors.items()})
