@@ -76,7 +76,7 @@ async def found_wrong(served: ServedCoordinator, diary: Diary, crowd: list[Numbe
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(300 + 20 * KILLS)
+@pytest.mark.timeout(300 + 40 * KILLS)
 @pytest.mark.parametrize("checks", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(
     served: ServedCoordinator, tmp_path: Path, checks: bool
