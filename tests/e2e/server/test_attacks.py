@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from coordinator.database import datasets, runs, versions
-from coordinator.rules.standing import PASSED_MIN
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import read_weights
 from shared.local_data import LocalData
@@ -28,8 +27,10 @@ from shared.workloads.base import Job
 from tests.e2e.server.test_near_copies import stranger
 from tests.e2e.server.test_open_run import LEARNING
 from tests.e2e.server.test_recomputes import balances, settled
+from tests.e2e.workloads.test_dcgan import RUN as DIGITS
+from tests.e2e.workloads.test_dcgan import copied
 from tests.experiments.digits import Weights
-from tests.experiments.trust_attacks import ATTACKS, Attack, Scene, norm
+from tests.experiments.trust_attacks import ATTACKS, BUFFERS, Attack, Scene, norm
 from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 
 RUN = (
@@ -40,10 +41,16 @@ forward = 1.0
 recompute = 1.0
 """
 )
+HONEST = 4  # tasks before the attacks
 AGAIN = "own last again"
 REPLAYS = (AGAIN, "last merge again")  # which move no trust
 HOSTILE = [name for name in ATTACKS if name != "copy"]
 CLIPPED = 1.5  # median norms from which an update is scaled down
+
+
+def worked(scene: Scene) -> Weights:
+    """Honest work."""
+    return scene.own()
 
 
 class Client:
@@ -167,7 +174,8 @@ async def test_no_attack_earns_or_stops_the_model(tmp_path: Path) -> None:
                 return scene.own()
 
             ann = Client(await stranger(home, "Ann"), noted, seen)
-            for _ in range(PASSED_MIN):
+            await home.coordinator.volunteers.vouch("Ann")
+            for _ in range(HONEST):
                 assert (await ann.work()).state == "accepted"
             before = await loss(home)
             for name in HOSTILE:
@@ -182,9 +190,35 @@ async def test_no_attack_earns_or_stops_the_model(tmp_path: Path) -> None:
             await settled(home)
             ends = {n: await account(home, f"Eve {i}") for i, n in enumerate(HOSTILE)}
             price = ends.pop(AGAIN)[1]
-            assert (await account(home, "Ann")) == ("vetted", PASSED_MIN * price)
+            assert (await account(home, "Ann")) == ("vetted", HONEST * price)
             assert ends == {n: ("probation" if n in REPLAYS else "suspended", 0) for n in ends}
-            for _ in range(3):
-                assert (await ann.work()).state == "accepted"
+            assert (await ann.work()).state == "accepted"
             assert await loss(home) < 1.05 * before
         assert await home.coordinator.ledger.check() == ()
+
+
+async def buffers(home: LocalCoordinator, number: int) -> float:
+    """The largest number in the buffers of a version."""
+
+    def read(conn: Any) -> tuple[Any, Any]:
+        run = runs.by_name(conn, "digits")
+        return run, versions.get(conn, run.id, number)
+
+    run, row = await home.coordinator.db.read(read)
+    about = definition(run)
+    weights = read_weights(await home.coordinator.blobs.local(row.master_sha256), about)
+    names = [spec.name for spec in about.schema if spec.role == "buffer"]
+    return max(float(weights[name].abs().max()) for name in names)
+
+
+async def test_buffers_of_a_hostile_account_move_no_version(tmp_path: Path) -> None:
+    """Running means of a million beside honest parameters, by one of three."""
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.coordinator.datasets.add(copied)
+        await home.coordinator.runs.create(DIGITS.replace("quorum = 2", "quorum = 3"))
+        await home.coordinator.runs.start("digits")
+        for number, attack in enumerate((BUFFERS["buffers"], worked, worked)):
+            worker = await home.join(f"worker-{number}", workloads=["dcgan"])
+            assert (await Client(worker, attack, []).work()).state == "accepted"
+        assert await home.coordinator.merger.merge_if_due(1)
+        assert await buffers(home, 1) < 10
