@@ -242,13 +242,16 @@ class Merger:
         rows = contributions.mergeable(conn, run.id, BATCH_MAX)
         plan = definition(run).plan
         rows = [row for row in rows if row.weight]
+        base = versions.get(conn, run.id, run.head)
         terms = Terms(
             workers=max(1, live),
             shards=plan.shards,
             shard_by=plan.shard_by,
             outer_scale=self._outer_scale(conn, run, len(rows) / max(1, live)),
+            cooling=steadiness.cooling(
+                definition(run).share_done(run, base.version, base.tokens), base.version
+            ),
         )
-        base = versions.get(conn, run.id, run.head)
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 
     def _outer_scale(self, conn: Connection, run: RunRow, share: float) -> float:

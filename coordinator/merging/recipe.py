@@ -40,6 +40,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     shards: int = 1
     shard_by: Literal["size", "name"] = "size"
     outer_scale: float = 1.0  # part of the plan's outer rate
+    cooling: float = 1.0  # likewise, by how near the end of the run is
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def plan(self) -> Plan:
         """The plan of the phase that holds at the base."""
         return in_phase(self.about.plan, self.base.phase)
+
+    @property
+    def cooled(self) -> Plan:
+        """The same with the outer rate that momentum has so near to the end of the run."""
+        plan = self.plan
+        lr = plan.lr * (self.terms.cooling if plan.momentum else 1.0)
+        return msgspec.structs.replace(plan, lr=lr)
 
     @property
     def progress(self) -> Progress:
@@ -147,7 +155,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             for row, weight in zip(self.rows, self.weights, strict=True)
         ]
         return step.Order(
-            plan=plan,
+            plan=self.cooled,
             schema=self.about.schema,
             base=base,
             state=tuple(state),

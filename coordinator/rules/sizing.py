@@ -229,6 +229,17 @@ def total_steps(
     return min(STEPS_MAX, round(max(told, min(expected, longest))))
 
 
+def share_done(file: RunFile, samples: int, sample_size: int, version: int, tokens: int) -> float:
+    """Return how much of a run is done, at a version and so many tokens, as far as `[stop]` tells;
+    0 where it names no end.
+    """
+    stop = file.stop
+    ends = [stop.passes * samples * sample_size, stop.tokens if samples else 0]
+    done = [tokens / end for end in ends if end]
+    done += [version / stop.versions] if stop.versions else []
+    return max(done, default=0.0)
+
+
 class PhaseLength(NamedTuple):
     """A phase as far as `[stop]` lets it come."""
 

@@ -26,6 +26,9 @@ SCALE_MIN = 0.125  # of the plan's rate
 WINDOW_MAX = 256  # versions
 REST = 16  # windows at a lower rate, before the one above is tried again
 REST_MAX = 4096  # versions
+COOLS_FROM = 0.75  # of a run: from then on outer momentum steps by less
+COOLS_TO = 0.1  # of the outer rate, at the end
+LONG = 160  # versions of a run that cools: of shorter ones it was not measured
 
 
 class Heading(NamedTuple):
@@ -64,3 +67,15 @@ def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
     if len(told) >= rest(most, falls):
         return min(1.0, scale / FACTOR)
     return scale
+
+
+def cooling(done: float, version: int) -> float:
+    """Return the part of the outer rate with which a run steps that is done by so much.
+
+    Momentum takes each round several times, so the last versions swing around what they aim at,
+    however low the rate of the workers is by then (docs/decisions/0027-cooling.md).
+    """
+    if version < LONG * done or not done:
+        return 1.0
+    left = (1.0 - min(1.0, done)) / (1.0 - COOLS_FROM)
+    return min(1.0, COOLS_TO + (1.0 - COOLS_TO) * left)

@@ -20,7 +20,7 @@ from coordinator.plan.tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.advice import too_short
 from coordinator.rules.run_file import RunFile
-from coordinator.rules.sizing import Reached, total_steps
+from coordinator.rules.sizing import Reached, share_done, total_steps
 from shared.errors import InvalidPlan, InvalidRunFile
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
@@ -66,11 +66,17 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         """Global steps the run will make, as its head lets expect or what was `reached`; 0 =
         unknown.
         """
-        samples = (
-            run.samples_total if self.play is None else 0
-        )  # else it makes its own, without an end
         reached = reached or Reached(run.global_step, run.tokens)
+        samples = self._samples(run)
         return total_steps(self.file, self.plan, samples, run.sample_size, reached)
+
+    def share_done(self, run: RunRow, version: int, tokens: int) -> float:
+        """Return how much of the run is done at a version; 0 where nobody knows its end."""
+        return share_done(self.file, self._samples(run), run.sample_size, version, tokens)
+
+    def _samples(self, run: RunRow) -> int:
+        """Samples of a pass; 0 for a run that makes its own, without an end."""
+        return run.samples_total if self.play is None else 0
 
     @property
     def play(self) -> SelfPlay | None:

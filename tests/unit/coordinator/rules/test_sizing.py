@@ -22,6 +22,7 @@ from coordinator.rules.sizing import (
     estimate_s,
     pass_seed,
     price_micro,
+    share_done,
     split_at,
     steps_for,
     task_seed,
@@ -234,6 +235,21 @@ def test_a_run_is_as_long_as_the_workers_side_by_side_make_it(
     )
     reached = Reached(global_step=50, tokens=50 * 16 * 8 * side_by_side)
     assert total_steps(file, plan({"quorum": 2}), 1000, 8, reached) == steps
+
+
+@pytest.mark.parametrize(
+    ("stop", "done"),
+    [
+        ({"versions": 40}, 0.5),
+        ({"tokens": 8000}, 0.1),
+        ({"passes": 2}, 0.05),
+        ({"versions": 200, "passes": 2}, 0.1),  # whichever comes first
+        ({"loss": 1.0}, 0.0),  # nobody knows
+    ],
+)
+def test_a_run_is_done_by_the_end_that_is_nearest(stop: dict[str, float], done: float) -> None:
+    file = run_file.from_table({"name": "r", "workload": "gpt", "stop": stop})
+    assert share_done(file, 1000, 8, version=20, tokens=800) == pytest.approx(done)
 
 
 def test_the_length_of_a_run_is_no_larger_than_a_message_can_tell() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from coordinator.rules.steadiness import (
     SCALE_MIN,
     WINDOW_MAX,
     Heading,
+    cooling,
     outer_scale,
     rest,
     window,
@@ -101,3 +103,11 @@ def test_fewer_than_half_of_the_merges_of_a_window_never_lower_a_rate(
     period = [hostile if at < most // 3 else honest for at in range(most)]
     drawn = [data.draw(each) for _ in range(3) for each in period]
     assert set(run(drawn, most)) == {1.0}
+
+
+def test_the_last_quarter_of_a_long_run_steps_by_less_and_less() -> None:
+    assert [cooling(done, round(200 * done)) for done in (0.0, 0.5, 0.75)] == [1.0] * 3
+    assert cooling(0.875, 175) == pytest.approx(0.55)
+    assert cooling(1.0, 200) == cooling(1.5, 300) == pytest.approx(0.1)
+    assert cooling(1.0, 159) == cooling(0.875, 100) == 1.0
+    assert cooling(0.0, 5000) == 1.0  # nobody knows its end

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinator.cli.main import app
+from coordinator.rules import steadiness
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import Prediction, predict, told
 from coordinator.simulate.scenario import EXAMPLE, from_table, parse
-from coordinator.simulate.simulation import SimulationResult, simulate
+from coordinator.simulate.simulation import Head, Hooks, SimulationResult, simulate
 from shared.errors import Internal, InvalidRunFile
+from shared.tensors.frame import open_frame
 
 RUN: dict[str, Any] = {
     "workload": "gpt",
@@ -243,3 +247,20 @@ def test_virtual_time_jumps_and_a_deadlock_is_an_error() -> None:
     assert loop.run(nap()) == pytest.approx(86_400, abs=1e-3)
     with pytest.raises(Internal, match="stop"):
         loop.run(stuck())
+
+
+def test_outer_momentum_steps_by_less_towards_the_end_of_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steadiness, "LONG", 24)
+    plan = {"preset": "diloco", "quorum": 2, "phases": [], "steady": False, "shards": 2}
+    found: list[np.ndarray[Any, Any]] = []
+
+    def see(head: Head) -> None:
+        with open_frame(head.weights, head.about.schema) as frame:
+            found.append(np.concatenate([frame.array(name).ravel() for name in frame]))
+
+    run = RUN | {"plan": plan, "stop": {"versions": 24}}
+    loop.run(simulate(from_table(table(run=run, hours=1.0)), Hooks(on_version=see)))
+    steps = [float(np.linalg.norm(b - a)) for a, b in itertools.pairwise(found)]
+    assert sum(steps[-2:]) < 0.6 * sum(steps[-10:-8])
