@@ -43,7 +43,7 @@ from volunteer.storage.blob_cache import Cache
 
 GROWTH_BYTES = 256 << 20
 READ_S = 0.3
-WORKED_S = 1.0
+WORKED_S = 0.6
 
 ASKED = [e for e in ENDPOINTS if e.auth == "worker" and e.reply is not NOTHING and not e.gives]
 ASKED += [endpoints.SERVER, endpoints.CHALLENGE]

@@ -304,7 +304,7 @@ async def waiting(home: LocalCoordinator) -> int:
     return len(await home.coordinator.db.read(lambda conn: contributions.mergeable(conn, 1)))
 
 
-STEPS = int(os.environ.get("CHAOS_KILLS", "24"))
+STEPS = int(os.environ.get("CHAOS_KILLS", "16"))
 CHAOS = RUN.replace(
     PRESET, 'preset = "diloco"\nphases = []\nmax_staleness = 10000\nshards = 2\noverlap = true'
 ) + ("[evaluation]\nevery = 0\n")
