@@ -84,6 +84,7 @@ class FakeEngine:
                 return None
             case commands.Query():
                 answer = self.answers.get(commands.query_of(command))
+                answer = answer() if callable(answer) else answer
                 return answer if isinstance(answer, Paged) else Paged(answer, "")
             case _:
                 return self.answers.get(type(command))

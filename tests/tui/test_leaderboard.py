@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
 from volunteer.control import commands, events
-from volunteer.control.control import Control
 from volunteer.stats.milestones import milestones, week
 from volunteer.tui.look import Look
-from volunteer.tui.screens.leaderboard import Leaderboard, day_letters, goal_lines
+from volunteer.tui.screens.leaderboard import day_letters, goal_lines
 from volunteer.tui.text import UNICODE
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
@@ -68,31 +66,18 @@ async def test_my_own_place_is_seen_wherever_the_list_stands(engine: FakeEngine)
         assert "ada (you)" in screen_text(app)
 
 
-async def test_what_a_page_says_of_one_thing_changes_at_once(engine: FakeEngine) -> None:
-    ledger_may_answer = asyncio.Event()
+async def test_what_is_earned_while_the_page_asks_is_in_all_of_it(engine: FakeEngine) -> None:
+    earned = replace(scenes.ME, earned_micro=4_321_000_000)
+    accounts = iter([scenes.ME, earned, earned])
+    mine = replace(LEADERS[0], nickname="ada", earned_micro=4_321_000_000, me=True)
+    lists = iter([LEADERS, (mine,)])
     prepared(engine)
+    engine.answers[endpoints.ME] = lambda: next(accounts)
+    engine.answers[endpoints.LEADERBOARD] = lambda: next(lists)
     async with opened(engine, scenes.filled(), size=(120, 36), look=Look(page="leaderboard")) as (
         app,
         pilot,
     ):
-        await settle(app, pilot)
-        before = screen_text(app)
-        page = app.screen
-        assert isinstance(page, Leaderboard)
-        recent = page._recent
-
-        async def slow(control: Control) -> tuple[LedgerRow, ...]:
-            await ledger_may_answer.wait()
-            return await recent(control)
-
-        page._recent = slow  # type: ignore[method-assign]
-        mine = replace(LEADERS[0], nickname="ada", earned_micro=4_321_000_000, me=True)
-        engine.answers[endpoints.LEADERBOARD] = (mine,)
-        engine.answers[endpoints.ME] = replace(scenes.ME, earned_micro=4_321_000_000)
-        await pilot.press("r")
-        await settle(app, pilot)
-        assert screen_text(app) == before
-        ledger_may_answer.set()
         await settle(app, pilot)
         assert "1st of 1, 4,321.00 credits" in screen_text(app)
         assert "credits earned 4,321 of 5,000" in screen_text(app)

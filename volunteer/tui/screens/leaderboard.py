@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
@@ -37,6 +37,7 @@ NAME_CELLS = 11
 MARK_CELLS = 7
 BAR_CELLS = 14
 CARD = "volunteer-card.svg"
+READINGS_MAX = 5  # of a page whose account earns meanwhile
 COLUMNS = (
     Column(title="#", cells=4, align="right"),
     Column(title=N_("volunteer")),
@@ -46,6 +47,14 @@ COLUMNS = (
     Column(title=N_("device time"), cells=11, align="right", least=76),
     Column(title=N_("machines"), cells=8, align="right", least=88),
 )
+
+
+class Moment(NamedTuple):
+    """An account, its rows of the ledger and its place, at one moment."""
+
+    me: Me
+    leaders: Sequence[LeaderRow]
+    rows: Sequence[LedgerRow]  # of the last two weeks
 
 
 class Leaderboard(QueryPage):
@@ -133,20 +142,27 @@ class Leaderboard(QueryPage):
                 yield FunctionPanel(self._place, id="place")
 
     def queries(self) -> dict[str, PageQuery]:
-        days = int(self.window)
         return {
-            f"leaders {self.window}": lambda control: control.query(
-                endpoints.LEADERBOARD, days=days
-            ),
-            "ledger": self._recent,
-            "me": lambda control: control.query(endpoints.ME),
+            f"ranks {self.window}": self._moment,
             "team": lambda control: control.query(endpoints.TEAM),
         }
 
-    async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
-        """Return the ledger rows of the last two weeks; only new ones are queried."""
-        known: Sequence[LedgerRow] = self.answer("ledger").value or ()
-        return await ledger(control, recap_since(self.volunteer.clock.now()), known)
+    async def _moment(self, control: Control) -> Moment:
+        """Return what the page shows of one account, read again where it earned meanwhile; of the
+        ledger only new rows are queried.
+        """
+        known, days = self._moments(), int(self.window)
+        leaders: tuple[LeaderRow, ...] = ()
+        rows = known.rows if known else ()
+        since = recap_since(self.volunteer.clock.now())
+        me = await control.query(endpoints.ME)
+        for _reading in range(READINGS_MAX):
+            leaders = await control.query(endpoints.LEADERBOARD, days=days)
+            rows = await ledger(control, since, rows)
+            before, me = me, await control.query(endpoints.ME)
+            if me.earned_micro == before.earned_micro:
+                break
+        return Moment(me=me, leaders=leaders, rows=rows)
 
     def action_window(self) -> None:
         names = [name for name, _ in WINDOWS]
@@ -205,31 +221,41 @@ class Leaderboard(QueryPage):
     def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
         return told_lines(scene, width, height, self._me(scene))
 
+    def _moments(self) -> Moment | None:
+        """Return the newest reply, of whatever window."""
+        replies = [self.answer(f"ranks {window}") for window, _ in WINDOWS]
+        return max(replies, key=lambda reply: reply.at).value
+
     def _me(self, scene: Scene) -> Me | None:
         """Return the account of the same moment as the rest of the page."""
-        return self.answer("me").value or scene.view.status.me
+        known = self._moments()
+        return known.me if known else scene.view.status.me
 
-    def _leaders(self) -> Answer[Sequence[LeaderRow]]:
-        return self.answer(f"leaders {self.window}")
+    def _ranks(self) -> Answer[Moment]:
+        return self.answer(f"ranks {self.window}")
+
+    def _leaders(self) -> Sequence[LeaderRow]:
+        known = self._ranks().value
+        return known.leaders if known else ()
 
     def _filling(self, scene: Scene) -> Filling:
-        answer = self._leaders()
+        answer = self._ranks()
         return Filling(
-            rows=leader_rows(answer.value or (), scene, old=answer.old(scene)),
+            rows=leader_rows(self._leaders(), scene, old=answer.old(scene)),
             empty=_empty(answer, scene),
             title=_("Ranks"),
             subtitle=answer.note(scene),
         )
 
     def _place(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return [place_line(self._leaders().value or (), scene, width)]
+        return [place_line(self._leaders(), scene, width)]
 
     def _week(self, scene: Scene, width: int, height: int) -> list[Line]:
-        answer: Answer[Sequence[LedgerRow]] = self.answer("ledger")
-        if answer.value is None:
-            return answer.instead(scene, width, height, "")
+        known = self._moments()
+        if known is None:
+            return self._ranks().instead(scene, width, height, "")
         team: Answer[MyTeam] = self.answer("team")
-        found = week(answer.value, scene.now)
+        found = week(known.rows, scene.now)
         return aged(week_lines(found, scene, width, height, team.value), scene)
 
     def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -240,7 +266,7 @@ class Leaderboard(QueryPage):
         return aged(goal_lines(milestones(me), scene, width, height), scene)
 
 
-def _empty(answer: Answer[Sequence[LeaderRow]], scene: Scene) -> str:
+def _empty(answer: Answer[Moment], scene: Scene) -> str:
     if answer.error:
         return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
     if answer.value is not None:
