@@ -340,7 +340,6 @@ class Workload(Protocol):
     games: Games | None = None  # of a workload that makes its own data by playing
     formats: tuple[str, ...] = ()  # that `convert` knows
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
-    heavy: tuple[str, ...] = ()  # modules that take seconds to import, needed by every task
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Tables of a run file with this workload's own values for keys that it does not give,

@@ -56,7 +56,6 @@ class DeviceLoop:
     async def run(self, revived: Sequence[HeldLease]) -> None:
         """Work until the agent ends, or all tasks that were wanted are done."""
         ahead: asyncio.Task[LeaseInWork | None] | None = None
-        self.pipeline.stretches.warm_up(self.choice.workloads())
         try:
             for stored in revived:
                 if self.life.ending:

@@ -79,15 +79,6 @@ class RunChoice:
         met = next((found for run, found in short.items() if run in (runs or open_)), None)
         return Wanted(left, kinds, "" if left or met is None else shortage_words(met))
 
-    def workloads(self) -> set[str]:
-        """Return the workloads of the runs that are at work and may be helped."""
-        runs = self.runs()
-        return {
-            info.workload
-            for info in self._hub.status.runs
-            if info.state == "running" and runs is not None and (not runs or info.name in runs)
-        }
-
     def _short_of(self, device: str) -> list[Shortage]:
         """Return what does not fit the memory of a device by now."""
         status, now = self._hub.status, self._life.clock.now()

@@ -11,11 +11,10 @@ A stretch is what lies between two of these points. An ordinary task is one part
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -97,16 +96,6 @@ class StretchRunner:
     hub: Hub
     snapshot_s: float
     steps: ModelSteps
-
-    def warm_up(self, workloads: Collection[str]) -> None:
-        """Import what the first task will need, where that is known, on the training thread: until
-        it is claimed nothing else is done there.
-        """
-        if len(workloads) != 1:
-            return
-        with suppress(VolunteerError, ImportError):  # of an idle machine that is no news
-            for module in self.downloads.load(next(iter(workloads))).heavy:
-                self.device.trainer.call(partial(import_module, module))
 
     async def run(
         self, held: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]

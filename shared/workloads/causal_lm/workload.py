@@ -44,7 +44,6 @@ class CausalWorkload(Workload):
     formats = ("transformers", "peft")
     dataset_kinds = ("tokens", "chat-tokens")
     optional = (settings.LIBRARY,)
-    heavy = ("transformers.modeling_utils",)
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return settings.config_for(raw, manifest).to_dict()

@@ -5,7 +5,6 @@ obeyed.
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -360,27 +359,6 @@ async def test_out_of_memory_halves_the_micro_batch_and_pays_the_same(tmp_path: 
         claimed = process.all(events.Claimed)[0]
         paid = [event.verdict.credits_micro for event in process.all(events.Judged)]
         assert set(paid) == {claimed.price_micro}
-
-
-class Heavy(GptWorkload):
-    heavy = ("made_for_this_test",)
-
-
-async def test_what_the_first_task_will_need_is_imported_before_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "made_for_this_test.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    async with (
-        local_machine(tmp_path) as machine,
-        machine.working(lambda name: Heavy()) as process,
-    ):
-        process.network.refuse("/claims")
-        async with process.eventually():
-            while "made_for_this_test" not in sys.modules:
-                await process.tick()
-        assert process.all(events.Claimed) == []
-    del sys.modules["made_for_this_test"]
 
 
 async def test_another_coordinator_at_the_same_address_is_refused(tmp_path: Path) -> None:
