@@ -190,6 +190,8 @@ def why(error: Exception) -> str:
     """Return what went wrong with a file or a connection, as a sentence ends: without numbers and
     Python's words. What the system says every day is in the catalogue.
     """
+    from ssl import SSLError
+
     from shared.sentences import Sentence
 
     if isinstance(error, UnicodeDecodeError):
@@ -208,7 +210,8 @@ def why(error: Exception) -> str:
         errno.EROFS: Sentence("read-only file system"),
         errno.ETIMEDOUT: Sentence("connection timed out"),
     }
-    if isinstance(error, OSError) and error.errno in known:
+    counts = not isinstance(error, SSLError)  # whose numbers are the library's own
+    if isinstance(error, OSError) and counts and error.errno in known:
         return known[error.errno]
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + text[1:]

@@ -20,6 +20,8 @@ from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, P
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # of the radius
+VOICES = 8  # of equal weight that it takes to say so: two fifths and one that they copy are no
+# majority of so many
 AGREED = 0.6  # usual cosine to the others from which on contributions have a direction in common
 ASTRAY = 0.25  # of it: what points elsewhere
 HALF = 1e-9  # of the weight: rounding of a sum
@@ -203,7 +205,8 @@ def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.b
     others = np.maximum(_dot(place, cross) - 2 * place * cross + place**2 * norms, 1e-300)
     cosines = (cross - place * norms) / np.sqrt(np.maximum(norms, 1e-300) * others)
     usual = _middle(cosines, weights)
-    if not usual >= AGREED:  # or it is no number
+    voices = math.fsum(weights.tolist()) ** 2 / math.fsum((weights**2).tolist())
+    if voices < VOICES or not usual >= AGREED:  # or it is no number
         return np.ones(len(weights), bool)
     short = np.sqrt(np.minimum(1, weights / _middle(weights, weights)))
     found: NDArray[np.bool_] = cosines >= ASTRAY * usual * short
