@@ -28,7 +28,7 @@ REST = 16  # windows at a lower rate, before the one above is tried again
 REST_MAX = 4096  # versions
 COOLS_FROM = 0.75  # of a run: from then on outer momentum steps by less
 COOLS_TO = 0.1  # of the outer rate, at the end
-LONG = 160  # versions of a run that cools: of shorter ones it was not measured
+LONG = 160  # versions of a run that cools: of 87 versions it made the end worse
 
 
 class Heading(NamedTuple):
