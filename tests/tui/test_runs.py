@@ -174,9 +174,9 @@ async def test_an_answer_from_before_the_page_was_left_is_drawn_with_its_age(
         page = app.screen
         assert isinstance(page, Runs)
         await pilot.press("1")
-        await engine.clock.advance(31)
+        await engine.clock.advance(27)
         assert not page.answer("runs").old(app.scene())
-        await engine.clock.advance(9)
+        await engine.clock.advance(13)
         assert page.answer("runs").note(app.scene()) == "as of 40 s ago"
 
 

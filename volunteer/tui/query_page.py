@@ -24,9 +24,9 @@ T = TypeVar("T")
 PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
 NEWS_S = 1.0  # at least between two queries that follow a change of the account
-EVERY_S = 30.0  # between two queries of a page that is looked at
-AGED_S = EVERY_S + 2  # an answer older than this is drawn with its age: none comes, or the page was
-# left for a while
+EVERY_S = 25.0  # between two queries of a page that is looked at
+AGED_S = EVERY_S + 3  # an answer older than this is drawn with its age: none comes, or the page was
+# left for a while; what it says may have been a few seconds old when it came
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
