@@ -1,11 +1,13 @@
-"""Forecast of credits an hour after three tasks, held against the credits that came.
+"""Forecast of credits an hour after the first tasks, held against the credits that came.
 
     make experiments EXPERIMENT=forecast EXPERIMENT_ARGS='--minutes 13'
 
 A real coordinator with the runs of the demo for three workloads and one real volunteer without a
 screen. Its events are kept as lines; they are folded as the screen folds them, and the forecast of
-each run after three of its tasks is held against the credits of the tasks that followed, over the
-time that they took on this machine, waits included. `--read FILE` reads events that were kept.
+each run, as soon as there is one (after three of its tasks; of a run of games as soon as the shares
+that it pays for are known, or after eight) is held against the credits of the tasks that followed,
+over the time that they took on this machine, waits included. `--read FILE` reads events that were
+kept.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tests.support.server_process import Process
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, WorkDone, fold
-from volunteer.tui.run_estimate import TASKS_MIN, pace
+from volunteer.tui.run_estimate import pace
 
 ROOT = str(Path(__file__).resolve().parents[2])
 VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
@@ -42,21 +44,23 @@ class Forecast:
 
     run: str
     promised: float  # credits an hour
+    known: int  # tasks before it
     came: float
     tasks: int  # that followed
     seconds: float  # that they took
 
     def line(self) -> str:
         return (
-            f"{self.run}: {self.promised:,.0f} credits an hour after {TASKS_MIN} tasks, "
+            f"{self.run}: {self.promised:,.0f} credits an hour after {self.known} tasks, "
             f"{self.came:,.0f} came in {self.tasks} tasks of {self.seconds:.0f} s: "
             f"{self.promised / self.came - 1:+.0%}"
         )
 
 
 def forecasts(told: Sequence[AnyEvent], within_s: float) -> Iterator[Forecast]:
-    """Yield of each run the forecast after three tasks beside what the next ones brought."""
-    status, promised, work = Status(), dict[str, float](), list[WorkDone]()
+    """Yield of each run the first forecast beside what the next tasks brought."""
+    status, work = Status(), list[WorkDone]()
+    promised: dict[str, tuple[float, int]] = {}  # credits an hour, tasks before
     paid: dict[int, int] = {}
     for event in told:
         before = status.work
@@ -70,17 +74,18 @@ def forecasts(told: Sequence[AnyEvent], within_s: float) -> Iterator[Forecast]:
             work.append(status.work[-1])
         for name in {done.run for done in status.work} - set(promised):
             if found := pace(status, name):
-                promised[name] = found.credits_per_hour
-    for name, per_hour in sorted(promised.items()):
+                promised[name] = found.credits_per_hour, sum(done.run == name for done in work)
+    for name, (per_hour, known) in sorted(promised.items()):
         mine = [done for done in work if done.run == name]
-        until = mine[TASKS_MIN - 1].at + within_s
-        after = [done for done in mine[TASKS_MIN:] if done.at <= until]
+        until = mine[known - 1].at + within_s
+        after = [done for done in mine[known:] if done.at <= until]
         seconds = sum(done.seconds for done in after)
         if seconds > 0:
             earned = sum(paid.get(done.task, done.price_micro) for done in after) / MICRO
             yield Forecast(
                 run=name,
                 promised=per_hour,
+                known=known,
                 came=3600 * earned / seconds,
                 tasks=len(after),
                 seconds=seconds,

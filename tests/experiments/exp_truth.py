@@ -6,7 +6,7 @@ second the screen of one is read and held against the coordinator's HTTP interfa
 A value on the screen is true if the coordinator's was the same at some moment of its window: 2 s
 for the work of this machine, 32 s (a heartbeat) for what others do. In between two readings of the
 coordinator a value may be anything between them. Each contradiction is a line; the last line counts
-them. The forecast of each run after three tasks is held against the credits an hour that came.
+them. The first forecast of each run is held against the credits an hour that came.
 """
 
 from __future__ import annotations
@@ -355,9 +355,9 @@ def _number(text: str) -> float:
 
 @dataclass
 class Forecasts:
-    """The credits an hour that the page of runs promised after three tasks, and those that came."""
+    """The credits an hour that the page of runs promised first, and those that came."""
 
-    promised: dict[str, tuple[float, float]] = field(default_factory=dict)  # run -> at, an hour
+    promised: dict[str, tuple[int, float]] = field(default_factory=dict)  # run -> tasks, an hour
     _seen: dict[int, tuple[str, float, float]] = field(default_factory=dict)  # run, credits, s
     _last_at: float = 0.0
 
@@ -375,17 +375,18 @@ class Forecasts:
         for name in runs:
             said = re.search(rf"{name} .* ([\d.]+)( k)? credits/h", reading.text)
             if said and name not in self.promised and "~" not in said[0]:
-                self.promised[name] = (reading.at, float(said[1]) * (1000 if said[2] else 1))
+                known = sum(run == name for run, _, _ in self._seen.values())
+                self.promised[name] = (known, float(said[1]) * (1000 if said[2] else 1))
 
     def lines(self) -> Iterator[str]:
-        for name, (_, promised) in sorted(self.promised.items()):
+        for name, (known, promised) in sorted(self.promised.items()):
             mine = [(paid, took) for run, paid, took in list(self._seen.values()) if run == name]
-            after = mine[3:]
+            after = mine[known:]
             seconds = sum(took for _, took in after)
             if seconds:
                 came = 3600 * sum(paid for paid, _ in after) / seconds
                 yield (
-                    f"forecast of {name}: {promised:.0f} credits an hour after 3 tasks, "
+                    f"forecast of {name}: {promised:.0f} credits an hour after {known} tasks, "
                     f"{came:.0f} came in {len(after)} tasks of {seconds:.0f} s: "
                     f"{promised / came - 1:+.0%}"
                 )

@@ -12,7 +12,7 @@ from shared.protocol.limits import memory_on
 from shared.text import MICRO, duration
 from shared.workloads.base import is_here
 from volunteer.control.shortage import shortage_words
-from volunteer.control.status import Status, WorkDone
+from volunteer.control.status import GAMES, Status, WorkDone
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.formats import duration_words, size
 
@@ -31,6 +31,7 @@ SLOW_STEP_S = 60.0  # a longer step hardly helps
 TASKS_MIN = 3  # trained here, before they are believed more than the benchmark
 STEADY_MIN = 8  # of these on, all their credits over all their time
 TASKS_MAX = 20  # newest, that a forecast looks at
+MIXED = frozenset((*GAMES, "learn"))  # kinds of tasks of runs that have several
 
 
 class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 def pace(status: Status, run: str = "", devices: Collection[str] | None = None) -> Pace | None:
     """Return the pace of the last tasks (of a run) on the device that earns most in them, out of
-    some or all; None before there are three.
+    some or all; None before there are three, or as many as say how the run pays in the long run.
     """
     paces = []
     known = [w for w in status.work if w.priced and run in ("", w.run)]
@@ -78,6 +79,8 @@ def pace(status: Status, run: str = "", devices: Collection[str] | None = None) 
         if len(last) >= TASKS_MIN and steps > 0 and seconds > 0:
             few = run and len(last) < STEADY_MIN
             rate = _rate_of_few(last, status) if few else _rate(last)
+            if rate is None:
+                continue
             paces.append(
                 Pace(
                     device=device,
@@ -94,9 +97,10 @@ def _rate(work: Sequence[WorkDone]) -> float:
     return sum(w.price_micro for w in work) / MICRO / sum(w.seconds for w in work)
 
 
-def _rate_of_few(work: Sequence[WorkDone], status: Status) -> float:
+def _rate_of_few(work: Sequence[WorkDone], status: Status) -> float | None:
     """Return the credits a second that a few tasks of a run promise: the median of each kind, for
-    one of them may have waited for something, and the kinds as the run pays them in the long run.
+    one of them may have waited for something, and the kinds as the run pays them in the long run;
+    None while these shares, or the rate of one of them, are not known.
     """
     rates = {
         kind: median(_rate([w]) for w in work if w.kind == kind and w.seconds > 0)
@@ -104,11 +108,13 @@ def _rate_of_few(work: Sequence[WorkDone], status: Status) -> float:
     }
     beat = next((beat for beat in status.beats if beat.run == work[0].run), None)
     shares = beat.credit_shares if beat is not None else {}
+    if not shares:
+        mixed = MIXED & rates.keys()
+        return None if mixed else median(_rate([w]) for w in work if w.seconds > 0)
     rates |= {kind: _unseen(kind, rates, work[0], status) for kind in shares if kind not in rates}
-    known = {kind: share for kind, share in shares.items() if rates[kind] > 0}
-    if not known:
-        return median(_rate([w]) for w in work if w.seconds > 0)
-    return sum(known.values()) / sum(share / rates[kind] for kind, share in known.items())
+    if not all(rates[kind] > 0 for kind in shares):
+        return None
+    return sum(shares.values()) / sum(share / rates[kind] for kind, share in shares.items())
 
 
 def _unseen(kind: str, rates: Mapping[str, float], work: WorkDone, status: Status) -> float:
