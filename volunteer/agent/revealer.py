@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shared.errors import VolunteerError
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.sentences import Sentence
-from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.control.event_bus import Hub
 from volunteer.net.api import Api
 from volunteer.net.retry import passing
@@ -41,6 +41,10 @@ class Revealer:
         try:
             for sha256 in request.files:
                 await self._upload(request, sha256)
+        except FATAL as error:
+            self.life.give_up(error)
+            await self.life.clock.sleep(AGAIN_S)
+            return
         except VolunteerError as error:
             if passing(error):
                 await self.life.clock.sleep(AGAIN_S)

@@ -80,11 +80,20 @@ def _seconds(text: str | None) -> float | None:
 
 
 def decoded(data: bytes, kind: type[T]) -> T:
-    """Raises Internal for an answer that makes no sense."""
+    """Raises UpgradeRequired for a good answer that only another version understands: it is the
+    same however often it is asked for; Internal for one that makes no sense.
+    """
     if kind is type(None):
         return None  # a reply without content
     try:
         return decode(data, kind)
+    except msgspec.ValidationError as error:
+        raise errors.UpgradeRequired(
+            Sentence(
+                "the coordinator's reply is not understood ({error}): pipx upgrade volunteer",
+                error=printable(str(error), SENTENCE_CHARS_MAX),
+            )
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.Internal(
             Sentence("the coordinator's reply is invalid: {error}", error=error)

@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -161,6 +162,33 @@ async def test_a_result_outlives_the_process_that_could_not_send_it(tmp_path: Pa
         async with machine.working(max_tasks=1) as process:
             await process.until(events.Submitted)
         assert len(await contributions(machine)) >= 1
+
+
+class Newer(httpx.AsyncBaseTransport):
+    """Answers a submission as no version known here does."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._inner.handle_async_request(request)
+        newer = httpx.Response(200, stream=httpx.ByteStream(b"[]"))
+        return newer if "/submit" in request.url.path else response
+
+
+async def test_a_reply_that_is_not_understood_ends_it_and_keeps_the_result(tmp_path: Path) -> None:
+    async with local_machine(tmp_path) as machine:
+        async with machine.working(max_tasks=1) as process:
+            process.network.inner = Newer(process.network.inner)
+            assert await process.ended() == 78
+            assert sum("/submit" in seen for seen in process.network.seen) == 1
+            said = process.all(events.Stopped)[-1].message
+            assert "is not understood" in said
+            assert "pipx upgrade volunteer" in said
+        async with machine.working(max_tasks=1) as process:  # upgraded
+            await process.until(events.Submitted)
+        assert len(await contributions(machine)) >= 1
+        assert await machine.home.coordinator.ledger.check() == ()
 
 
 async def test_work_goes_on_when_the_network_comes_back(tmp_path: Path) -> None:
