@@ -133,6 +133,7 @@ def _idle(e: events.Idle) -> str | None:
 
 
 def _claimed(e: events.Claimed) -> str:
+    told = {"task": e.task, "run": e.run, "device": e.device, "credits": credit(e.price_micro)}
     if e.kind == events.AUDIT:
         return ngettext(
             "task {task} of {run} on {device} checks another's work: {n} step, pays {credits} "
@@ -140,29 +141,20 @@ def _claimed(e: events.Claimed) -> str:
             "task {task} of {run} on {device} checks another's work: {n} steps, pays {credits} "
             "credits",
             e.steps,
-            task=e.task,
-            run=e.run,
-            device=e.device,
-            credits=credit(e.price_micro),
+            **told,
         )
     if e.kind in GAMES:  # paid by the moves that are played
         return ngettext(
             "task {task} of {run} on {device}: {n} game, pays about {credits} credits",
             "task {task} of {run} on {device}: {n} games, pays about {credits} credits",
             e.steps,
-            task=e.task,
-            run=e.run,
-            device=e.device,
-            credits=credit(e.price_micro),
+            **told,
         )
     return ngettext(
         "task {task} of {run} on {device}: {n} step, pays {credits} credits",
         "task {task} of {run} on {device}: {n} steps, pays {credits} credits",
         e.steps,
-        task=e.task,
-        run=e.run,
-        device=e.device,
-        credits=credit(e.price_micro),
+        **told,
     )
 
 

@@ -13,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from shared.decoding import decode
-from shared.protocol.accounts import Benchmark, Device, Me
+from shared.protocol.accounts import Benchmark, Device
 from shared.protocol.contributions import Verdict
+from tests.tui import scenes
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
 from volunteer.control.events import AnyEvent
@@ -46,22 +47,8 @@ def training(step: int, at: float) -> events.Training:
 VERDICT = Verdict(
     contribution=1, task=7, run="r", state="rejected", reason="norm", message="too long"
 )
-ME = Me(
-    volunteer_id="v",
-    nickname="Ann",
-    public=True,
-    state="active",
-    trust=1.0,
-    earned_micro=88_580_000,
-    pending_micro=0,
-    spent_micro=0,
-    today_micro=0,
-    rank=2,
-    accepted=1,
-    rejected=0,
-    merged=1,
-    device_s=1.0,
-    workers=(),
+ME = msgspec.structs.replace(
+    scenes.ME, nickname="Ann", earned_micro=88_580_000, pending_micro=0, rank=2
 )
 STORY: list[AnyEvent] = [
     events.Started(

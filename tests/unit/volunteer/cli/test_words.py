@@ -30,6 +30,7 @@ from shared.protocol.teams import MyTeam, TeamMember
 from shared.protocol.transparency import LedgerEntry, Receipt, TreeHead
 from shared.sentences import Sentence
 from tests.support.greek import in_english, pseudo
+from tests.tui.scenes import ME
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.record_check import Checked
 from volunteer.cli import benchmark, receipts, run_benchmark, start
@@ -145,23 +146,6 @@ def test_the_help_of_every_setting(home: Path, capsys: pytest.CaptureFixture[str
     assert in_english("\n".join(helps), OTHERS) == set()
 
 
-ME = Me(
-    volunteer_id="a" * 32,
-    nickname="Ann",
-    public=True,
-    state="active",
-    trust=1.0,
-    earned_micro=1,
-    pending_micro=0,
-    spent_micro=0,
-    today_micro=0,
-    rank=1,
-    accepted=1,
-    rejected=0,
-    merged=1,
-    device_s=1.0,
-    workers=(),
-)
 KEY = KeyInfo(
     id=3,
     name="n",

@@ -209,24 +209,6 @@ def test_stop_ends_at_the_next_micro_batch() -> None:
         assert work.count == 8
 
 
-def test_stop_with_save_goes_on_to_the_end_of_the_step() -> None:
-    clock = Ticking()
-    saved: list[int] = []
-    with training(clock) as trainer:
-        work = Steps(100, clock, gate=6)
-
-        def save(done: Any) -> None:
-            done.snapshot()
-            saved.append(done.count)
-
-        handle = trainer.submit(assignment(work, save=save))
-        assert work.reached.wait(WAIT_S)
-        handle.stop("saved", save=True)
-        work.open.set()
-        assert outcome(handle) == Interrupted(reason="saved", saved=True)
-        assert saved == [8]
-
-
 class Looking(Steps):
     """Work of whole steps that looks up twice within each; what a look raises starts it over."""
 
@@ -279,22 +261,24 @@ def test_a_pause_is_obeyed_within_a_micro_batch(
         assert work.moves == moves
 
 
-def test_stop_with_save_within_a_micro_batch_saves_the_step_before_it() -> None:
+@pytest.mark.parametrize(("kind", "done"), [(Steps, 8), (Looking, 6)])
+def test_stop_with_save_goes_on_to_the_end_of_the_step(kind: type[Steps], done: int) -> None:
+    """From within a micro-batch that looks up, back to the end of the step before."""
     clock = Ticking()
     saved: list[int] = []
     with training(clock) as trainer:
-        work = Looking(100, clock, gate=6)
+        work = kind(100, clock, gate=6)
 
-        def save(done: Any) -> None:
-            done.snapshot()
-            saved.append(done.count)
+        def save(work: Any) -> None:
+            work.snapshot()
+            saved.append(work.count)
 
         handle = trainer.submit(assignment(work, save=save))
         assert work.reached.wait(WAIT_S)
         handle.stop("saved", save=True)
         work.open.set()
         assert outcome(handle) == Interrupted(reason="saved", saved=True)
-        assert saved == [6]
+        assert saved == [done]
 
 
 def test_snapshots_come_between_steps_and_not_too_often() -> None:
