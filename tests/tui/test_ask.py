@@ -17,6 +17,7 @@ from volunteer.control import commands
 from volunteer.control.commands import Answer, PastPrompt
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
+from volunteer.tui.screens.ask import Ask
 
 PAGE = Look(page="runs")
 CARD = ModelCard(
@@ -157,6 +158,27 @@ async def test_a_model_that_is_not_there_is_a_sentence(engine: FakeEngine) -> No
         await pilot.press("escape")
         await settle(app, pilot)
         assert "Ask stdlib" not in screen_text(app)
+
+
+async def test_escape_stops_an_answer_and_again_closes_without_waiting_for_its_end(
+    engine: FakeEngine,
+) -> None:
+    async with opened(answering(engine, DONE), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("p")
+        await settle(app, pilot)
+        page = app.screen
+        assert isinstance(page, Ask)
+        page._asked.append(1)
+        await pilot.press("escape")
+        await settle(app, pilot)
+        assert app.screen is page
+        await pilot.press("escape")
+        await settle(app, pilot)
+        assert app.screen is not page
+    assert [c for c in engine.asked if isinstance(c, commands.StopAnswer)] == [
+        commands.StopAnswer(id=1)
+    ]
 
 
 async def test_that_strangers_may_read_is_said_before_and_can_be_forbidden(

@@ -136,6 +136,18 @@ async def test_work_without_a_loss_shows_its_board_instead(engine: FakeEngine) -
         assert "tokens/s" not in text
 
 
+async def test_a_task_of_games_is_told_in_games_before_its_first(engine: FakeEngine) -> None:
+    (claimed,) = scenes.claimed()
+    assert isinstance(claimed, events.Claimed)
+    told = [*scenes.started(), replace(claimed, steps=16, samples=16, kind="selfplay")]
+    async with opened(engine, told, size=(120, 36)) as (app, pilot):
+        assert "0 of 16 games" in screen_text(app)
+        await pilot.press("3")
+        await pilot.pause()
+        assert "Tasks for this device" in screen_text(app)
+        assert "16 steps" not in screen_text(app)
+
+
 def test_drawn_samples_stand_side_by_side_where_there_is_room() -> None:
     told = [
         *scenes.started(),

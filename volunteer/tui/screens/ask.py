@@ -91,7 +91,7 @@ class Answering(Vertical):
 
 
 class Ask(Screen[None]):
-    """Screen for prompts to one run; escape stops an answer, then closes."""
+    """Screen for prompts to one run; escape stops an answer, another one closes."""
 
     CSS = """
     Ask { layout: vertical; background: $background; }
@@ -128,6 +128,7 @@ class Ask(Screen[None]):
         self._past: tuple[PastPrompt, ...] = ()
         self._at = 0  # which of them is shown; their number: none
         self._asked: list[int] = []  # answers on their way
+        self._stopping = False  # they were told to end
         self._used: list[Usage] = []  # of this prompt
 
     @property
@@ -240,7 +241,7 @@ class Ask(Screen[None]):
         asked = [(self.query_one("#after", Answering), chosen)]
         if self.has_class("-both"):
             asked.append((self.query_one("#before", Answering), self._info.name + FIRST))
-        self._used = []
+        self._used, self._stopping = [], False
         self._say(_("asking"))
         for pane, model in asked:
             pane.begin(printable(model, 80), prompt)
@@ -295,11 +296,12 @@ class Ask(Screen[None]):
     # Keys.
 
     def action_leave(self) -> None:
-        """Stop the answers that are on their way; without any, close."""
+        """Stop the answers that are on their way; without any, or again, close."""
         control = self.volunteer.control
-        if not self._asked or control is None:
+        if not self._asked or self._stopping or control is None:
             self.dismiss()
             return
+        self._stopping = True
         for number in self._asked:
             self.volunteer.command(control.stop_answer(number))
 

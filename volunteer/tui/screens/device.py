@@ -18,6 +18,7 @@ from shared.protocol.limits import memory_on
 from shared.text import printable
 from volunteer.control.commands import SettingRow
 from volunteer.control.control import Control
+from volunteer.control.status import GAMES
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.formats import duration_words, size
 from volunteer.tui import keys
@@ -423,7 +424,7 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
         return [*lines, *(((text, "text"),) for text in wrap(able.sentence, cells, 2))]
     task = scene.view.task(device.id)
     said = _("A step of this run takes {time} here.", time=duration_words(able.step_s))
-    if task is not None and task.run == info.name:
+    if task is not None and task.run == info.name and task.kind not in GAMES:
         whole = duration_words(able.step_s * task.steps)
         said += " " + ngettext(
             "The task in hand has {n} step, about {time}.",
