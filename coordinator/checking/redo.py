@@ -14,7 +14,7 @@ from coordinator.compute import Stop
 from coordinator.rules.checks import HERE, Likeness, Machine, Redone, device_kind
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
-from shared.errors import Configuration, NotFound, Unavailable
+from shared.errors import Configuration, NotFound, StorageFull, Unavailable
 from shared.local_data import LocalData
 from shared.protocol.contributions import Commitment
 from shared.tensors.frame import open_frame
@@ -146,8 +146,11 @@ def redo(
     report, result = work.result()
     if len(report.halved) > len(case.job.halved):
         raise Unavailable(SHORT)
-    beside = _beside(case, files, result)
-    state = None if files.left is None else state_cosine(work.state(), _tensors(files.left))
+    try:
+        beside = _beside(case, files, result)
+        state = None if files.left is None else state_cosine(work.state(), _tensors(files.left))
+    except (OSError, StorageFull, MemoryError) as error:  # of this machine
+        raise Unavailable(f"it could not be compared here: {error}") from error
     return msgspec.structs.replace(beside, state_cosine=state)
 
 
@@ -198,8 +201,9 @@ def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> Red
 
 
 def _written(files: Files, chosen: Codec, schema: Schema) -> float:
-    """Return the cosine of what was sent beside what the codec makes of what it says it was given:
-    1 but for rounding, or what it left behind only hides what was sent.
+    """Return how alike what was sent is to what the codec makes of what it says it was given, the
+    cosine less what one is longer: 1 but for rounding, or what it left behind only hides what was
+    sent.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -208,7 +212,9 @@ def _written(files: Files, chosen: Codec, schema: Schema) -> float:
         path, given = Path(folder) / "again", cast("Any", whole)
         chosen.encode(given, schema, path)
         with chosen.decode(path, schema) as again:
-            return _alike(again, sent, schema).cosine
+            found = _alike(again, sent, schema)
+            longer = max(found.norm_ratio, 1.0 / max(1e-300, found.norm_ratio))
+            return found.cosine / longer
 
 
 def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:

@@ -32,6 +32,7 @@ from shared.workloads.base import DatasetManifest
 
 FORGOTTEN_S = 30 * 86_400.0  # an auditor that was not seen since
 State = Literal["asked", "revealed", "done"]
+COUNTED = ("accepted", "merged")  # what others overtook is as if it had never been made
 CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
 
 
@@ -120,12 +121,13 @@ _ARRIVED = select(uploads.c.sha256).where(
 )
 _FORGET = delete(uploads).where(uploads.c.evidence_of == bindparam("number"))
 _OF_MACHINE = (
-    select(contributions.c.report)
+    select(contributions.c.report, contributions.c.state)
     .where(
         its(contributions.c.volunteer_id),
         its(contributions.c.run_id),
         its(contributions.c.worker_id),
         contributions.c.id < bindparam("before"),
+        contributions.c.state != "rejected",  # no check is drawn of what is not paid
     )
     .order_by(contributions.c.id.desc())
     .limit(CHAIN_MAX)
@@ -281,7 +283,8 @@ def commitment_of(row: ContributionRow) -> Commitment:
 
 def follows(conn: Connection, row: ContributionRow) -> bool:
     """Return True if the state and the residual that a task began with are none, or such as earlier
-    tasks of the same machine left: made up, a residual turns honest work into anything.
+    tasks of the same machine left, which were good and which no task went on from since: made up, a
+    residual turns honest work into anything, and left once it must not do so many times.
     """
     said = commitment_of(row)
     if not (said.inner or said.residual):
@@ -292,10 +295,15 @@ def follows(conn: Connection, row: ContributionRow) -> bool:
         "its_worker_id": row.worker_id,
         "before": row.id,
     }
-    reports = conn.execute(_OF_MACHINE, given).scalars()
-    earlier = [decode(report, SubmitRequest).commitment for report in reports]
-    states, residuals = {one.left for one in earlier}, {one.kept for one in earlier}
-    return said.inner in states | {""} and said.residual in residuals | {""}
+    states, residuals = {""}, {""}
+    for report, state in reversed(conn.execute(_OF_MACHINE, given).all()):  # oldest first
+        one = decode(report, SubmitRequest).commitment
+        if state in COUNTED:
+            states -= {one.inner} - {""}
+            residuals -= {one.residual} - {""}
+        states.add(one.left)
+        residuals.add(one.kept)
+    return said.inner in states and said.residual in residuals
 
 
 def end(

@@ -45,12 +45,16 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _handed_in() -> ColumnElement[bool]:
-    """Return the condition that a contribution of the worker refers to an upload, or asked for
-    it.
+    """Return the condition that a contribution of the worker refers to an upload that is whole, or
+    asked for it: what names another's hash, and is never whole, lies around like anything else.
     """
+    return _named() | uploads.c.evidence_of.is_not(None)
+
+
+def _named() -> ColumnElement[bool]:
     c = contributions.c
     named = exists().where(c.sha256 == uploads.c.sha256, c.worker_id == uploads.c.worker_id)
-    return named | uploads.c.evidence_of.is_not(None)
+    return uploads.c.complete & named
 
 
 _U = uploads.c
@@ -64,7 +68,7 @@ _UNVETTED = (
     select(func.coalesce(func.sum(_U.size), 0))
     .join_from(uploads, workers, workers.c.id == _U.worker_id)
     .join(volunteers, volunteers.c.id == workers.c.volunteer_id)
-    .where(volunteers.c.standing != "vetted", ~_handed_in())
+    .where(volunteers.c.standing != "vetted", ~_named())
 )
 _PLACE = (
     select(func.count())
@@ -137,7 +141,9 @@ def use(conn: Connection, volunteer_id: str, row: UploadRow) -> Use:
 
 
 def waiting_unvetted(conn: Connection) -> int:
-    """Return how many bytes of all volunteers that are not vetted no contribution refers to yet."""
+    """Return how many bytes of all volunteers that are not vetted are evidence, or such as no
+    contribution refers to yet.
+    """
     return int(conn.execute(_UNVETTED).scalar_one())
 
 

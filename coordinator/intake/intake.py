@@ -276,7 +276,7 @@ class Intake:
         judgement = self._judge(conn, row, found, plan, measured)
         if judgement.state == "accepted" and self._sketches is not None:
             judgement = self._sketches.refusal(conn, row, seen) or judgement
-        if checked == "failed" and judgement.state == "accepted" and not row.vetted:
+        if checked == "failed" and judgement.state != "rejected" and not row.vetted:
             judgement = UNCONFIRMED
         if judgement.state != "rejected" and found.standing == "suspended":
             judgement = validation.SUSPENDED
@@ -298,7 +298,7 @@ class Intake:
             norm=measured.norm if measured.finite and not measured.problem else None,
         )
         doubted, waits = checked == "failed", False
-        if judgement.state == "accepted" or judgement == UNCONFIRMED:
+        if judgement.state != "rejected" and judgement != validation.SUSPENDED:
             waits = self._recomputes.order(conn, row, run, doubted=doubted)
         if task is None:
             return

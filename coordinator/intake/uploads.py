@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from coordinator.database import datasets, recomputes, runs, tasks, uploads
+from coordinator.database import contributions, datasets, recomputes, runs, tasks, uploads
 from coordinator.database.uploads import UploadRow, Use
 from coordinator.rules.checks import REVEAL_S
 from coordinator.rules.sizing import evidence_bytes_max
@@ -208,45 +208,28 @@ class Uploads:
             if known.size != request.size:
                 raise Conflict("these bytes were announced before with another size")
             return known, False
+        use = uploads.use(conn, principal.volunteer_id, row)
         if not request.evidence_of:
-            self._check_grant(conn, principal, row, tasks.grant_bytes(conn, task), free)
+            self._check_grant(row, use, tasks.grant_bytes(conn, task))
+        if not use.vetted:
+            _check_share(conn, row.size, free)
         uploads.add(conn, row)
         return row, True
 
-    def _check_grant(
-        self, conn: Connection, principal: Principal, row: UploadRow, granted: int, free: float
-    ) -> None:
+    def _check_grant(self, row: UploadRow, use: Use, granted: int) -> None:
         """Raise TooLarge beyond the grant of a lease, Conflict and TooManyRequests beyond the
         quota.
         """
         if row.size > granted:
             raise TooLarge(f"{row.size} bytes were announced, task {row.task_id} grants {granted}")
-        use = uploads.use(conn, principal.volunteer_id, row)
         if use.in_place >= PLACE_MAX:
             raise Conflict(f"task {row.task_id} has {PLACE_MAX} uploads of this part already")
-        self._check_quota(conn, use, row.size, granted, free)
-
-    def _check_quota(
-        self, conn: Connection, use: Use, size: int, granted: int, free: float
-    ) -> None:
-        """Raise TooManyRequests if the volunteer has too much uploaded and not submitted, or all
-        that are not vetted together; StorageFull if those would fill half of the free disk.
-        """
         quota = self._settings.upload_quota_bytes
         if not use.vetted:
             quota = min(quota, 2 * granted * PROBATION_LEASES)
-        if use.count >= WAITING_MAX or use.bytes + size > quota:
+        if use.count >= WAITING_MAX or use.bytes + row.size > quota:
             raise TooManyRequests(
                 "too many uploaded bytes are not submitted yet; submit them first",
-                retry_after_s=60.0,
-            )
-        if use.vetted:
-            return
-        filled = uploads.waiting_unvetted(conn)
-        if filled + size > (free + filled) * UNVETTED_SHARE:
-            raise StorageFull(
-                "newcomers have filled their share of the coordinator's disk; keep your result, "
-                "it will be taken later",
                 retry_after_s=60.0,
             )
 
@@ -475,6 +458,17 @@ class Uploads:
                 path.unlink(missing_ok=True)
 
 
+def _check_share(conn: Connection, size: int, free: float) -> None:
+    """Raise StorageFull if all volunteers that are not vetted would fill half of the free disk."""
+    filled = uploads.waiting_unvetted(conn)
+    if filled + size > (free + filled) * UNVETTED_SHARE:
+        raise StorageFull(
+            "newcomers have filled their share of the coordinator's disk; keep your result, "
+            "it will be taken later",
+            retry_after_s=60.0,
+        )
+
+
 def _check_evidence(
     conn: Connection, principal: Principal, request: UploadRequest, run_id: int
 ) -> None:
@@ -482,6 +476,10 @@ def _check_evidence(
     number, volunteer = request.evidence_of, principal.volunteer_id
     if not recomputes.wants(conn, number, volunteer, request.sha256):
         raise NotFound(f"nobody asks for {request.sha256[:12]}... as evidence for {number}")
+    row = contributions.by_id(conn, number)
+    place = request.task, request.attempt, request.part, request.tries
+    if place != (row.task_id, row.attempt, row.part, row.tries):  # each file is revealed once
+        raise NotFound(f"contribution {number} is another part of another lease")
     limit = evidence_bytes_max(runs.by_id(conn, run_id).parameters)
     if request.size > limit:
         raise TooLarge(f"evidence for task {request.task} has at most {limit} bytes")

@@ -136,6 +136,34 @@ async def test_a_state_must_be_one_that_the_machine_left(database: Database) -> 
     await database.write(play)
 
 
+@pytest.mark.parametrize("what", ["state", "residual"])
+async def test_what_a_task_left_goes_on_once_and_only_from_good_work(
+    database: Database, what: str
+) -> None:
+    """Made up once, and never drawn, it would turn any number of later tasks into anything, each of
+    which is what was leased when it is done again.
+    """
+    run = await setting(database)
+
+    def task(conn: Connection, began: str, left: str, state: str = "merged") -> bool:
+        states = (began, left) if what == "state" else ("", "", began, left)
+        row = committed(conn, run, *states)
+        good = recomputes.follows(conn, row)
+        conn.execute(update(rows).where(rows.c.id == row.id).values(state=state))
+        return good
+
+    def play(conn: Connection) -> None:
+        assert task(conn, "", LEFT, "rejected")
+        assert not task(conn, LEFT, "", "superseded")
+        assert task(conn, "", LEFT)
+        assert task(conn, LEFT, "1" * 64, "superseded")  # as if it had never been made
+        assert task(conn, LEFT, INNER)
+        assert not task(conn, LEFT, "2" * 64)
+        assert task(conn, INNER, "3" * 64)
+
+    await database.write(play)
+
+
 async def test_what_is_never_proved_is_paid_into_escrow_until_one_passes(
     database: Database,
 ) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -22,9 +23,10 @@ from coordinator.database import volunteers
 from coordinator.database.ledger import payments
 from coordinator.database.recomputes import open_count
 from coordinator.database.tables.trust import recomputes
+from shared.protocol.contributions import Verdict
 from shared.workloads.base import Progress, Result, Work, Workload, load
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
-from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from volunteer.agent.revealer import Revealer
 from volunteer.control import events
@@ -187,6 +189,36 @@ async def test_other_work_ends_its_account_and_earns_nothing(tmp_path: Path) -> 
                 await process.ended(120)
                 found = await results(home, 1)
         assert found[0][0] == "failed", found
+        assert await balances(home, "Eve") == ("suspended", 0, 0)
+        assert await home.coordinator.ledger.check() == ()
+
+
+async def test_work_that_a_merge_overtook_is_checked_like_any_that_is_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who comes at the moment of a merge is paid for whatever it sends."""
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        text = run_file("float32", "gradient-average").replace("[plan]", "[plan]\nquorum = 2")
+        await home.start_run(text)
+        team = [await home.join(name) for name in ("Eve", "Ann", "Bob")]
+        leases = [await worker.claim() for worker in team]
+        verdicts = []
+        for worker, lease in zip(team, leases, strict=True):
+            base, data = await worker.begin(lease), await worker.update("tiny", lease.task)
+            await worker.upload(lease, data)
+            said = worker.submission(lease, base, data)
+            with monkeypatch.context() as patched:
+                if worker is team[0]:  # its check lasts until the others are merged
+                    patched.setattr(home.coordinator.intake, "_check", AsyncMock())
+                reply = await worker.post(f"/tasks/{lease.task}/submit", said)
+            verdicts.append(decode(reply, Verdict))
+        assert [said.state for said in verdicts] == ["checking", "accepted", "accepted"]
+        await home.coordinator.merger.merge_if_due(1)
+        await home.coordinator.intake.recheck()
+        late = decode(await team[0].get(f"/contributions/{verdicts[0].contribution}"), Verdict)
+        assert late.state == "superseded"
+        async with home.coordinator.working():
+            assert {result for result, _ in await results(home, 3)} == {"failed"}
         assert await balances(home, "Eve") == ("suspended", 0, 0)
         assert await home.coordinator.ledger.check() == ()
 

@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
+from coordinator.database import contributions, recomputes
 from coordinator.database.tables.contributions import uploads as rows
 from coordinator.database.volunteers import set_volunteer
 from coordinator.http.request import ClientGone
@@ -207,6 +209,61 @@ async def test_newcomers_fill_half_of_the_free_disk_at_most(
     assert "newcomers" in refused(await ann.announce(lease, data[::-1]), 507).message
     monkeypatch.setattr(home.coordinator.uploads, "_check_space", lambda size: 3.1 * len(data))
     assert (await ann.announce(lease, data[::-1])).status_code == 200
+
+
+async def asked_for(home: LocalCoordinator, evidence: bytes) -> tuple[Worker, Lease, int]:
+    """A newcomer that is asked for a file of evidence, its lease and its contribution."""
+    await home.start_run()
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    begun, data = await ann.begin(lease), await ann.update("tiny")
+    await ann.upload(lease, data)
+    said = ann.submission(lease, begun, data)
+    number = decode(await ann.post(f"/tasks/{lease.task}/submit", said), Verdict).contribution
+
+    def ask(conn: Connection) -> None:
+        wanted = [hashlib.sha256(evidence).hexdigest()]
+        row = contributions.by_id(conn, number)
+        recomputes.add(conn, row, (wanted, "{}"), withheld=False, due_at=home.clock.now() + 60)
+        set_volunteer(conn, ann.volunteer_id, standing="probation")
+
+    await home.coordinator.db.write(ask)
+    return ann, lease, number
+
+
+async def test_what_was_asked_for_is_revealed_once(home: LocalCoordinator) -> None:
+    """Never whole, each upload of it lay on the disk for days, beside every grant and quota."""
+    ann, lease, number = await asked_for(home, b"state")
+    places = [{"part": 1}, {"tries": 1}, {"attempt": lease.attempt + 1}]
+    for place in places:
+        reply = await ann.announce(lease, b"state", evidence_of=number, **place)
+        assert "another part" in refused(reply, 404).message
+    whole = await ann.announce(lease, b"state", evidence_of=number)
+    assert decode(whole, UploadInfo).offset == 0
+    assert await home.coordinator.db.read(lambda c: len(c.execute(rows.select()).all())) == 2
+
+
+async def test_what_newcomers_reveal_is_in_their_half_of_the_disk(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, lease, number = await asked_for(home, b"state")
+    monkeypatch.setattr(home.coordinator.uploads, "_check_space", lambda size: 9.0)
+    reply = await ann.announce(lease, b"state", evidence_of=number)
+    assert "newcomers" in refused(reply, 507).message
+    db = home.coordinator.db
+    await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="vetted"))
+    assert (await ann.announce(lease, b"state", evidence_of=number)).status_code == 200
+
+
+async def test_who_names_what_it_submitted_before_has_the_same_quota(
+    home: LocalCoordinator,
+) -> None:
+    """Bytes that never come in full belong to no contribution, whatever hash they promise."""
+    ann, _, _ = await asked_for(home, b"state")
+    lease, old = await ann.claim(), await ann.update("tiny")
+    size = lease.grant.bytes_max
+    replies = [await ann.announce(lease, old, size=size, part=part) for part in range(6)]
+    assert [reply.status_code for reply in replies] == [200] * 4 + [429] * 2
 
 
 async def test_what_was_not_submitted_goes_with_its_lease(home: LocalCoordinator) -> None:

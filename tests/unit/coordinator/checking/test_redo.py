@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -91,6 +92,25 @@ def test_what_is_left_behind_hides_nothing_that_was_sent(tmp_path: Path) -> None
         writer.close()
     found = beside(files, honest)
     assert found.cosine > 0.9999
+    assert judge_recompute(found, comparable=True) == "failed"
+
+
+@pytest.mark.parametrize("times", [10.0, 1.4, 0.5])
+@pytest.mark.parametrize("name", ["int8", "topk-int4"])
+def test_what_was_sent_is_as_long_as_what_a_codec_makes_of_it(
+    tmp_path: Path, name: str, times: float
+) -> None:
+    """Ten times what was found points where it should, and what is left behind makes up for it."""
+    honest = np.random.default_rng(1).standard_normal(COUNT).astype(np.float32)
+    own = written(handed_in(tmp_path, name, 0, honest))
+    files = handed_in(tmp_path, name, TASKS, np.float32(times) * own)
+    assert files.kept is not None
+    with FrameWriter(files.kept, residual_schema(SCHEMA)) as writer:
+        writer.write("w", honest - written(files))
+        writer.close()
+    found = beside(msgspec.structs.replace(files, residual=None), honest)
+    assert found.cosine > 0.9999
+    assert abs(found.norm_ratio - 1) < 1e-3
     assert judge_recompute(found, comparable=True) == "failed"
 
 
