@@ -2,7 +2,7 @@
 
 A template is a small program of the library jinja2. It comes with a model that the organiser chose,
 and runs where a dataset is built and where its model is asked, in a sandbox that brings it to an
-end: never in a process that serves, and on no volunteer's machine.
+end: on no volunteer's machine.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> str:
         import jinja2
 
+        _check_length(sum(len(each.content) for each in messages))
         around, template = self._compiled
         around.begin(len(messages))
         try:
@@ -127,10 +128,9 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             )
         except (TimeoutError, RecursionError, MemoryError) as error:
             raise InvalidRunFile(ENDLESS) from error
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise InvalidRunFile(f"the chat template refuses it: {escaped(error, 200)}") from error
-        if len(text) > _TEXT_MAX:
-            raise InvalidRunFile(f"it has more than {_TEXT_MAX:,} characters")
+        _check_length(len(text))
         return str(text)
 
     @cached_property
@@ -169,6 +169,11 @@ class ChatFrame(msgspec.Struct, frozen=True):
 
     def asked(self, question: str) -> str:
         return f"{self.before}{question.strip()}{self.after}"
+
+
+def _check_length(characters: int) -> None:
+    if characters > _TEXT_MAX:
+        raise InvalidRunFile(f"it has more than {_TEXT_MAX:,} characters")
 
 
 def template_beside(tokenizer: Path) -> ChatTemplate:

@@ -1,24 +1,27 @@
 """The sandbox in which a chat template runs: that of jinja2, and an end to whatever it does.
 
-Every turn of a loop, every call and every macro is counted. Products, powers and lengths are looked
-at before they are computed, since nothing can interrupt those.
+Every turn of a loop, every call and every macro is counted. Products, powers, widths and lengths
+are looked at before they are computed, since nothing can interrupt those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+import re
+from collections.abc import Callable, Iterable
+from functools import update_wrapper, wraps
 from time import thread_time
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.filters import make_attrgetter
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
 TURNS, TURNS_EACH = 10_000, 500  # of loops, and calls; some ten are usual for a message
 TIME_S = 1.0  # of the processor
-SIZE_MAX = 1 << 20  # characters or elements
+SIZE_MAX = 4 << 20  # characters, elements, bits: some times what a dialogue may have
+_WIDTH = re.compile(r"[%).#0 +-](\d+)")  # in a format
 _KEPT = "kept 5b1f9e"  # the filter of a block that a variable keeps
 
 
@@ -33,7 +36,8 @@ class Bounded(ImmutableSandboxedEnvironment):
         )
         self.globals |= globals_
         self.filters = {name: _small(found) for name, found in self.filters.items()}
-        self.filters[_KEPT] = self.joined
+        self.filters |= {_KEPT: self.joined, "format": self._formatted}
+        self.filters |= {"join": self._join, "replace": _replaced}
         self._left, self._until = 0, 0.0
 
     def template(self, source: str) -> jinja2.Template:
@@ -60,16 +64,67 @@ class Bounded(ImmutableSandboxedEnvironment):
         if self._left < 0 or thread_time() > self._until:
             raise TimeoutError
         _check(*_numbers(args), *_numbers(kwargs.values()))
+        its, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(its, str) and name == "join":
+            return self._join(args[0], its)
+        if isinstance(its, str) and name == "replace":
+            return _replaced(its, *args, **kwargs)
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute one of the operators above. Raises TimeoutError for what is far too large."""
-        sizes = [len(each) if hasattr(each, "__len__") else 0 for each in (left, right)]
-        if operator == "*" and any(sizes):
-            factor = next((each for each in (left, right) if isinstance(each, int)), 1)
-            sizes = [max(sizes) * factor]
-        _check(sum(sizes), *(_numbers((left, right)) if operator == "**" else ()))
+        size = _size(left) + _size(right)
+        if operator == "**" or (operator == "*" and isinstance(right, int) and _has_length(left)):
+            size = _size(left) * max(_numbers((right,)), default=1)
+        elif operator == "*" and isinstance(left, int) and _has_length(right):
+            size = _size(right) * abs(left)
+        elif operator == "%" and isinstance(left, str):
+            given = right if isinstance(right, tuple) else (right,)
+            size += _widths(left) + sum(map(_size, given))
+            size += sum(_numbers(given)) if "*" in left else 0
+        _check(size)
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return True if a template may use it: no method whose result has any length."""
+        return attr not in ("expandtabs", "translate") and super().is_safe_attribute(
+            obj, attr, value
+        )
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Wrap the methods `format` and `format_map` of a text."""
+        if super().wrap_str_format(value) is None:
+            return None
+
+        def made(*args: Any, **named: Any) -> str:
+            if value.__name__ == "format_map":
+                args, named = (), *args
+            return _Formatter(self).vformat(str(value.__self__), args, named)
+
+        return update_wrapper(made, value)
+
+    def _formatted(self, text: Any, *args: Any, **named: Any) -> Any:
+        """The filter `format`."""
+        return self.call_binop(None, "%", str(text), named or args)
+
+    def _join(self, values: Iterable[Any], between: Any = "", attribute: Any = None) -> str:
+        """The filter and the method `join`."""
+        if attribute is not None:
+            values = map(make_attrgetter(self, attribute), values)
+        texts, sign = [str(value) for value in values], str(between)
+        _check(sum(map(len, texts)) + len(sign) * len(texts))
+        return sign.join(texts)
+
+
+class _Formatter(SandboxedFormatter):
+    """Writes one text, of fields that together are not too wide."""
+
+    _size = 0
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        self._size += _size(value) + _widths(f" {format_spec}")
+        _check(self._size)
+        return super().format_field(value, format_spec)
 
 
 class _Counted(NodeTransformer):
@@ -112,6 +167,29 @@ def _small(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
+    """The filter and the method `replace`."""
+    whole, before, after = str(text), str(old), str(new)
+    _check(len(whole) + whole.count(before) * len(after))
+    return whole.replace(before, after, -1 if count is None else count)
+
+
+def _widths(text: str) -> int:
+    """Return how wide the fields of a format are together."""
+    return sum(map(int, _WIDTH.findall(text)))
+
+
+def _size(value: Any) -> int:
+    """Return how many bits a number has, or elements a text or a list."""
+    if isinstance(value, int):
+        return value.bit_length()
+    return len(value) if _has_length(value) else 0
+
+
+def _has_length(value: Any) -> bool:
+    return hasattr(value, "__len__")
 
 
 def _numbers(values: Any) -> list[int]:

@@ -82,9 +82,20 @@ def test_a_template_that_cannot_be_used_is_refused(source: str, sentence: str) -
         "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
         "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for a in [[[]]] recursive %}{{ loop([a, a]) }}{% endfor %}",
-        "{{ 10 ** 10 ** 9 }}",
+        "{{ 10 ** (10 ** 9) }}",
         "{{ 'a' * 10 ** 10 }}",
         "{{ 'a'.ljust(10 ** 10) }}",
+        "{{ '%99999999d' % 1 }}",
+        "{{ '%*d' % (99999999, 1) }}",
+        "{{ '%99999999d' | format(1) }}",
+        "{{ '{:99999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, '99999999') }}",
+        "{{ ('{:999999}' * 99).format(*range(99)) }}",
+        "{{ ('a' * 9999).replace('a', 'a' * 9999) }}",
+        "{{ ('a' * 9999) | replace('a', 'a' * 9999) }}",
+        "{{ ('a' * 9999).join(['a'] * 9999) }}",
+        "{{ (['a' * 9999] * 9999) | join }}",
+        "{% set n = namespace(x=9 ** 99999) %}{{ n.x * n.x * n.x * n.x * n.x * n.x * n.x * n.x }}",
         "{{ 'a' | center(10 ** 10) }}",
         "{% set n = namespace(x='a') %}{% for _ in range(60) %}"
         "{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -123,12 +134,42 @@ def test_the_line_is_named_that_a_template_does_not_end_for(tmp_path: Path) -> N
         )
 
 
+def test_a_template_that_fails_and_a_method_whose_result_has_any_length_are_refused() -> None:
+    for source in ("''.expandtabs(9)", "''.translate({})", "''.join()", "'{1}'.format(1)"):
+        source = f"{{{{ {source} }}}}"
+        with pytest.raises(InvalidRunFile, match="refuses it"):
+            ChatTemplate(source).asked([Message("user", "?")])
+
+
+def test_a_dialogue_that_is_too_long_is_left_out_however_its_template_is_written(
+    tmp_path: Path,
+) -> None:
+    joined = PLAIN.source.replace(
+        "<{{ m.role }}>{{ m.content }}", "{{ '<' ~ m.role ~ '>' + m.content }}"
+    )
+    file = tmp_path / "talk.jsonl"
+    lines = [{"prompt": "?" * (2 << 20 if n == 2 else 1), "completion": str(n)} for n in range(4)]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    skipped = Skipped()
+    build_chat(
+        "talk",
+        [file],
+        lambda blob: "",
+        skipped=skipped,
+        tokenizer=TOKENIZER,
+        template=ChatTemplate(joined),
+    )
+    assert skipped.count == 1
+    assert "more than 1,048,576 characters" in skipped.sentences[0]
+
+
 def test_a_template_writes_what_it_would_without_bounds() -> None:
     source = (
+        "{{ '%s-%03d ' % ('a', 7) }}{{ '{:>{}}|'.format('b', 3) }}{{ 'c %s' | format('d') }}"
         "{% set x %}a{% endset %}{% set y | upper %}b{{ 1 ~ none ~ 'z' }}{% endset %}"
         "{% for m in messages %}{{ x + y ~ m.content * 2 }}{% endfor %}"
     )
-    assert ChatTemplate(source).asked([Message("user", "?")]) == "aB1NONEZ??"
+    assert ChatTemplate(source).asked([Message("user", "?")]) == ("a-007   b|c daB1NONEZ??")
 
 
 def test_a_template_that_hides_the_question_has_no_frame() -> None:
