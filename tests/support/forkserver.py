@@ -54,7 +54,6 @@ MODULES = [
     "starlette.routing",
     "tests.support.failpoints",
     "tokenizers",
-    "torch._dynamo",  # which the first optimiser or embedding would import, for seconds
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
     "uvloop",

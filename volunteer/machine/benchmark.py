@@ -205,6 +205,9 @@ def _step(bench: _Bench) -> float:
     import torch
     from torch import nn
 
+    from shared.workloads.base import TrainSettings
+    from shared.workloads.training.optimizer import InnerOptimizer
+
     s = bench.shape
     layers = [
         nn.TransformerEncoderLayer(
@@ -219,7 +222,7 @@ def _step(bench: _Bench) -> float:
             "head": nn.Linear(s.width, VOCABULARY, bias=False),
         }
     ).to(bench.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = InnerOptimizer(dict(model.named_parameters()), TrainSettings())
     tokens = torch.randint(VOCABULARY, (s.batch, s.length), device=bench.device)  # (B, T)
     mask = nn.Transformer.generate_square_subsequent_mask(
         s.length, torch.device(bench.device)
@@ -232,8 +235,7 @@ def _step(bench: _Bench) -> float:
         logits = model["head"](x)  # (B, T, V)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.step(1e-4)
 
     seconds = bench.measure("step", once)
     used = sum(p.numel() for p in model.parameters()) - VOCABULARY * s.width  # a look-up is free

@@ -4,7 +4,7 @@ that a gradient has moves alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,37 +17,29 @@ _MOMENTUM = 0.95
 _RMS = 0.2  # of an update at rate 1, as AdamW's is: both take the same rate (Liu et al. 2025)
 
 
-class Muon(torch.optim.Optimizer):
-    """Muon with Nesterov momentum and decoupled weight decay, for matrices only.
+def muon(
+    values: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    rate: float,
+    weight_decay: float,
+) -> None:
+    """Apply gradients to matrices, with Nesterov momentum and decoupled weight decay. Matrices of
+    one shape are made orthogonal together.
 
     Unlike torch's own, it computes in float32 on a CPU: many have no arithmetic for bfloat16, and
     two machines then agree better about the directions of small singular values.
     """
-
-    def __init__(self, parameters: Iterable[Parameter], lr: float, weight_decay: float) -> None:
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Apply the gradients. Matrices of one shape are made orthogonal together."""
-        for group in self.param_groups:
-            alike: dict[tuple[int, ...], list[Parameter]] = {}
-            for value in group["params"]:
-                if value.grad is not None:
-                    alike.setdefault(tuple(value.shape), []).append(value)
-            for shape, values in alike.items():
-                moved = torch.stack([self._momentum(value) for value in values])  # (n, A, B)
-                rate = group["lr"] * _RMS * max(shape) ** 0.5
-                for value, change in zip(values, orthogonal(moved), strict=True):
-                    value.mul_(1.0 - group["lr"] * group["weight_decay"])
-                    value.add_(change, alpha=-rate)
-
-    def _momentum(self, value: Parameter) -> Tensor:
-        assert value.grad is not None
-        held: Tensor = self.state[value].setdefault("momentum_buffer", torch.zeros_like(value))
-        held.lerp_(value.grad, 1.0 - _MOMENTUM)
-        moved: Tensor = value.grad.lerp(held, _MOMENTUM)
-        return moved
+    alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+    for value, grad, held in zip(values, grads, momenta, strict=True):
+        held.lerp_(grad, 1.0 - _MOMENTUM)
+        alike.setdefault(tuple(value.shape), []).append((value, grad.lerp(held, _MOMENTUM)))
+    for shape, pairs in alike.items():
+        changes = orthogonal(torch.stack([moved for _, moved in pairs]))  # (n, A, B)
+        step = rate * _RMS * max(shape) ** 0.5
+        for (value, _), change in zip(pairs, changes, strict=True):
+            value.mul_(1.0 - rate * weight_decay)
+            value.add_(change, alpha=-step)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from shared.workloads.base import TrainSettings
 from shared.workloads.training.lr_schedule import learning_rate as learning_rate
-from shared.workloads.training.muon import Muon, hidden
+from shared.workloads.training.muon import hidden, muon
 
 _FUSED = ("cpu", "cuda")  # measured on a CPU: 3 to 5 times faster than the other forms
 _MOMENTUM, _MOMENTS = ("momentum_buffer",), ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parameters that one rule moves with one weight decay."""
+
+    rule: str
+    weight_decay: float
+    names: tuple[str, ...]
 
 
 class InnerOptimizer:
@@ -22,7 +33,8 @@ class InnerOptimizer:
     Radford et al. 2019).
 
     Its state is made at once and not at the first step: what does not fit is noticed before any
-    work is done.
+    work is done. It calls the functions of torch's optimisers and not their classes: the first of
+    those that a process makes imports the compiler, a second of computing and 70 MB.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], train: TrainSettings) -> None:
@@ -30,49 +42,66 @@ class InnerOptimizer:
         self._train = train
         self.steps = 0
         self._fused = next(iter(self._parameters.values())).device.type in _FUSED
-        turned = hidden(self._parameters) if train.optimizer == "muon" else {}
-        rest = {name: p for name, p in self._parameters.items() if name not in turned}
-        kept = _MOMENTUM if train.optimizer == "sgd" else _MOMENTS
-        self._keys = {name: _MOMENTUM if name in turned else kept for name in self._parameters}
-        self._optimizers: list[torch.optim.Optimizer] = []
-        if turned:
-            self._optimizers.append(Muon(turned.values(), train.lr, train.weight_decay))
-        if rest:
-            self._optimizers.append(self._plain(list(rest.values())))
-        own = {
-            id(value): each
-            for each in self._optimizers
-            for group in each.param_groups
-            for value in group["params"]
-        }
+        self._groups = _groups(self._parameters, train)
         self._states: dict[str, dict[str, Tensor]] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}
+        rules = {name: group.rule for group in self._groups for name in group.names}
         for name, value in self._parameters.items():
-            self._states[name] = own[id(value)].state[value]
-            self._states[name].update({key: torch.zeros_like(value) for key in self._keys[name]})
+            self._keys[name] = _MOMENTS if rules[name] == "adamw" else _MOMENTUM
+            self._states[name] = {key: torch.zeros_like(value) for key in self._keys[name]}
         self._count(0)
 
-    def _plain(self, values: Sequence[Parameter]) -> torch.optim.Optimizer:
-        """Make torch's optimiser of parameters: matrices decay, all others do not."""
-        train = self._train
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in values if p.ndim >= 2], "weight_decay": train.weight_decay},
-            {"params": [p for p in values if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        if train.optimizer == "sgd":
-            return torch.optim.SGD(groups, train.lr, train.beta1, fused=self._fused)
-        return torch.optim.AdamW(groups, train.lr, (train.beta1, train.beta2), fused=self._fused)
-
+    @torch.no_grad()
     def step(self, rate: float) -> None:
         """Clip the gradients, apply them and drop them."""
         if self._train.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._train.clip_norm)
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        for group in self._groups:
+            self._apply(group, rate)
+        for value in self._parameters.values():
+            value.grad = None
         self.steps += 1
+
+    def _apply(self, group: _Group, rate: float) -> None:
+        """Move the parameters of a group that have a gradient."""
+        moved = [name for name in group.names if self._parameters[name].grad is not None]
+        values: list[Tensor] = [self._parameters[name] for name in moved]
+        grads = [value.grad for value in values if value.grad is not None]
+        if group.rule == "muon":
+            muon(values, grads, self._held(moved, "momentum_buffer"), rate, group.weight_decay)
+        elif group.rule == "sgd":
+            sgd(
+                values,
+                grads,
+                [*self._held(moved, "momentum_buffer")],
+                fused=self._fused,
+                weight_decay=group.weight_decay,
+                momentum=self._train.beta1,
+                lr=rate,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+        else:
+            adamw(
+                values,
+                grads,
+                self._held(moved, "exp_avg"),
+                self._held(moved, "exp_avg_sq"),
+                [],
+                self._held(moved, "step"),
+                fused=self._fused,
+                amsgrad=False,
+                beta1=self._train.beta1,
+                beta2=self._train.beta2,
+                lr=rate,
+                weight_decay=group.weight_decay,
+                eps=1e-8,
+                maximize=False,
+            )
+
+    def _held(self, names: Sequence[str], key: str) -> list[Tensor]:
+        return [self._states[name][key] for name in names]
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the state on the CPU: "exp_avg/NAME" and so on, and "steps"."""
@@ -114,3 +143,18 @@ class InnerOptimizer:
                 device = value.device if self._fused else "cpu"
                 count = torch.tensor(float(steps), dtype=torch.float32, device=device)
                 self._states[name]["step"] = count
+
+
+def _groups(parameters: Mapping[str, Parameter], train: TrainSettings) -> list[_Group]:
+    """Divide parameters among the rules: matrices decay, all others do not."""
+    turned = hidden(parameters) if train.optimizer == "muon" else {}
+    plain = "sgd" if train.optimizer == "sgd" else "adamw"
+    rest = {name: value for name, value in parameters.items() if name not in turned}
+    matrices = tuple(name for name, value in rest.items() if value.ndim >= 2)
+    others = tuple(name for name, value in rest.items() if value.ndim < 2)
+    groups = [
+        _Group("muon", train.weight_decay, tuple(turned)),
+        _Group(plain, train.weight_decay, matrices),
+        _Group(plain, 0.0, others),
+    ]
+    return [group for group in groups if group.names]

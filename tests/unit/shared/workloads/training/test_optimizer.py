@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -99,6 +102,35 @@ def test_muon_turns_the_matrices_of_blocks_alone() -> None:
     assert values["tok_emb.weight"].detach().abs().flatten().tolist() == pytest.approx(
         [0.1] * 24, rel=0.01
     )
+
+
+def test_tasks_are_trained_without_importing_the_compiler(tmp_path: Path) -> None:
+    """It takes a volunteer's first task a second of computing on a fast machine, and 70 MB."""
+    code = """
+import sys
+from pathlib import Path
+from shared.workloads.base import TrainSettings
+from tests.support.workloads import tiny_gomoku, tiny_gpt
+path = Path(sys.argv[1])
+data = tiny_gpt.sums(path)
+model = tiny_gpt.config(data)
+for name in ("adamw", "muon", "sgd"):
+    task = tiny_gpt.job(model, steps=1, train=TrainSettings(optimizer=name))
+    weights = tiny_gpt.WORKLOAD.init(model, 0)
+    tiny_gpt.finish(tiny_gpt.WORKLOAD.begin(task, weights, data, "cpu", None))
+boards = tiny_gomoku.config()
+weights = tiny_gomoku.WORKLOAD.init(boards, 0)
+tiny_gomoku.play(weights, 1, path)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "False"
 
 
 def test_a_micro_batch_answers_within_half_a_second() -> None:
