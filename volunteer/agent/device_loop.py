@@ -200,10 +200,16 @@ class DeviceLoop:
             self._resting = False
 
     async def _wait(self, seconds: float) -> None:
-        """Wait, but no longer than claiming is allowed."""
-        before = self.life.retries
+        """Wait, but no longer than claiming is allowed and the same work is wanted."""
+        before, device = self.life.retries, self.device.id
+        wanted = self.choice.wanted(device)
         await self.life.sleep(
-            seconds, unless=lambda: self.life.retries > before or not self._may_claim()
+            seconds,
+            unless=lambda: (
+                self.life.retries > before
+                or not self._may_claim()
+                or self.choice.wanted(device) != wanted
+            ),
         )
 
     def _mine(self, held: LeaseInWork) -> bool:

@@ -79,6 +79,7 @@ class RunWatcher:
     _beats: dict[str, RunBeat] = field(default_factory=dict, init=False)
     # run -> newest version whose loss was announced
     _measured: dict[str, int] = field(default_factory=dict, init=False)
+    _open: frozenset[str] = field(default_factory=frozenset, init=False)  # runs, by name
     _balance: tuple[int | None, int | None] = field(default=(None, None), init=False)
     _announced: tuple[Announcement, ...] = field(default=(), init=False)
     _due_runs: set[str] = field(default_factory=set, init=False)
@@ -116,6 +117,10 @@ class RunWatcher:
             self.hub.emit(events.Announced(announcements=unread))
 
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
+        names = frozenset(beat.run for beat in beats)
+        if names - self._open:
+            self._due_listing = True  # a run that is new, however many are followed
+        self._open = names
         for beat in beats[:FOLLOWED_MAX]:
             before = self._beats.get(beat.run)
             if before == beat:
@@ -199,6 +204,7 @@ class RunWatcher:
 
     async def _request_runs(self) -> None:
         self.hub.emit(events.RunsListed(runs=await self.api.runs()))
+        self.life.notify()  # a claim that names its runs may name a new one
 
     async def _request_versions(self, run: str) -> None:
         """Announce the losses measured since the last time; what was measured before the start

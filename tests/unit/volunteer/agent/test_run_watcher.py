@@ -7,11 +7,13 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from tests.support.virtual_clock import VirtualClock
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import Lifecycle
-from volunteer.agent.run_watcher import GAP_S, LISTING_S, RunWatcher
+from volunteer.agent.run_watcher import FOLLOWED_MAX, GAP_S, LISTING_S, RunWatcher
 
 HEARTBEAT_S = 30.0
 
@@ -34,9 +36,9 @@ class StubApi:
         return ()
 
 
-def beat(version: int, needs: int = 1) -> HeartbeatReply:
+def beat(version: int, needs: int = 1, name: str = "tiny") -> HeartbeatReply:
     run = RunBeat(
-        run="tiny",
+        run=name,
         state="running",
         version=version,
         loss=float(needs),
@@ -87,3 +89,11 @@ async def test_news_of_every_heartbeat_does_not_put_the_listing_off_for_ever() -
     at = await listings([beat(1, needs=1 + turn % 2) for turn in range(count)])
     assert len(at) >= 3
     assert max(b - a for a, b in itertools.pairwise(at)) <= LISTING_S + HEARTBEAT_S
+
+
+async def test_a_new_run_is_listed_within_a_heartbeat_beside_many_others() -> None:
+    old = tuple(run for n in range(FOLLOWED_MAX + 1) for run in beat(1, name=f"old{n}").runs)
+    many = msgspec.structs.replace(beat(1), runs=old)
+    more = msgspec.structs.replace(beat(1), runs=(*old, *beat(1, name="new").runs))
+    at = await listings([many, many, more, more])
+    assert [int(later // HEARTBEAT_S) for later in at] == [0, 2]
