@@ -6,7 +6,17 @@ from collections.abc import Collection
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from coordinator.database import volunteers as store
 from coordinator.database.contributions import ContributionRow
@@ -123,11 +133,10 @@ _FORGET = delete(uploads).where(uploads.c.evidence_of == bindparam("number"))
 _OF_MACHINE = (
     select(contributions.c.report, contributions.c.state)
     .where(
-        its(contributions.c.volunteer_id),
-        its(contributions.c.run_id),
         its(contributions.c.worker_id),
+        its(contributions.c.run_id),
         contributions.c.id < bindparam("before"),
-        contributions.c.state != "rejected",  # no check is drawn of what is not paid
+        contributions.c.state != literal_column("'rejected'"),  # of those no check is drawn
     )
     .order_by(contributions.c.id.desc())
     .limit(CHAIN_MAX)
@@ -289,12 +298,7 @@ def follows(conn: Connection, row: ContributionRow) -> bool:
     said = commitment_of(row)
     if not (said.inner or said.residual):
         return True
-    given = {
-        "its_volunteer_id": row.volunteer_id,
-        "its_run_id": row.run_id,
-        "its_worker_id": row.worker_id,
-        "before": row.id,
-    }
+    given = {"its_worker_id": row.worker_id, "its_run_id": row.run_id, "before": row.id}
     states, residuals = {""}, {""}
     for report, state in reversed(conn.execute(_OF_MACHINE, given).all()):  # oldest first
         one = decode(report, SubmitRequest).commitment

@@ -11,12 +11,20 @@ import pytest
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from coordinator.accounts.accounts import COUNTED_S
-from coordinator.database import evaluations, runs
+from coordinator.database import contributions as contribution_rows
+from coordinator.database import evaluations, recomputes, runs
+from coordinator.database.auditing import audits
+from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.tasks import tasks as table_of_tasks
 from coordinator.database.tables.versions import evaluations as table
+from shared.protocol.contributions import Commitment
 from shared.protocol.limits import API
 from shared.workloads.data.image_files import write_png
+from tests.contract.test_escrow import NEW, add
+from tests.contract.test_recomputes import reported
+from tests.support.account_rows import add_contribution, add_task
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.long_run import effort, grow, look_again
 from tests.support.rounds import MergeRounds
@@ -73,6 +81,36 @@ async def test_a_round_costs_no_more_after_many(
         if cost > MORE * young.cost[what] + LITTLE
     }
     assert not grown, f"these grow with what was done before, effort then and now: {grown}"
+
+
+async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(database_url: str) -> None:
+    with effort() as spent:
+        database = await Database.open(database_url)
+
+        def begin(conn: Connection) -> int:
+            add(conn, NEW, standing="vetted")
+            return add_run(conn)
+
+        run = await database.write(begin)
+
+        def work(conn: Connection, tasks: int) -> ContributionRow:
+            said = reported(Commitment(inner="a" * 64, left="b" * 64))
+            add_task(conn, run, kind="audit", volunteer_id=NEW)
+            made = [add_contribution(conn, run, NEW, "merged", report=said) for _ in range(tasks)]
+            conn.execute(update(table_of_tasks).values(volunteer_id=NEW))
+            return contribution_rows.by_id(conn, made[-1])
+
+        async def cost(tasks: int) -> int:
+            row = await database.write(partial(work, tasks=tasks))
+            await database.write(look_again)
+            before = spent.spent
+            assert not await database.read(lambda conn: recomputes.follows(conn, row))
+            assert await database.read(lambda conn: audits.auditors(conn, [NEW]))
+            return spent.spent - before
+
+        few, many = await cost(SHORT), await cost(LONG)
+        await database.close()
+    assert many <= MORE * few + LITTLE, (few, many)
 
 
 async def test_a_long_curve_keeps_its_shape_and_its_end(database: Database) -> None:

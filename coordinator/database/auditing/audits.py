@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, case, func, insert, or_, select, update
 
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import uploads
 from coordinator.database.tables.tasks import tasks
@@ -92,7 +92,8 @@ _ABOUT = select(_V.id, _V.invite_id, _V.network, _V.accepted, _V.standing).where
 )
 _HAD = (
     select(_T.volunteer_id, func.count())
-    .where(among(_T.volunteer_id, "ids"), _T.kind == AUDIT)  # what it gave back, too: it had it
+    .where(among(_T.volunteer_id, "ids"))
+    .where(one_of(_T.kind, (AUDIT,)))  # what it gave back, too: it had it
     .group_by(_T.volunteer_id)
 )
 _PASSED = select(func.count()).where(its(_A.auditor_id), _A.result == "passed")

@@ -30,7 +30,10 @@ def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnEleme
     """
     if not all(word.isidentifier() for word in words):
         raise ValueError(f"these are no words of the program: {words}")
-    return column.in_([literal_column(f"'{word}'", column.type) for word in words])
+    written = [literal_column(f"'{word}'", column.type) for word in words]
+    if len(written) == 1:  # for IN with one word SQLite takes no partial index
+        return column == written[0]
+    return column.in_(written)
 
 
 def among(column: KeyedColumnElement[Any], name: str) -> ColumnElement[bool]:

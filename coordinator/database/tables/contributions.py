@@ -93,6 +93,15 @@ Index(
 )
 Index("ix_contributions_seen", _c.sha256, _c.run_id)
 Index("ix_contributions_volunteer", _c.volunteer_id, _c.run_id, _c.version)
+# Of what a machine began with; partial, or SQLite would take it for the search of uploads, too.
+Index(
+    "ix_contributions_machine",
+    _c.worker_id,
+    _c.run_id,
+    _c.id,
+    sqlite_where=_c.state != "rejected",
+    postgresql_where=_c.state != "rejected",
+)
 
 # Every change of a contribution's state, in order: what a volunteer's history is made of.
 verdicts = Table(

@@ -88,6 +88,13 @@ Index(
     postgresql_where=tasks.c.pass_no == 0,
 )
 
+Index(
+    "ix_tasks_audits",
+    tasks.c.volunteer_id,
+    sqlite_where=tasks.c.kind == "audit",
+    postgresql_where=tasks.c.kind == "audit",
+)
+
 failures = Table(
     "failures",
     metadata,
