@@ -30,6 +30,7 @@ from shared.errors import (
 from shared.links import JoinLink, parse_link
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
+from shared.sentences import english
 from shared.tls_pin import WrongCertificate, pinned_context
 
 TIMEOUT_S = 600.0  # building a dataset takes as long as it takes
@@ -70,7 +71,7 @@ class Remote:
 
     def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
         """Run a command there. Raises what it raised."""
-        body = msgspec.json.encode(request)
+        body = msgspec.json.encode(request, enc_hook=english)
         response, data = self._send("POST", f"/admin/{command}", body, len(body))
         return decode(_good(response, data), reply)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from shared.sentences import english
 from shared.text import ascii_json, cells, csv_cell, left, right
 
 Columns = Mapping[str, Callable[[Any], object]]
@@ -17,14 +18,15 @@ def as_json(value: Any) -> None:
     """Print one JSON document."""
     import msgspec
 
-    sys.stdout.write(ascii_json(msgspec.json.format(msgspec.json.encode(value)).decode()) + "\n")
+    document = msgspec.json.format(msgspec.json.encode(value, enc_hook=english))
+    sys.stdout.write(ascii_json(document.decode()) + "\n")
 
 
 def as_json_line(value: Any) -> None:
     """Print one JSON document in a line of its own, at once."""
     import msgspec
 
-    sys.stdout.write(ascii_json(msgspec.json.encode(value).decode()) + "\n")
+    sys.stdout.write(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()) + "\n")
     sys.stdout.flush()
 
 

@@ -22,6 +22,7 @@ from shared.errors import (
 )
 from shared.protocol.inference import OpenAiError, OpenAiErrorBody
 from shared.protocol.limits import JSON_BYTES_MAX
+from shared.sentences import english
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -108,7 +109,7 @@ def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], byte
     body = OpenAiErrorBody(
         error=OpenAiError(message=error.message, type=kind, param=param, code=code)
     )
-    return status, headers, msgspec.json.encode(body)
+    return status, headers, msgspec.json.encode(body, enc_hook=english)
 
 
 class Out:

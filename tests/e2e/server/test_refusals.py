@@ -213,3 +213,11 @@ async def test_an_unforeseen_error_tells_nothing_but_its_number(
     body = refused(reply, 500)
     assert "swordfish" not in reply.text
     assert body.request_id == reply.headers["x-request-id"]
+
+
+async def test_a_workload_that_is_not_installed_is_refused_with_its_sentence(
+    home: LocalCoordinator,
+) -> None:
+    text = 'name = "odd"\nworkload = "nonesuch"\n'
+    reply = await home.admin.post(f"{API}/admin/run.create", json={"text": text})
+    assert '"nonesuch" is not installed here' in refused(reply, 404).message
