@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -61,9 +62,9 @@ class Detail(Screen[None]):
         self._found: Any = None
 
     @property
+    @abstractmethod
     def asks(self) -> tuple[str, dict[str, Any]]:
         """The command that reads it, and its request."""
-        raise NotImplementedError
 
     def compose(self) -> ComposeResult:
         yield Static(printable(self.key, 80), classes="heading", markup=False)
@@ -83,9 +84,9 @@ class Detail(Screen[None]):
         if first:
             view.take_focus()
 
+    @abstractmethod
     def described(self, found: Any, now: float) -> tuple[Facts, Table]:
         """Return its facts and its table."""
-        raise NotImplementedError
 
     def _confirm(self, question: str, command: str, done: str, **request: Any) -> None:
         def confirmed(answer: Answer | None) -> None:
