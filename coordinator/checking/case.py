@@ -84,7 +84,8 @@ class Case(_Stored, frozen=True, kw_only=True):
             steps=row.steps,
             seed=seed_from(task.seed, row.part * task.part_steps),
         )
-        job = lease_message.job(spec, plan, Reached(base.global_step, base.tokens), part)
+        reached = Reached(base.global_step, base.tokens)
+        job = lease_message.job(lease_message.Base.of(spec, plan, reached), part)
         chunks = tuple(range(len(manifest.chunks)))
         if window is None:
             order = lease_message.order_of(spec.counts, job.order_seed)

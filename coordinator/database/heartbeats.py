@@ -21,7 +21,7 @@ from sqlalchemy import (
 from coordinator.database.engine.bulk_statements import Lines
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.tasks import TaskRow, row_of
+from coordinator.database.tasks import TaskRow, rows_of
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def renew(conn: Connection, renewals: Sequence[Renewal]) -> list[TaskRow]:
     if not renewals:
         return []
     lines = [(r.task, r.attempt, r.renew_by, r.extra_s) for r in renewals]
-    return [row_of(row) for row in _RENEW.execute(conn, lines).mappings()]
+    return rows_of(_RENEW.execute(conn, lines))
 
 
 def _seen(sign: CTE) -> ClauseElement:
@@ -100,7 +100,7 @@ def seen(conn: Connection, signs: Sequence[Sign]) -> None:
 def held_by(conn: Connection, worker_id: str, ids: Sequence[int]) -> list[TaskRow]:
     """Those of the given tasks that this worker held last."""
     query = select(tasks).where(tasks.c.id.in_(ids), tasks.c.worker_id == worker_id)
-    return [row_of(row) for row in conn.execute(query).mappings()]
+    return rows_of(conn.execute(query))
 
 
 def all_held(conn: Connection) -> set[tuple[int, int]]:

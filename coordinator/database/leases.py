@@ -28,7 +28,7 @@ from coordinator.database.engine.bulk_statements import Lines
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
-from coordinator.database.tasks import Begun, TaskRow, begin, holder, may_submit, row_of
+from coordinator.database.tasks import Begun, TaskRow, begin, holder, may_submit, rows_of
 from coordinator.rules.dispatch import Assignment
 from coordinator.rules.fit import Waiter
 from coordinator.rules.sizing import steps_in, task_seed
@@ -117,7 +117,7 @@ def _reissue(conn: Connection, wanted: Sequence[Taken], now: float) -> list[Task
         if item.assignment.rest_stop > item.assignment.stop:
             _split(conn, item, now)
     made = _REISSUE.execute(conn, [_line(item) for item in wanted], now=now)
-    return [row_of(row) for row in made.mappings()]
+    return rows_of(made)
 
 
 def _line(item: Taken) -> tuple[Any, ...]:
@@ -207,7 +207,7 @@ def _insert(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskR
     if not wanted:
         return []
     made = _INSERT.execute(conn, [_fresh(item) for item in wanted], now=now)
-    return [row_of(row) for row in made.mappings()]
+    return rows_of(made)
 
 
 def _fresh(item: Taken) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    CursorResult,
     and_,
     bindparam,
     exists,
@@ -126,6 +127,12 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True):
 def row_of(mapping: Any) -> TaskRow:
     """The struct of a row."""
     return TaskRow(**{**mapping, "returned": bool(mapping["returned"])})
+
+
+def rows_of(found: CursorResult[Any]) -> list[TaskRow]:
+    """The structs of rows with all columns of `tasks`."""
+    names = tuple(found.keys())
+    return [row_of(dict(zip(names, row, strict=True))) for row in found]
 
 
 _BY_ID = select(tasks).where(its(tasks.c.id))
@@ -394,7 +401,7 @@ def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
         return []
     values = {"state": "todo", "returned": True, "timeouts": tasks.c.timeouts + 1, **FREE}
     changed = update(tasks).where(tasks.c.id.in_(ids)).values(**values).returning(*tasks.c)
-    rows = [row_of(row) for row in conn.execute(changed).mappings()]
+    rows = rows_of(conn.execute(changed))
     notes = [
         {"task_id": r.id, "attempt": r.attempt, "worker_id": r.worker_id, "kind": "timeout"}
         for r in rows

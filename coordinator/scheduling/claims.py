@@ -43,7 +43,7 @@ from coordinator.rules.sizing import Pace, Reached, work_of
 from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.audits import matched
-from coordinator.scheduling.lease_message import Spec
+from coordinator.scheduling.lease_message import Base, Spec
 from coordinator.traffic import Durations
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
@@ -100,14 +100,6 @@ class _Known(msgspec.Struct, frozen=True):
     paces: dict[tuple[str, int], float] = {}  # seconds a step, of a worker nobody vouches for
 
 
-class _About(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a run that its leases repeat."""
-
-    spec: Spec
-    plan: Plan
-    reached: Reached
-
-
 @dataclass(slots=True)
 class _Served:
     """Results of one transaction, by the claim's key."""
@@ -115,7 +107,7 @@ class _Served:
     rows: dict[str, TaskRow]
     refusals: dict[str, Refusal] = field(default_factory=dict)
     shut_out: dict[str, VolunteerError] = field(default_factory=dict)
-    runs: dict[int, _About] = field(default_factory=dict)
+    runs: dict[int, Base] = field(default_factory=dict)
     audits: Mapping[int, Work] = field(default_factory=dict)  # of those that are audits, by task
     fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
@@ -224,16 +216,17 @@ class Claims:
             served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
         self._shares.note(served.given)
         answers: dict[str, Answer] = {**served.refusals, **served.shut_out}
+        committed = {at for at, run in served.runs.items() if self._may_recompute(run.spec)}
         speaks = {waiter.claim_id: waiter for waiter in waiters}
         for claim_id, row in served.rows.items():
             self._renewals.hold(row)
             run, waiter = served.runs[row.run_id], speaks[claim_id]
             self.leases[run.spec.name] += claim_id in served.fresh
-            given = lease_message.lease(run.spec, run.plan, run.reached, row, now, waiter.codecs)
-            if row.id in served.audits:
-                given = lease_message.audit(given, served.audits[row.id])
-            elif rates_of(run.spec.file.trust, self._terms.checked).may_recompute:
-                given = msgspec.structs.replace(given, commit=True)
+            audited = served.audits.get(row.id)
+            commit = audited is None and row.run_id in committed
+            given = lease_message.lease(run, row, now, waiter.codecs, commit=commit)
+            if audited is not None:
+                given = lease_message.audit(given, audited)
             self._agreements.note(waiter.worker_id, given.run, run.plan.codec, given.grant.codec)
             answers[claim_id] = given
         if served.more:
@@ -256,7 +249,7 @@ class Claims:
             line = lines.get(run_id) or claims.line(conn, run_id)
             plan = lease_message.phase(spec, line)
             reached = Reached(line.global_step, line.tokens)
-            served.runs[run_id] = _About(spec=spec, plan=plan, reached=reached)
+            served.runs[run_id] = Base.of(spec, plan, reached)
         served.audits = audits.works(
             conn, [row.id for row in served.rows.values() if row.kind == AUDIT]
         )
@@ -348,6 +341,9 @@ class Claims:
             vouched = worker not in rights or rights[worker].invited
             paces = {} if vouched else claims.past_speeds(conn, worker)
             self._known[worker] = _Known(now + ABLE_S, able, paces)
+
+    def _may_recompute(self, spec: Spec) -> bool:
+        return rates_of(spec.file.trust, self._terms.checked).may_recompute
 
     def spec(self, conn: Connection, run_id: int) -> Spec:
         """The unchanging part of a run, read once."""

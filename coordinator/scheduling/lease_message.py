@@ -32,7 +32,7 @@ from shared.decoding import convert, decode
 from shared.errors import Conflict
 from shared.protocol.leases import Grant, Lease
 from shared.protocol.limits import AUDIT_BYTES
-from shared.workloads.base import DatasetManifest, Job, installed, load
+from shared.workloads.base import DatasetManifest, Job, TrainSettings, installed, load
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.training.lr_schedule import warmup
 
@@ -91,6 +91,34 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     def total_steps(self, reached: Reached) -> int:
         """Global steps the run will make, as what was reached lets expect; 0 = unknown."""
         return total_steps(self.file, self.plan, sum(self.counts), self.sample_size, reached)
+
+
+class Base(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one of its versions: what all jobs from there repeat."""
+
+    spec: Spec
+    plan: Plan
+    train: TrainSettings
+    global_step: int
+    total_steps: int
+
+    @classmethod
+    def of(cls, spec: Spec, plan: Plan, reached: Reached) -> Base:
+        """Return the run where so much was reached, under the plan that holds there."""
+        whole = spec.total_steps(reached)
+        train = spec.file.train
+        train = msgspec.structs.replace(
+            train,
+            warmup_steps=warmup(train, train.decay_steps or whole),
+            prox_mu=plan.prox_mu or train.prox_mu,
+        )
+        return cls(
+            spec=spec,
+            plan=plan,
+            train=train,
+            global_step=reached.global_step,
+            total_steps=whole,
+        )
 
 
 def read_spec(conn: Connection, run_id: int) -> Spec:
@@ -187,26 +215,28 @@ def order_of(counts: tuple[int, ...], seed: int) -> PassOrder:
 
 
 def lease(
-    spec: Spec,
-    plan: Plan,
-    reached: Reached,
+    base: Base,
     task: TaskRow,
     now: float,
     codecs: frozenset[str] = frozenset(),
+    *,
+    commit: bool = False,
 ) -> Lease:
-    """The message for a task in hand, to a worker that speaks these codecs (empty = all)."""
-    order_seed = pass_seed(spec.seed, task.pass_no)
+    """The message for a task in hand, to a worker that speaks these codecs (empty = all) and
+    commits to what it computes where its work may be done again.
+    """
+    spec, plan = base.spec, base.plan
     granted = upload_bytes_max(spec.parameters)
     if task.kind in GAMES:
         granted = games_bytes_max(task.stop - task.start)
-    data = own_data(task)
+    data, work = own_data(task), job(base, task)
     return Lease(
         task=task.id,
         attempt=task.attempt,
         run=spec.name,
-        job=job(spec, plan, reached, task),
+        job=work,
         dataset=spec.dataset,
-        chunks=_chunks(spec, task, order_seed, data),
+        chunks=_chunks(spec, task, work.order_seed, data),
         renew_by=task.renew_by or now,
         finish_by=task.finish_by or now,
         in_step=not plan.overlap,
@@ -221,6 +251,7 @@ def lease(
         price_micro=task.price_micro,
         now=now,
         data=data,
+        commit=commit,
     )
 
 
@@ -286,36 +317,30 @@ def trial(spec: Spec, plan: Plan, run: RunRow, now: float) -> Lease:
         ended_at=None,
         options="{}",
     )
-    return lease(spec, plan, Reached(run.global_step, run.tokens), task, now)
+    return lease(Base.of(spec, plan, Reached(run.global_step, run.tokens)), task, now)
 
 
-def job(spec: Spec, plan: Plan, reached: Reached, task: TaskRow) -> Job:
-    """Return the job of a task: all that its worker needs to compute it from the version where so
-    much was reached.
-    """
-    train, whole = spec.file.train, spec.total_steps(reached)
-    rising = warmup(train, train.decay_steps or whole)
-    train = msgspec.structs.replace(train, warmup_steps=rising)
-    if plan.prox_mu:
-        train = msgspec.structs.replace(train, prox_mu=plan.prox_mu)
+def job(base: Base, task: TaskRow) -> Job:
+    """Return the job of a task: all that its worker needs to compute it from there."""
+    spec = base.spec
     options: dict[str, Any] = decode(task.options)
     options.pop(DATA, None)
+    update = UPDATES.get(task.kind) or task.update_kind or base.plan.update
     return Job(
         run=spec.name,
         workload=spec.workload,
         kind=task.kind,  # type: ignore[arg-type]  # our own row
-        # As in the table.
-        update=UPDATES.get(task.kind) or task.update_kind or plan.update,  # type: ignore[arg-type]
+        update=update,  # type: ignore[arg-type]  # as in the table
         config=spec.file.model,
-        train=train,
+        train=base.train,
         order_seed=pass_seed(spec.seed, task.pass_no),
         start=task.start,
         stop=task.stop,
         seed=task.seed,
         steps=task.steps,
         batch_size=task.batch_size,
-        global_step=reached.global_step,
-        total_steps=whole,
+        global_step=base.global_step,
+        total_steps=base.total_steps,
         reset_inner=spec.file.task.inner_state == "reset",
         prompt=spec.file.evaluation.prompt,
         options=options or spec.file.task.options,

@@ -107,8 +107,9 @@ class Harvest:
         spec = lease_message.read_spec(conn, run.id)
         base = versions.get(conn, run.id, row.base_version)
         plan = in_phase(spec.plan, base.phase)
+        reached = Reached(base.global_step, base.tokens)
         job = msgspec.structs.replace(
-            lease_message.job(spec, plan, Reached(base.global_step, base.tokens), task),
+            lease_message.job(lease_message.Base.of(spec, plan, reached), task),
             base_version=base.version,
             base_sha256=base.published_sha256,
         )

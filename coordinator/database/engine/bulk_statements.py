@@ -8,7 +8,9 @@ is left over is filled with rows that match nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     CTE,
@@ -23,15 +25,22 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-# The statement, its parameters in their order, and those that are constants.
-_Text: TypeAlias = tuple[str, tuple[str, ...], dict[str, Any]]
+
+class _Text(NamedTuple):
+    """A compiled statement and where its parameters come from."""
+
+    statement: str
+    others: tuple[str, ...]  # names of the values that are given beside the rows
+    constants: tuple[Any, ...]  # of the statement's own
+    # Returns the parameters in their order out of all cells, the others and the constants.
+    picked: Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class Lines:
     """A statement over a table of values that is built anew for every size but compiled only once.
 
-    `build` gets the table as a CTE; other values are `bindparam`s, given by name. `blank` is a row
-    that matches nothing.
+    `build` gets the table as a CTE of two columns or more; other values are `bindparam`s, given by
+    name. `blank` is a row that matches nothing.
     """
 
     def __init__(
@@ -54,25 +63,40 @@ class Lines:
     ) -> CursorResult[Any]:
         """Run it for these rows. The result has the driver's plain values."""
         size = 1 << max(0, len(rows) - 1).bit_length()
-        text, names, constants = self._text(conn.dialect, size)
-        given = constants | others
-        for index in range(size):
-            row = rows[index] if index < len(rows) else self._blank
-            for each, value in zip(self._columns, row, strict=True):
-                given[_name(index, each)] = value
-        return conn.exec_driver_sql(text, tuple([given[name] for name in names]))
+        text = self._text(conn.dialect, size)
+        cells = [*chain.from_iterable(rows), *self._blank * (size - len(rows))]
+        if len(cells) != size * len(self._columns):
+            raise ValueError(f"a row of {self._name} has {len(self._columns)} columns")
+        cells += [others[name] for name in text.others]
+        return conn.exec_driver_sql(text.statement, text.picked([*cells, *text.constants]))
 
     def _text(self, dialect: Dialect, size: int) -> _Text:
         key = (dialect.name, size)
         if key not in self._compiled:
-            data = [
-                tuple(bindparam(_name(index, c), type_=c.type) for c in self._columns)
-                for index in range(size)
-            ]
-            table = values(*self._columns, name=self._name).data(data).cte(self._name)
-            compiled: Any = self._build(table).compile(dialect=dialect)
-            self._compiled[key] = (str(compiled), tuple(compiled.positiontup), compiled.params)
+            self._compiled[key] = self._compile(dialect, size)
         return self._compiled[key]
+
+    def _compile(self, dialect: Dialect, size: int) -> _Text:
+        names = [[_name(index, each) for each in self._columns] for index in range(size)]
+        data = [
+            tuple(
+                bindparam(name, type_=c.type) for name, c in zip(line, self._columns, strict=True)
+            )
+            for line in names
+        ]
+        table = values(*self._columns, name=self._name).data(data).cte(self._name)
+        compiled: Any = self._build(table).compile(dialect=dialect)
+        cells = list(chain.from_iterable(names))
+        beside = [name for name in compiled.params if name not in set(cells)]
+        others = [name for name in beside if compiled.binds[name].required]
+        constants = [name for name in beside if name not in others]
+        place = {name: index for index, name in enumerate([*cells, *others, *constants])}
+        return _Text(
+            statement=str(compiled),
+            others=tuple(others),
+            constants=tuple(compiled.params[name] for name in constants),
+            picked=itemgetter(*(place[name] for name in compiled.positiontup)),
+        )
 
 
 def _name(index: int, each: ColumnClause[Any]) -> str:
