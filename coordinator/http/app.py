@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from coordinator.http.request import ClientGone, Receive, Scope, Send
-from coordinator.http.routes.endpoint import client_address, error_reply, respond
+from coordinator.http.routes.endpoint import client_key, error_reply, respond
 from coordinator.services import Coordinator, opened
 from shared.errors import LOCAL, BadRequest, Internal, NotFound, Unavailable, VolunteerError
 from shared.protocol.limits import API
@@ -52,7 +52,7 @@ class Door:
         scope["traffic"] = self._coordinator.traffic
         began = time.perf_counter()
         try:
-            self._coordinator.rates.hit("ip", client_address(scope))
+            self._coordinator.rates.hit("ip", client_key(scope))
             if "\0" in scope["path"]:  # PostgreSQL cannot hold it
                 raise NotFound("there is no such path; see /api/v1/openapi.json")
             await self._app(scope, receive, send)

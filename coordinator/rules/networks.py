@@ -7,11 +7,14 @@ network.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
+KEYS_KEPT = 4096  # of addresses that ask again and again
 UNKNOWN = ""  # loopback, private, or no address: says nothing about who it is
 
 
+@lru_cache(maxsize=KEYS_KEPT)
 def address_key(address: str) -> str:
     """Return the key by which rates of an address are counted: an IPv4 address, or an IPv6 /64."""
     found = _parsed(address)

@@ -31,6 +31,7 @@ from coordinator.http.request import (
     read_json,
 )
 from coordinator.http.sendfile import of_scope
+from coordinator.rules.networks import address_key
 from coordinator.storage.blobs import FileStream, Pieces
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.links import is_loopback
@@ -185,7 +186,7 @@ class Served:
         elif endpoint.auth == "admin":
             check_admin(scope, coordinator)
         if endpoint.strict:
-            coordinator.rates.hit("register", client_address(scope))
+            coordinator.rates.hit("register", client_key(scope))
         if endpoint.writes:
             coordinator.space.check()
         body: Any = None
@@ -274,9 +275,10 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
         gone.cancel()
 
 
-def client_address(scope: Scope) -> str:
+def client_key(scope: Scope) -> str:
+    """Return the key by which requests of an address are counted: an IPv6 /64 is one home."""
     client = scope.get("client")
-    return client[0] if client else ""
+    return address_key(client[0]) if client else ""
 
 
 def _bearer(scope: Scope) -> tuple[str, str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import API
 from shared.protocol.listings import LedgerRow
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
+from tests.support.served import served
 
 
 @pytest.fixture
@@ -182,6 +184,21 @@ async def test_too_many_requests_are_told_when_to_come_back(tmp_path: Path) -> N
         refused(reply, 429)
         assert int(reply.headers["retry-after"]) >= 1
         assert (await bob.get("/workers/me")).status_code == 200
+
+
+async def test_addresses_of_one_home_share_its_rate(tmp_path: Path) -> None:
+    def asks(address: str) -> Awaitable[httpx.Response]:
+        return stranger.get("/health", headers={"X-Forwarded-For": address})
+
+    async with (
+        local_coordinator(tmp_path, rate_ip="5/minute") as home,
+        served(home, ticking=False) as url,
+        httpx.AsyncClient(base_url=url) as stranger,
+    ):
+        for number in range(5):
+            assert (await asks(f"2001:db8:0:7::{number}")).status_code == 200
+        refused(await asks("2001:db8:0:7:aaaa::1"), 429)
+        assert (await asks("2001:db8:0:8::1")).status_code == 200
 
 
 async def test_a_full_disk_is_read_only_until_space_returns(home: LocalCoordinator) -> None:
