@@ -290,6 +290,7 @@ class Answers:
                         top_p=wish.top_p,
                         stop=(*wish.stop, *model.serve.stop, *prepared.stop),
                         ends=prepared.ends,
+                        vocabulary=prepared.vocabulary,
                         logprobs=wish.logprobs,
                         volunteers=model.serve.answered_by == "volunteers" and not wish.private,
                         asker=model.asker.volunteer_id,

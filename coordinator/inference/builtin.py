@@ -142,7 +142,11 @@ class BuiltinEngine:
         if not isinstance(found, Prepared):
             raise Internal("the inference process gave another answer than it was asked for")
         return PreparedPrompt(
-            tokens=found.tokens, context=found.context, ends=found.ends, stop=found.stop
+            tokens=found.tokens,
+            context=found.context,
+            vocabulary=found.vocabulary,
+            ends=found.ends,
+            stop=found.stop,
         )
 
     async def generate(self, request: Generation) -> AsyncGenerator[Piece]:

@@ -31,6 +31,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: tuple[int, ...]
     context: int  # tokens that fit, prompt and answer together
+    vocabulary: int = 0  # tokens of the model are below it; 0: not known
     ends: tuple[int, ...] = ()  # tokens
     stop: tuple[str, ...] = ()
 
@@ -49,6 +50,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ends: tuple[int, ...] = ()  # tokens that end it, beside the model's own
     logprobs: int | None = None  # alternatives a token; None: no probabilities at all
+    vocabulary: int = 0  # as of `PreparedPrompt`
     place: int = 0  # tokens of the answer that are in the prompt already
     volunteers: bool = False  # machines of volunteers may compute it, and so read it
     asker: str = ""  # account that asks: its own machines do not answer it

@@ -72,6 +72,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     id: str
     tokens: tuple[int, ...]
     context: int
+    vocabulary: int = 0
     ends: tuple[int, ...] = ()  # of an answer, as of `PreparedPrompt`
     stop: tuple[str, ...] = ()
 

@@ -102,6 +102,8 @@ class VolunteerEngine:
             try:
                 async with aclosing(part.arriving()) as tokens:
                     async for token in tokens:
+                        if token >= request.vocabulary > 0:  # nothing could go on from it
+                            raise Silent
                         yield answer.add(token, part.volunteer_id)
                         if answer.over:
                             return

@@ -204,3 +204,24 @@ async def test_an_account_that_nobody_vouched_for_gets_no_prompts(tmp_path: Path
         refused = await eve.post("/answers/offer", {"runs": []})
         assert refused.status_code == 403
         assert "vetted" in refused.text
+
+
+@pytest.mark.parametrize("token", [10**6, 10**15], ids=["of no word", "of no number of words"])
+async def test_tokens_that_no_version_has_are_made_again_elsewhere(
+    tmp_path: Path, token: int
+) -> None:
+    async with house(tmp_path) as made:
+        own = await ask(made)
+        eve = await made.home.join("Eve")
+        offering = asyncio.ensure_future(eve.post("/answers/offer", {"wait_s": 30}))
+        async with asyncio.timeout(30):
+            while not made.coordinator.answerers.waiting:
+                await asyncio.sleep(0.02)
+        asking = asyncio.ensure_future(ask(made))
+        work = (await offering).json()["task"]
+        sent = {"start": 0, "tokens": [token], "finish": "failed"}
+        await eve.post(f"/answers/{work['id']}/tokens", sent)
+        said = await asking
+        assert said.choices[0].text == own.choices[0].text
+        await made.settled()
+        assert await earned(made, "Eve") == 0
