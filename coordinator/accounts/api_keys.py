@@ -20,7 +20,7 @@ from coordinator.database.ledger import gifts, payments
 from coordinator.rules import codes, nicknames
 from coordinator.rules.reports import line
 from shared.decoding import decode
-from shared.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthorized
+from shared.errors import BadRequest, Conflict, Forbidden, NotFound, TooManyRequests, Unauthorized
 from shared.protocol.inference import (
     KEYS_MAX,
     Given,
@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 PREFIX = "vk-"  # of every key
 SHOWN_CHARS = 10
 NAME_CHARS_MAX = 64
+KEYS_A_DAY = 20  # of one account, revoked ones too: each stays in the record of use
+GIFTS_A_DAY = 100  # of one account: each stays in the ledger
 DAY_S = 86_400.0
+RETRY_S = 3600.0  # to an account that made too many today
 MICRO = 1_000_000
 
 WRONG_KEY = "this key is wrong: `volunteer key list` shows yours, `volunteer key create` makes one"
@@ -99,8 +102,8 @@ class ApiKeys:
 
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
         """Make a key, shown this once. Raises Forbidden for an account that neither helped nor was
-        given credits and for a suspended one, Conflict for a sixth key, BadRequest, NotFound for a
-        run.
+        given credits and for a suspended one, Conflict for a sixth key, TooManyRequests, BadRequest,
+        NotFound for a run.
         """
         key, now = PREFIX + secrets.token_urlsafe(32), self._clock.now()
         if request.expires_at is not None and not now < request.expires_at < now + 1e10:
@@ -114,6 +117,11 @@ class ApiKeys:
                 raise Conflict(
                     f"an account has at most {KEYS_MAX} keys: revoke one with `volunteer key "
                     "revoke`"
+                )
+            if keys.made_since(conn, account.id, now - DAY_S) >= KEYS_A_DAY:
+                raise TooManyRequests(
+                    f"an account makes at most {KEYS_A_DAY} keys within 24 hours",
+                    retry_after_s=RETRY_S,
                 )
             for name in request.runs:
                 runs.by_name(conn, name)
@@ -163,7 +171,8 @@ class ApiKeys:
     async def give(self, principal: Principal, request: GiveRequest) -> Given:
         """Move earned credits to another account, named by nickname or id.
 
-        Raises NotFound, Forbidden for a suspended giver, too little credit or a spent daily cap.
+        Raises NotFound, Forbidden for a suspended giver, too little credit or a spent daily cap,
+        TooManyRequests.
         """
         codes.check_id("gift", request.id)
         now, to = self._clock.now(), nicknames.skeleton(request.to[:256])
@@ -176,7 +185,7 @@ class ApiKeys:
             if taker.id == giver.id:
                 raise BadRequest("credits are given to somebody else")
             sides = (giver.id, taker.id)
-            given = gifts.given_since(conn, giver.id, now - DAY_S)
+            given, count = gifts.given_since(conn, giver.id, now - DAY_S)
             has = payments.balances(conn, giver.id).earned_micro
             try:
                 new = gifts.give(conn, sides, request.id, request.amount_micro, now)
@@ -187,6 +196,11 @@ class ApiKeys:
                 raise Forbidden(
                     f"at most {credit(self._gift_micro)} credits may be given within 24 hours, "
                     f"and {credit(given)} were"
+                )
+            if new and count >= GIFTS_A_DAY:
+                raise TooManyRequests(
+                    f"an account makes at most {GIFTS_A_DAY} gifts within 24 hours",
+                    retry_after_s=RETRY_S,
                 )
             left = payments.balances(conn, giver.id).earned_micro
             return Given(to=taker.nickname, amount_micro=request.amount_micro, left_micro=left)

@@ -131,9 +131,16 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
         raise Banned(codes.BANNED)
     most = MACHINES_MAX if account.standing == "vetted" else PROBATION_MACHINES
     if store.live_machines(conn, account.id) >= most:
-        until = "" if most == MACHINES_MAX else ", until its work passed checks"
-        raise Forbidden(f"this account has at most {most} machines{until}: remove one first")
+        raise Forbidden(_no_room(most))
     return account
+
+
+def _no_room(most: int) -> str:
+    """Say what makes room: one that left may come back without asking, so its place stays."""
+    said = f"this account has at most {most} machines, those that left among them"
+    if most < MACHINES_MAX:
+        return f"{said}, until its work passed checks or the organiser vouches for it"
+    return f"{said}: the organiser can make room (coordinator volunteer reissue)"
 
 
 def _opened(

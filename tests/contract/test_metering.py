@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
 from coordinator.accounts.accounts import Volunteers
-from coordinator.accounts.api_keys import ApiKeys, Asker
+from coordinator.accounts.api_keys import DAY_S, GIFTS_A_DAY, KEYS_A_DAY, ApiKeys, Asker
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
@@ -295,6 +295,27 @@ async def test_an_account_has_five_keys_that_work(bench: Bench) -> None:
         each.prefix == m.key[:10]
         for each, m in zip(await bench.keys.listing(bench.ann), made, strict=False)
     )
+
+
+async def test_keys_made_and_revoked_all_day_do_not_fill_the_database(bench: Bench) -> None:
+    for _ in range(KEYS_A_DAY):
+        made = await bench.keys.create(bench.ann, KeyRequest())
+        await bench.keys.revoke(bench.ann, made.info.id)
+    with pytest.raises(TooManyRequests, match="keys within 24 hours"):
+        await bench.keys.create(bench.ann, KeyRequest())
+    await bench.clock.advance(DAY_S + 1)
+    assert (await bench.keys.create(bench.ann, KeyRequest())).key
+
+
+async def test_many_tiny_gifts_do_not_fill_the_ledger(bench: Bench) -> None:
+    await join(bench.people, "Bob")
+    gifts = [GiveRequest(id=f"{n:016}", to="Bob", amount_micro=1) for n in range(GIFTS_A_DAY + 1)]
+    for gift in gifts[:-1]:
+        await bench.keys.give(bench.ann, gift)
+    with pytest.raises(TooManyRequests, match="gifts within 24 hours"):
+        await bench.keys.give(bench.ann, gifts[-1])
+    left = (await bench.keys.give(bench.ann, gifts[0])).left_micro  # a lost reply, sent again
+    assert left == CREDITS - GIFTS_A_DAY
 
 
 async def test_a_gift_is_made_once_within_a_daily_cap_and_both_see_it(database: Database) -> None:

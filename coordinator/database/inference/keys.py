@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.accounts import volunteers
@@ -70,6 +70,13 @@ def of(conn: Connection, volunteer_id: str) -> list[KeyRow]:
     """Every key of an account, the oldest first."""
     query = select(api_keys).where(api_keys.c.volunteer_id == volunteer_id).order_by(api_keys.c.id)
     return [KeyRow(**row) for row in conn.execute(query).mappings()]
+
+
+def made_since(conn: Connection, volunteer_id: str, at: float) -> int:
+    """Return how many keys an account made from `at` on, those it revoked among them."""
+    c = api_keys.c
+    query = select(func.count()).where(c.volunteer_id == volunteer_id, c.created_at >= at)
+    return int(conn.execute(query).scalar_one())
 
 
 def revoke(conn: Connection, key_id: int, now: float) -> None:

@@ -51,16 +51,17 @@ def give(
     return new
 
 
-def given_since(conn: Connection, giver: str, at: float) -> int:
-    """Return how much an account gave to others from `at` on."""
+def given_since(conn: Connection, giver: str, at: float) -> tuple[int, int]:
+    """Return how much an account gave to others from `at` on, and how often."""
     query = (
-        select(func.coalesce(func.sum(postings.c.amount_micro), 0))
+        select(func.coalesce(func.sum(postings.c.amount_micro), 0), func.count())
         .join(events, events.c.id == postings.c.event_id)
         .join(accounts, accounts.c.id == postings.c.account_id)
         .where(accounts.c.owner == giver, accounts.c.kind == "earned")
         .where(events.c.kind == "give", events.c.at >= at, postings.c.amount_micro < 0)
     )
-    return -int(conn.execute(query).scalar_one())
+    micro, count = conn.execute(query).one()
+    return -int(micro), int(count)
 
 
 def _check(amount_micro: int) -> None:
