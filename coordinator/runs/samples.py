@@ -83,8 +83,9 @@ class Samples:
 
         drawn = await (self._newest.get(name, load) if version is None else load())
         if not drawn:
-            which = "no version" if version is None else f"version {version}"
-            raise NotFound(f'of "{name}" {which} has a sample')
+            if version is None:
+                raise NotFound(f'no version of "{name}" has a sample')
+            raise NotFound(f'version {version} of "{name}" has no sample')
         return drawn[0]
 
     async def picture(self, drawn: Drawn) -> bytes:

@@ -145,7 +145,8 @@ async def test_what_it_draws_is_shown_to_everybody(tmp_path: Path) -> None:
             with Image.open(io.BytesIO(film.content)) as image:
                 assert image.format == kind.upper()
                 assert image.size == (82, 82)
-        refused(await client.get(f"{API}/runs/digits/sample?version=9999"), 404)
+        missing = refused(await client.get(f"{API}/runs/digits/sample?version=9999"), 404)
+        assert missing.message == 'version 9999 of "digits" has no sample'
         refused(await client.get(f"{API}/runs/other/timelapse.gif"), 404)
         ann = await home.join("Bob")
         picture = measured[0].picture
