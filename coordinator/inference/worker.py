@@ -247,9 +247,7 @@ def compared(reader: Reader, order: Compare) -> tuple[int, int]:
 
 def _prepared(loaded: Loaded, order: Prepare) -> Prepared:
     reader, prompt = loaded.reader, order.prompt
-    found = Prepared(
-        id=order.id, tokens=(), context=reader.context, vocabulary=reader.vocabulary
-    )
+    found = Prepared(id=order.id, tokens=(), context=reader.context, vocabulary=reader.vocabulary)
     if isinstance(prompt, str):
         check_length(len(prompt), reader.context)
         return msgspec.structs.replace(found, tokens=tuple(reader.encode(prompt)))
