@@ -21,8 +21,11 @@ from volunteer.control import commands, events
 from volunteer.control.commands import PublicRun
 from volunteer.control.status import PRACTICE
 from volunteer.text import nobody_at
+from volunteer.tui import keys
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.onboarding.benchmark import BenchmarkStep
+from volunteer.tui.onboarding.screen import Onboarding
+from volunteer.tui.screens.help import HelpText
 
 
 @pytest.mark.parametrize("size", [*SIZES, "60x16"])
@@ -426,3 +429,38 @@ async def test_the_proof_of_work_shows_how_far_it_is(engine: FakeEngine) -> None
         await engine.play([events.Registering(done=1.0)])
         await settle(app, pilot)
         assert "40%" not in screen_text(app)
+
+
+OWN = {"back", "skip", "hide", "preset", "start"}
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("join", set()),
+        ("name", {"back", "hide"}),
+        ("limits", {"back", "preset", "start"}),
+        ("measuring", {"back", "skip"}),
+        ("ready", {"back", "start"}),
+    ],
+)
+async def test_help_tells_the_keys_of_the_present_step(
+    engine: FakeEngine, step: str, told: set[str]
+) -> None:
+    async with at(engine, step) as (app, pilot):
+        await pilot.press("f1")
+        await pilot.pause()
+        lines = app.screen.query_one(HelpText).lines(app.scene(), 400, 0)
+        text = "\n".join("".join(span for span, _ in line) for line in lines)
+        found = {c.id for c in Onboarding.ACTIONS if c.help in text}
+        assert found & OWN == told
+        assert not [c.id for c in keys.COMMANDS if c.id in ("pause", "finish") and c.help in text]
+        assert keys.PAGES[0].help not in text
+
+
+async def test_no_key_leads_away_from_the_first_start(engine: FakeEngine) -> None:
+    async with at(engine, "limits") as (app, pilot):
+        await pilot.press("1", "7", "f", "x")
+        await settle(app, pilot)
+        assert isinstance(app.screen, Onboarding)
+        assert not [each for each in engine.asked if isinstance(each, commands.Finish)]

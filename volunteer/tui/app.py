@@ -244,12 +244,18 @@ class VolunteerApp(App[int]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return whether an action would do anything now."""
+        if action in keys.LATER and self._first_start:
+            return False
         if action in ("pause", "finish"):
             return self.control is not None and not self.ended and self.departure.how is None
         if action == "retry":
             status = self.latest.status
             return not status.online and bool(status.connection) and not self.ended
         return super().check_action(action, parameters)
+
+    @property
+    def _first_start(self) -> bool:
+        return self.current_mode == keys.ONBOARDING.name
 
     def action_page(self, name: str) -> None:
         """Go to a page; one that lies over others closes."""
@@ -306,7 +312,7 @@ class VolunteerApp(App[int]):
 
         if not isinstance(self.screen, Help):
             self.redraw()
-            self.push_screen(Help(self.scene(), keys.page_commands(self.screen)))
+            self.push_screen(Help(self.scene(), keys.told(self.screen), first=self._first_start))
 
     def action_leave(self) -> None:
         """Leave the program; ends a volunteer of this process."""

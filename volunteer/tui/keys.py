@@ -15,7 +15,7 @@ from textual.binding import Binding
 from volunteer.i18n.catalogue import N_, _
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from volunteer.tui.page import Page
 
@@ -182,6 +182,9 @@ COMMANDS = (
 )
 
 
+# Of no use before the first start is over, which has no key that leads back to it.
+LATER = frozenset({"page", "pause", "finish", "read"})
+
 IDS = frozenset(command.id for command in COMMANDS)
 
 
@@ -232,6 +235,12 @@ def load(info: PageInfo) -> type[Page]:
     found: Any = getattr(import_module(module), name)
     page: type[Page] = found
     return page
+
+
+def told(screen: object) -> tuple[Command, ...]:
+    """Return the commands of a page that do something there now, as its help tells them."""
+    useful: Callable[[Command], bool] | None = getattr(screen, "useful", None)
+    return tuple(c for c in page_commands(screen) if useful is None or useful(c))
 
 
 def page_commands(screen: object) -> tuple[Command, ...]:

@@ -198,7 +198,22 @@ class Onboarding(Page):
             return
         self._met = True
         self.choice.joined = control.status.joined
-        self._go(STEPS.index(LimitsStep) if self.choice.joined else 0)
+        self._go(self._begins)
+
+    def useful(self, command: keys.Command) -> bool:
+        """Return True if a key does something on the present step."""
+        match command.id:
+            case "back":
+                return self.at > self._begins
+            case "skip":
+                return isinstance(self.step, BenchmarkStep)
+            case "hide":
+                return isinstance(self.step, NameStep)
+            case "preset":
+                return isinstance(self.step, LimitsStep)
+            case "start":
+                return isinstance(self.step, LimitsStep | ReadyStep)
+        return True
 
     # The present step.
 
@@ -242,9 +257,13 @@ class Onboarding(Page):
 
     def action_back(self) -> None:
         """Go one step back; an account that was made stays."""
-        first = STEPS.index(LimitsStep) if self.choice.joined else 0
-        if self.at > first:
+        if self.at > self._begins:
             self._go(self.at - 1)
+
+    @property
+    def _begins(self) -> int:
+        """Return the first step that can be gone back to."""
+        return STEPS.index(LimitsStep) if self.choice.joined else 0
 
     def action_skip(self) -> None:
         if isinstance(self.step, BenchmarkStep):

@@ -47,16 +47,18 @@ def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def help_lines(own: Sequence[keys.Command], scene: Scene, cells: int) -> list[Line]:
-    """Return the whole help text for this width."""
+def help_lines(
+    own: Sequence[keys.Command], scene: Scene, cells: int, *, first: bool = False
+) -> list[Line]:
+    """Return the whole help text for this width; at the `first` start without what comes later."""
     lines: list[Line] = []
     if own:
         lines += _section(_("This page"), [_command(c, scene) for c in own], cells)
-    everywhere = [_command(c, scene) for c in keys.COMMANDS]
-    lines += _section(_("Everywhere"), everywhere, cells)
-    lines += _section(
-        _("Pages"), [(p.key, "key", _(p.title), _(p.help)) for p in keys.PAGES], cells
-    )
+    common = [c for c in keys.COMMANDS if not (first and c.action in keys.LATER)]
+    lines += _section(_("Everywhere"), [_command(c, scene) for c in common], cells)
+    if not first:
+        pages = [(p.key, "key", _(p.title), _(p.help)) for p in keys.PAGES]
+        lines += _section(_("Pages"), pages, cells)
     told = [(sign, role, "", text) for sign, role, text in signs(scene.glyphs)]
     lines += _section(_("Signs"), told, cells)
     return (
@@ -88,15 +90,16 @@ def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) 
 class HelpText(Panel):
     """Panel that is as high as its text."""
 
-    def __init__(self, own: Sequence[keys.Command]) -> None:
+    def __init__(self, own: Sequence[keys.Command], *, first: bool) -> None:
         super().__init__(id="help-text")
         self._own = own
+        self._first = first
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return help_lines(self._own, scene, width)
+        return help_lines(self._own, scene, width, first=self._first)
 
     def fit_height(self, width: int) -> None:
-        self.styles.height = len(help_lines(self._own, self.scene, width))
+        self.styles.height = len(self.lines(self.scene, width, 0))
 
 
 class Help(ModalScreen[None]):
@@ -108,16 +111,19 @@ class Help(ModalScreen[None]):
         Binding("k", "scroll(-1)", "up", show=False),
     ]
 
-    def __init__(self, scene: Scene, own: Sequence[keys.Command] = ()) -> None:
+    def __init__(
+        self, scene: Scene, own: Sequence[keys.Command] = (), *, first: bool = False
+    ) -> None:
         super().__init__()
         self._scene = scene
         self._own = own
+        self._first = first
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help", classes="card dialog") as box:
             box.border_title = _("Help")
             box.border_subtitle = _("esc closes")
-            yield HelpText(self._own)
+            yield HelpText(self._own, first=self._first)
 
     def on_mount(self) -> None:
         self.query_one(HelpText).scene = self._scene
