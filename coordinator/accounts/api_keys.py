@@ -102,8 +102,8 @@ class ApiKeys:
 
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
         """Make a key, shown this once. Raises Forbidden for an account that neither helped nor was
-        given credits and for a suspended one, Conflict for a sixth key, TooManyRequests, BadRequest,
-        NotFound for a run.
+        given credits and for a suspended one, Conflict for a sixth key,
+        TooManyRequests, BadRequest, NotFound for a run.
         """
         key, now = PREFIX + secrets.token_urlsafe(32), self._clock.now()
         if request.expires_at is not None and not now < request.expires_at < now + 1e10:
