@@ -27,7 +27,7 @@ from shared.proof_of_work import BITS_MAX
 
 PREFIX = "COORDINATOR_"
 FLAGS = "command line"  # the last of the sources
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 MAIL_ADDRESSES_MAX = 10
 
 ENGINES = ("off", "builtin", "transformers")  # that answer prompts; else one at an address

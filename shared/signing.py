@@ -21,8 +21,6 @@ from shared.sentences import Sentence
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-PUBLIC_KEY_BYTES = 32
-SIGNATURE_BYTES = 64
 _KEY_FILE_BYTES_MAX = 4096
 _FINGERPRINT_BYTES = 15  # 120 bits make 24 letters without padding
 

@@ -20,7 +20,7 @@ from coordinator.checking.recompute import Recomputes
 from coordinator.checking.redo import Submitted
 from coordinator.database import audit, recomputes
 from coordinator.database.recomputes import RecomputeRow
-from coordinator.rules.checks import HOLD_S, OPEN_MAX, Machine, Redone
+from coordinator.rules.checks import OPEN_MAX, Machine, Redone
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
@@ -48,7 +48,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     task: Audit | None
     revealed: int  # that could be done now, by whomever
     asked: int  # whose volunteers were asked for their states
-    hold_s: float = HOLD_S
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):

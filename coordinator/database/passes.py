@@ -18,7 +18,7 @@ LATELY = 64  # tasks whose times make the median
 PACE_MIN = 3  # fewer say nothing
 
 
-def open_pass(conn: Connection, run_id: int, now: float) -> int:
+def open_pass(conn: Connection, run_id: int) -> int:
     """Begin the next pass at its first sample, in an order of its own.
 
     Gives its number, 1 for the first.

@@ -77,7 +77,6 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
 _R = recomputes.c
 _ADD = insert(recomputes)
 _GET = select(recomputes).where(its(_R.contribution_id))
-_OPEN = select(func.count()).where(_R.state != "done")
 _CROWD = (
     select(
         func.count(),
@@ -151,11 +150,6 @@ _BLOBS = (
     )
     .where(_R.state != "done")
 )
-
-
-def open_count(conn: Connection) -> int:
-    """Return how many recomputes have no result yet."""
-    return int(conn.execute(_OPEN).scalar_one())
 
 
 def has_room(conn: Connection, row: ContributionRow) -> bool:

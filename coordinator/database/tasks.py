@@ -425,7 +425,7 @@ def cancel_run(conn: Connection, run_id: int, now: float) -> int:
     return conn.execute(update(tasks).where(open_tasks).values(**values)).rowcount
 
 
-def recall(conn: Connection, run_id: int, *, above: int, now: float) -> int:
+def recall(conn: Connection, run_id: int, *, above: int) -> int:
     """Take back the leases on versions above `above`, which a rollback reverts; nothing is counted.
 
     Gives how many.

@@ -321,11 +321,6 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
 # --- trust ---
 
 
-def trust_of(conn: Connection, volunteer_id: str) -> float:
-    """0..1. Raises NotFound."""
-    return existing(conn, volunteer_id).trust
-
-
 _UNCOMPARED = (
     update(volunteers).where(its(volunteers.c.id)).values(uncompared=volunteers.c.uncompared + 1)
 )

@@ -82,11 +82,6 @@ def rest_s(failures: int) -> float:
     return 0.0 if more < 1 else min(REST_MAX_S, REST_S * 2.0 ** min(30, more - 1))
 
 
-def may_work(account: Account) -> bool:
-    """Return True if the account may hold leases and be paid."""
-    return account.state != "suspended" and account.trust >= TRUST_MIN
-
-
 def vested(*, invited: bool, accepted_since: int, age_s: float, passed_since: bool) -> bool:
     """Return True if a payment in escrow is earned now."""
     if invited:

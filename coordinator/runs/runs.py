@@ -251,7 +251,7 @@ class Runs:
             row = runs.by_id(conn, run.id, lock=True)
             runs.move(conn, row, "running", head=0, started_at=now)
             self._add_version(conn, row, content, kind="initial", now=now)
-            passes.open_pass(conn, run.id, now)
+            passes.open_pass(conn, run.id)
             audit.append(conn, "organiser", "run.start", name, "", now)
             return runs.by_id(conn, run.id)
 
@@ -375,7 +375,7 @@ class Runs:
             )
             if not moved:
                 raise Conflict(f'"{name}" just got another version; check it and retry')
-            tasks.recall(conn, run.id, above=to, now=now)
+            tasks.recall(conn, run.id, above=to)
             audit.append(conn, actor, "run.rollback", name, detail, now)
             return runs.by_id(conn, run.id)
 

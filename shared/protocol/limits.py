@@ -15,7 +15,6 @@ HEADER_BYTES_MAX = 16 << 10
 NICKNAME_MIN, NICKNAME_MAX = 2, 24
 _NICKNAME_SIGNS = " -_.'"
 _NICKNAME_KINDS = ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")  # letters, accents, digits
-CHUNK_BYTES_MAX = 64 << 20  # one chunk of a dataset
 UPLOAD_PIECE_BYTES = 256 << 20  # one PUT of a resumable upload, as our client sends it
 UPLOAD_BYTES_MAX = 64 << 30
 LONG_POLL_S_MAX = 60.0
@@ -30,9 +29,7 @@ DEVICE_BYTES, CPU_BYTES = 18, 30
 # Rhythm of a lease (DESIGN section 2).
 HEARTBEAT_S = 30.0
 RENEW_S = 90.0
-HEADERS_DEADLINE_S = 10.0  # slow-loris: all headers by then
-BODY_WINDOW_S = 20.0  # and a body at >= BODY_RATE_MIN over any such window
-BODY_RATE_MIN = 1024  # bytes a second
+BODY_RATE_MIN = 1024  # bytes a second of a body, over any window
 
 # Pay in escrow is earned after so many later accepted contributions, or so many days with a check
 # passed since.

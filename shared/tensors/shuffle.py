@@ -28,22 +28,6 @@ LENGTH = struct.Struct("<I")  # stands before each piece of a packed file
 SLACK_BYTES = 1 << 16  # by which a packed piece may exceed what it unpacks to
 
 
-def pack_floats(array: npt.NDArray[Any], level: int = LEVEL) -> bytes:
-    """Shuffle and compress an array of any shape; the receiver must know its dtype and count."""
-    return pack_bytes(b"".join(byte_planes(array)), level)
-
-
-def unpack_floats(data: bytes, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
-    """The flat array of `count` elements that was packed; never makes more bytes than that.
-
-    Raises InvalidFrame.
-    """
-    kind = np.dtype(dtype)
-    planes = unpack_bytes(data, count * kind.itemsize)
-    cuts = range(0, count * kind.itemsize, max(1, count))
-    return from_planes([planes[at : at + count] for at in cuts], kind, count)
-
-
 def byte_planes(array: npt.NDArray[Any]) -> list[bytes]:
     """The bytes of each rank, the lowest first."""
     flat = np.ascontiguousarray(array).reshape(-1)

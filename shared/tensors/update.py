@@ -104,7 +104,6 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     norm: float  # L2 over all parameters
     norms: dict[str, float]  # L2 of each parameter and buffer
     finite: bool
-    nonfinite: str  # names the tensor and the place when not finite, else empty
     negative: str = ""  # names a variance that is below zero somewhere
 
     @property
@@ -125,13 +124,12 @@ def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
         for spec in floats:
             for start, stop in grid(spec.count):
                 squares[spec.name] += update.square(spec.name, start, stop)
-        bad = next((spec for spec in floats if not math.isfinite(squares[spec.name])), None)
+        finite = all(math.isfinite(squares[spec.name]) for spec in floats)
         return UpdateStats(
             norm=math.sqrt(sum(squares[spec.name] for spec in floats if spec.role == "parameter")),
             norms={spec.name: math.sqrt(squares[spec.name]) for spec in floats},
-            finite=bad is None,
-            nonfinite=_where(update, bad) if bad else "",
-            negative="" if bad else _negative(update, floats),
+            finite=finite,
+            negative=_negative(update, floats) if finite else "",
         )
 
 
@@ -143,16 +141,3 @@ def _negative(update: DecodedUpdate, floats: Sequence[TensorSpec]) -> str:
             if any(np.min(part, initial=0) < 0 for part in parts):
                 return spec.name
     return ""
-
-
-def _where(update: DecodedUpdate, spec: TensorSpec) -> str:
-    found, first = 0, -1
-    for start, stop in grid(spec.count):
-        places = np.flatnonzero(~np.isfinite(update.read(spec.name, start, stop)))
-        if places.size and first < 0:
-            first = start + int(places[0])
-        found += places.size
-    return (
-        f"{spec.name!r} holds {found} values of {spec.count} that are NaN or infinite, the "
-        f"first at {first}"
-    )

@@ -77,7 +77,7 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
     def play(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
         order(conn, row, [INNER, LEFT])
-        assert recomputes.open_count(conn) == 1
+        assert recomputes.waiting(conn) == {"asked": 1}
         assert recomputes.first(conn, 99.0) is None
         assert recomputes.wants(conn, row.id, NEW, LEFT)
         assert not recomputes.wants(conn, row.id, "somebody-else-00001", LEFT)
@@ -92,7 +92,7 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
         assert not recomputes.end(conn, found, "failed", "", "{}", 3.0)  # another replica
         account = volunteers.existing(conn, NEW)
         assert (account.recompute_streak, account.passed, account.unproven) == (1, 1, 0)
-        assert recomputes.open_count(conn) == 0
+        assert recomputes.waiting(conn) == {}
         assert recomputes.blobs_in_use(conn) == set()
 
     await database.write(play)

@@ -188,7 +188,7 @@ async def test_failing_costs_a_stranger_trust_and_time(house: VirtualQueue) -> N
     await set_standing(house, house.a, standing="vetted", invited=False)
     for _ in range(4):  # three are nobody's fault
         await give_up(house, house.a, await house.lease(house.a))
-    trust = await house.db.read(lambda conn: store.trust_of(conn, house.a.volunteer_id))
+    trust = await house.db.read(lambda conn: store.existing(conn, house.a.volunteer_id).trust)
     assert trust == 0.92
     assert await house.idle(house.a) == Reason.IN_FLIGHT
     lease = await house.lease(house.b)  # others go on
@@ -200,13 +200,13 @@ async def test_failing_costs_a_stranger_trust_and_time(house: VirtualQueue) -> N
     assert await house.idle(house.a) == Reason.IN_FLIGHT
     await house.clock.advance(2)
     assert (await house.lease(house.a)).task != lease.task
-    assert await house.db.read(lambda conn: store.trust_of(conn, house.b.volunteer_id)) == 1.0
+    assert await house.db.read(lambda conn: store.existing(conn, house.b.volunteer_id).trust) == 1.0
 
 
 async def test_a_vouched_for_volunteer_keeps_its_trust_when_it_fails(house: VirtualQueue) -> None:
     for _ in range(2):
         await give_up(house, house.a, await house.lease(house.a))
-    assert await house.db.read(lambda conn: store.trust_of(conn, house.a.volunteer_id)) == 1.0
+    assert await house.db.read(lambda conn: store.existing(conn, house.a.volunteer_id).trust) == 1.0
 
 
 async def test_a_newcomer_holds_two_leases_over_all_its_machines(house: VirtualQueue) -> None:
@@ -346,7 +346,7 @@ async def test_a_rollback_takes_back_what_it_reverts(house: VirtualQueue) -> Non
         await house.queue.begin(house.b, lease.task, 1)
     row = await house.row(judged.task)
     await house.write(lambda conn: add_contribution(conn, row))
-    recalled = await house.write(lambda conn: tasks.recall(conn, house.run, above=0, now=1.0))
+    recalled = await house.write(lambda conn: tasks.recall(conn, house.run, above=0))
     assert recalled == 1
     for lease, state in ((old, "doing"), (new, "todo"), (judged, "doing"), (prefetched, "doing")):
         assert (await house.row(lease.task)).state == state

@@ -180,7 +180,7 @@ async def test_trust_and_streak_move_with_verdicts(people: Volunteers, database:
         store.set_trust(conn, volunteer, trust.accepted)
 
     await database.write(judge)
-    assert await database.read(lambda conn: store.trust_of(conn, volunteer)) == 0.94
+    assert await database.read(lambda conn: store.existing(conn, volunteer).trust) == 0.94
     (row,) = await database.read(lambda conn: store.workers_of(conn, volunteer))
     assert row.streak == 3
 

@@ -119,6 +119,11 @@ class Account:
         return self.state.state == "suspended"
 
     @property
+    def works(self) -> bool:
+        """Return True if it gets leases."""
+        return not self.suspended and self.state.trust >= standing.TRUST_MIN
+
+    @property
     def vetted(self) -> bool:
         return self.state.state == "vetted"
 
@@ -206,7 +211,7 @@ class Arena:
         chosen = sorted(self._rng.permutation(VOLUNTEERS)[: self._cell.part].tolist())
         chosen = [who for who in chosen if not self._accounts[who].suspended]
         bad = self._cell.hostile if self._number >= self._cell.honest_rounds else 0
-        able = [who for who in chosen if standing.may_work(self._accounts[who].state)]
+        able = [who for who in chosen if self._accounts[who].works]
         split = [who for who in able if who >= bad], [who for who in able if who < bad]
         refused = self._subject.gather(weights, *split)
         for who in refused:
@@ -214,7 +219,7 @@ class Arena:
             lower = trust.rejected(state.trust, 0)[0]
             self._accounts[who].state = msgspec.structs.replace(state, trust=lower)
         self.refused_games += len(refused.difference(range(bad)))
-        chosen = [who for who in able if standing.may_work(self._accounts[who].state)]
+        chosen = [who for who in able if self._accounts[who].works]
         jobs = {who: self._subject.task() for who in chosen}
         updates = {w: self._subject.learn(weights, jobs[w], w) for w in chosen if w >= bad}
         honest = [self._trained(update) for update in updates.values()]

@@ -109,7 +109,7 @@ def add_run(
         conn.execute(insert(runs_table).values(**row).returning(runs_table.c.id)).scalar_one()
     )
     add_version(conn, run_id, 0)
-    passes.open_pass(conn, run_id, 0.0)
+    passes.open_pass(conn, run_id)
     return run_id
 
 

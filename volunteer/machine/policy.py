@@ -64,7 +64,6 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     message: str
     until: str
-    until_at: float | None = None  # UTC epoch seconds, where a clock ends it
 
 
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +146,6 @@ def _schedule(rules: Rules, now: datetime) -> Hold | None:
         rule=Rule.SCHEDULE,
         message=Sentence("outside of your hours ({hours})", hours=", ".join(rules.schedule)),
         until=Sentence("never") if begins is None else in_words(begins, now),
-        until_at=None if begins is None else begins.timestamp(),
     )
 
 

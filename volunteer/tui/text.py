@@ -66,7 +66,6 @@ class Glyphs(msgspec.Struct, frozen=True, kw_only=True):
     run: str = "▶"
     check: str = "✓"
     cross: str = "✗"
-    warn: str = "▲"
     wait: str = "◌"
     mark: str = "◆"
     up: str = "↑"
@@ -74,7 +73,6 @@ class Glyphs(msgspec.Struct, frozen=True, kw_only=True):
     right: str = "→"
     left: str = "←"
     dot: str = "·"
-    dash: str = "–"
     ellipsis: str = "…"
     full: str = "━"
     half: str = "╸"
@@ -95,7 +93,6 @@ ASCII = Glyphs(
     run=">",
     check="+",
     cross="x",
-    warn="!",
     wait="~",
     mark="#",
     up="^",
@@ -103,7 +100,6 @@ ASCII = Glyphs(
     right=">",
     left="<",
     dot="-",
-    dash="-",
     ellipsis="~",
     full="=",
     half="-",

@@ -30,7 +30,6 @@ from shared.workloads.gomoku.rules import Boards, Rules, empty, wins
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
 
-ROW_BYTES = 17  # of memory for each cell of each row
 _NONE = -1
 _PENDING, _OPEN, _ENDED = 0, 1, 2  # states of a row
 _SCORED = 256  # rows whose moves are compared at once: they fit into the cache of a core

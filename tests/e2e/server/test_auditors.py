@@ -21,7 +21,7 @@ from coordinator.checking.redo import machine_of
 from coordinator.compute import Compute
 from coordinator.database import recomputes
 from coordinator.database.tables.trust import recomputes as rows
-from coordinator.rules.checks import Machine
+from coordinator.rules.checks import HOLD_S, Machine
 from shared.decoding import convert
 from shared.errors import BadRequest, Configuration, Internal, NotFound, Unauthorized
 from tests.e2e.server.test_recomputes import balances, lazy, results, run_file
@@ -154,7 +154,7 @@ async def test_a_hold_that_is_not_renewed_goes_to_another(
         number = first.task.contribution
         assert (await ask("audit.take", name="y", kind="cpu", hold="b" * 32)).task is None
         assert (await ask("audit.renew", contribution=number, hold="a" * 32)).held
-        await home.clock.advance(first.hold_s + 1)
+        await home.clock.advance(HOLD_S + 1)
         second = await ask("audit.take", name="y", kind="cpu", hold="b" * 32)
         assert second.task.contribution == number
         assert not (await ask("audit.renew", contribution=number, hold="a" * 32)).held

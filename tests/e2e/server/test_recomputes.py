@@ -21,7 +21,7 @@ from coordinator.admin.command import Named
 from coordinator.admin.runs import show
 from coordinator.database import volunteers
 from coordinator.database.ledger import payments
-from coordinator.database.recomputes import open_count
+from coordinator.database.recomputes import waiting
 from coordinator.database.tables.trust import recomputes
 from shared.protocol.contributions import Verdict
 from shared.workloads.base import Progress, Result, Work, Workload, load
@@ -81,7 +81,7 @@ async def results(home: LocalCoordinator, count: int) -> list[tuple[str, str]]:
 async def settled(home: LocalCoordinator) -> None:
     """Wait until every recompute that was ordered has a result."""
     async with asyncio.timeout(60):
-        while await home.coordinator.db.read(open_count):
+        while await home.coordinator.db.read(waiting):
             await asyncio.sleep(0.02)
 
 

@@ -203,7 +203,7 @@ class History(QueryPage):
         note = " ".join(part for part in (count, answer.note(scene)) if part)
         return Filling(
             rows=tuple(verdict_row(v, scene, paid, old=old) for v in chosen),
-            empty=_empty(answer, known, scene),
+            empty=_empty(answer, known),
             title=_('Contributions with "{needle}"', needle=self.needle)
             if self.needle
             else _("Contributions"),
@@ -380,7 +380,7 @@ def way(state: str, scene: Scene) -> Line:
     return tuple(spans)
 
 
-def _empty(answer: Answer[Page], known: Sequence[Verdict], scene: Scene) -> str:
+def _empty(answer: Answer[Page], known: Sequence[Verdict]) -> str:
     if known:
         return _("nothing of this kind; w shows others, / searches for another text")
     if answer.error:

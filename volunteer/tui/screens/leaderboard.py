@@ -242,7 +242,7 @@ class Leaderboard(QueryPage):
         answer = self._ranks()
         return Filling(
             rows=leader_rows(self._leaders(), scene, old=answer.old(scene)),
-            empty=_empty(answer, scene),
+            empty=_empty(answer),
             title=_("Ranks"),
             subtitle=answer.note(scene),
         )
@@ -266,7 +266,7 @@ class Leaderboard(QueryPage):
         return aged(goal_lines(milestones(me), scene, width, height), scene)
 
 
-def _empty(answer: Answer[Moment], scene: Scene) -> str:
+def _empty(answer: Answer[Moment]) -> str:
     if answer.error:
         return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
     if answer.value is not None:

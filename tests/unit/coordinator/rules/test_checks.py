@@ -120,7 +120,7 @@ def test_only_a_failed_recompute_suspends_and_it_stays(results: list[str]) -> No
         account = standing.after_check(account, result, "forward")
     assert account.state == ("vetted" if results.count("passed") >= 10 else "probation")
     account = standing.after_check(account, "failed", "recompute")
-    assert not standing.may_work(account)
+    assert account.state == "suspended"
     assert standing.after_check(account, "passed", "recompute").state == "suspended"
 
 
