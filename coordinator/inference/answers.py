@@ -13,6 +13,7 @@ import msgspec
 
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import datasets, evaluations, runs, versions
+from coordinator.database.datasets import DatasetRow
 from coordinator.database.inference import keys
 from coordinator.database.ledger import payments
 from coordinator.inference.answerers import Answerers
@@ -246,7 +247,7 @@ class Answers:
                 version=ModelVersion(run_id=run.id, run=run.name, version=version),
                 items=load(run.workload).traits.items,
                 serve=serve,
-                template=_chat(conn, run, self._templates) == TOKENIZERS,
+                template=_chat(run, _dataset(conn, run), self._templates) == TOKENIZERS,
                 tier=tier,
                 unit_nano=_unit_nano(run),
                 asker=asker,
@@ -465,29 +466,31 @@ def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> 
     return found
 
 
-def _chat(conn: Connection, run: RunRow, templates: bool) -> str:
+def _dataset(conn: Connection, run: RunRow) -> DatasetRow | None:
+    return None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
+
+
+def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
     """Return how conversations are written for a run's model, in words."""
     if definition(run).file.serve.chat != ServeSettings().chat:
         return OWN
-    dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
     own = templates and dataset is not None and TEMPLATE in dataset.manifest.assets
     return TOKENIZERS if own else PLAIN
 
 
 def _card(conn: Connection, run: RunRow, name: str, version: int, templates: bool) -> ModelCard:
-    about = definition(run)
+    about, dataset = definition(run), _dataset(conn, run)
     file = about.file
     text = about.workload.traits.items == TEXT_ITEMS
-    chat = _chat(conn, run, templates) if text else ""
+    chat = _chat(run, dataset, templates) if text else ""
     read = READ * (text and file.serve.answered_by == "volunteers")
-    known = datasets.by_id(conn, run.dataset_id).name if run.dataset_id is not None else ""
     return ModelCard(
         id=name,
         created=int(versions.get(conn, run.id, version).created_at),
         owned_by="volunteers",
         description=". ".join(each for each in (file.description, chat, read) if each),
         licence=file.licence,
-        dataset=known,
+        dataset="" if dataset is None else dataset.name,
         loss=evaluations.evaluation(conn, run.id, version).loss,
         version=version,
         parameters=about.parameters,
