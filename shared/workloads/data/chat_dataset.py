@@ -21,7 +21,7 @@ from shared.decoding import complaint, convert, decoder
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data import table_rows
-from shared.workloads.data.chat_template import ENDLESS, TEMPLATE, ChatTemplate, Message
+from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless, Message
 from shared.workloads.data.documents import LINES_SUFFIXES
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, lengths, told_languages
@@ -90,8 +90,7 @@ def build_chat(
 ) -> DatasetManifest:
     """Store a dataset of dialogues through `put` and return its manifest.
 
-    Lines that cannot be used are added to `skipped`, with file and line. Raises InvalidRunFile
-    where none is left, or for a template that cannot be read.
+    Lines of no use are added to `skipped`. Raises InvalidRunFile for none left, or a bad template.
     """
     settings = ChatSettings(**options)
     skipped = skipped if skipped is not None else Skipped()
@@ -107,8 +106,10 @@ def build_chat(
                 found.setdefault(each.digest, each)
             if len(some) < SAMPLED:
                 some.append(" ".join(each.content for each in messages)[:SAMPLED_CHARS])
+        except Endless as error:  # not on every line
+            raise InvalidRunFile(f"{place}: {error.message}; mend it, or take another's") from error
         except InvalidRunFile as error:
-            _leave_out(place, error, skipped)
+            skipped.add(f"{place}: {error.message}")
     if len(found) < 2:
         told = f"; {skipped.sentences[0]}" if skipped.sentences else ""
         raise InvalidRunFile(f"there are fewer than two dialogues to learn from{told}")
@@ -148,13 +149,6 @@ def _assets(settings: ChatSettings, put: Put, vocab_size: int) -> dict[str, Chun
     for name, blob, items in (("tokenizer", settings.tokenizer, vocab_size), (TEMPLATE, form, 1)):
         found[name] = ChunkRef(sha256=put(blob), size=len(blob), items=items)
     return found
-
-
-def _leave_out(place: str, error: InvalidRunFile, skipped: Skipped) -> None:
-    """Leave a line out. Raises InvalidRunFile where the template never ends: not on every line."""
-    if error.message == ENDLESS:
-        raise InvalidRunFile(f"{place}: {ENDLESS}; mend it, or take another's") from error
-    skipped.add(f"{place}: {error.message}")
 
 
 def _encoded(

@@ -35,7 +35,10 @@ _FRAME_MAX = 16 << 10  # characters
 _FRAME = ("asked_before", "asked_after", "asked_end")  # in the manifest of a dataset
 _QUESTION, _ANSWER = "a question 5b1f9e", "an answer 5b1f9e"
 _TEXT_MAX = 1 << 20  # characters
-ENDLESS = "the chat template does not come to an end"
+
+
+class Endless(InvalidRunFile):
+    """A template does not come to an end."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -94,9 +97,9 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         try:
             text = self._rendered(asked, prompt=True)
             told = self._rendered([*asked, Message("assistant", _ANSWER)], prompt=False)
-        except InvalidRunFile as error:  # a dialogue that begins otherwise
-            if error.message == ENDLESS:
-                raise
+        except Endless:
+            raise
+        except InvalidRunFile:  # a dialogue that begins otherwise
             return None
         before, mark, after = text.partition(_QUESTION)
         whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
@@ -127,7 +130,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
                 tools=None,
             )
         except (TimeoutError, RecursionError, MemoryError) as error:
-            raise InvalidRunFile(ENDLESS) from error
+            raise Endless("the chat template does not come to an end") from error
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise InvalidRunFile(f"the chat template refuses it: {escaped(error, 200)}") from error
         _check_length(len(text))

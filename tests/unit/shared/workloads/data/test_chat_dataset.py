@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ TOKENIZER = train_tokenizer(["how many legs has a spider? eight. <user> <assista
 def turns(*texts: str) -> list[Message]:
     roles: Any = ("user", "assistant")
     return [Message(roles[at % 2], text) for at, text in enumerate(texts)]
+
+
+def build(
+    folder: Path, questions: Iterable[str], template: str, skipped: Skipped | None = None
+) -> None:
+    """A dataset of dialogues that a template writes; nothing is kept of it."""
+    lines = [json.dumps({"prompt": text, "completion": "yes"}) for text in questions]
+    file = folder / "talk.jsonl"
+    file.write_text("\n".join(lines))
+    tokens: dict[str, Any] = {"tokenizer": TOKENIZER, "template": ChatTemplate(template)}
+    build_chat("talk", [file], lambda blob: "", skipped=skipped, **tokens)
 
 
 def test_answers_are_learnt_and_nothing_else() -> None:
@@ -106,32 +118,17 @@ def test_a_template_that_cannot_be_used_is_refused(source: str, sentence: str) -
 def test_a_template_that_does_not_end_is_refused_once_for_all_its_lines(
     tmp_path: Path, source: str
 ) -> None:
-    file = tmp_path / "talk.jsonl"
-    lines = [{"prompt": str(n), "completion": str(n)} for n in range(10_000)]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     skipped = Skipped()
     with pytest.raises(InvalidRunFile, match="does not come to an end"):
-        build_chat(
-            "talk",
-            [file],
-            lambda blob: "",
-            skipped=skipped,
-            tokenizer=TOKENIZER,
-            template=ChatTemplate(source),
-        )
+        build(tmp_path, map(str, range(10_000)), source, skipped)
     assert skipped.count == 0
 
 
 def test_the_line_is_named_that_a_template_does_not_end_for(tmp_path: Path) -> None:
     source = "{% for a in range(9999 if messages[0].content == '2' else 1) %}" * 2
     source += "{% endfor %}" * 2 + PLAIN.source
-    file = tmp_path / "talk.jsonl"
-    lines = [{"prompt": str(n), "completion": str(n)} for n in range(4)]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with pytest.raises(InvalidRunFile, match=r"talk.jsonl.*3: the chat template does not come"):
-        build_chat(
-            "talk", [file], lambda blob: "", tokenizer=TOKENIZER, template=ChatTemplate(source)
-        )
+        build(tmp_path, "0123", source)
 
 
 def test_a_template_that_fails_and_a_method_whose_result_has_any_length_are_refused() -> None:
@@ -147,18 +144,8 @@ def test_a_dialogue_that_is_too_long_is_left_out_however_its_template_is_written
     joined = PLAIN.source.replace(
         "<{{ m.role }}>{{ m.content }}", "{{ '<' ~ m.role ~ '>' + m.content }}"
     )
-    file = tmp_path / "talk.jsonl"
-    lines = [{"prompt": "?" * (2 << 20 if n == 2 else 1), "completion": str(n)} for n in range(4)]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     skipped = Skipped()
-    build_chat(
-        "talk",
-        [file],
-        lambda blob: "",
-        skipped=skipped,
-        tokenizer=TOKENIZER,
-        template=ChatTemplate(joined),
-    )
+    build(tmp_path, ["0", "1", "?" * (2 << 20), "3"], joined, skipped)
     assert skipped.count == 1
     assert "more than 1,048,576 characters" in skipped.sentences[0]
 
