@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from coordinator.database import volunteers as store
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.trust import auditors, recomputes
 from coordinator.database.tables.versions import versions
@@ -75,6 +75,7 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _R = recomputes.c
+_OPEN = one_of(_R.state, ("asked", "revealed"))  # never "not done": no index finds that
 _ADD = insert(recomputes)
 _GET = select(recomputes).where(its(_R.contribution_id))
 _CROWD = (
@@ -84,7 +85,7 @@ _CROWD = (
         func.coalesce(func.sum(case((_R.volunteer_id == bindparam("volunteer"), 1), else_=0)), 0),
     )
     .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
-    .where(_R.state != "done")
+    .where(_OPEN)
 )
 _FREE = (_R.state == "revealed") & (_R.held_until <= bindparam("now"))
 # Left to auditors: what was computed on their classes of devices, until some could not do it.
@@ -119,7 +120,7 @@ _AGAIN = (
     .where(its(_R.contribution_id), _R.state == "revealed", _R.tries < AUDIT_TRIES_MAX)
     .values(hold="", held_until=0.0, tries=_R.tries + 1)
 )
-_WAITING = select(_R.state, func.count()).where(_R.state != "done").group_by(_R.state)
+_WAITING = select(_R.state, func.count()).where(_OPEN).group_by(_R.state)
 _LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now"))
 _REVEALED = (
     update(recomputes).where(its(_R.contribution_id), _R.state == "asked").values(state="revealed")
@@ -148,7 +149,7 @@ _BLOBS = (
         (versions.c.run_id == contributions.c.run_id)
         & (versions.c.version == contributions.c.base_version),
     )
-    .where(_R.state != "done")
+    .where(_OPEN)
 )
 
 

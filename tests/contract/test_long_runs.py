@@ -18,6 +18,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks as table_of_tasks
+from coordinator.database.tables.trust import recomputes as table_of_recomputes
 from coordinator.database.tables.versions import evaluations as table
 from shared.protocol.contributions import Commitment
 from shared.protocol.limits import API
@@ -98,7 +99,11 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             add_task(conn, run, kind="audit", volunteer_id=NEW)
             made = [add_contribution(conn, run, NEW, "merged", report=said) for _ in range(tasks)]
             conn.execute(update(table_of_tasks).values(volunteer_id=NEW))
-            return contribution_rows.by_id(conn, made[-1])
+            rows = contribution_rows.by_ids(conn, made)
+            for row in rows:
+                recomputes.add(conn, row, ([], "{}"), withheld=False, due_at=0.0)
+            conn.execute(update(table_of_recomputes).values(state="done"))
+            return rows[-1]
 
         async def cost(tasks: int) -> int:
             row = await database.write(partial(work, tasks=tasks))
@@ -106,6 +111,9 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             before = spent.spent
             assert not await database.read(lambda conn: recomputes.follows(conn, row))
             assert await database.read(lambda conn: audits.auditors(conn, [NEW]))
+            assert await database.read(lambda conn: recomputes.has_room(conn, row))
+            assert await database.read(recomputes.waiting) == {}
+            assert await database.read(recomputes.blobs_in_use) == set()
             return spent.spent - before
 
         few, many = await cost(SHORT), await cost(LONG)

@@ -23,7 +23,7 @@ import pytest
 from sqlalchemy import Connection, Row, Select, func, select, update
 
 from coordinator.database import volunteers
-from coordinator.database.recomputes import open_count
+from coordinator.database.recomputes import waiting
 from coordinator.database.tables.accounts import volunteers as accounts
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
@@ -101,7 +101,7 @@ class Crew:
         """Stop the run and wait until every check that was ordered has a result."""
         await self.house.runs.stop("tiny")
         async with asyncio.timeout(PATIENCE_S):
-            while await self.house.db.read(open_count):
+            while await self.house.db.read(waiting):
                 await asyncio.sleep(0.05)
 
 
