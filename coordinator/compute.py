@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from shared import gc_freeze
 from shared.errors import Internal, Unavailable, VolunteerError
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def _serve(pipe: Connection, torch_threads: int) -> None:
         os.nice(NICENESS)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write(EXPENDABLE)
-    _limit_threads(torch_threads)
+    with gc_freeze.spared():
+        _limit_threads(torch_threads)
     with contextlib.suppress(EOFError, OSError):
         while True:
             work, arguments = pipe.recv()

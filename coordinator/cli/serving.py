@@ -81,8 +81,11 @@ def serve(
     which the link pins, and the link carries an invite code: without it nobody registers, unless
     --open is given.
     """
-    from coordinator.config import load
-    from coordinator.http.server import serve as run
+    from shared import gc_freeze
+
+    with gc_freeze.spared():
+        from coordinator.config import load
+        from coordinator.http.server import serve as run
 
     return run(load(asdict(options), config=config), say=_say_with_code if qr else _say)
 

@@ -46,6 +46,7 @@ from coordinator.inference.messages import (
     Token,
     framed,
 )
+from shared import gc_freeze
 from shared.errors import BadRequest, Internal, VolunteerError
 from shared.workloads.base import Reader
 from shared.workloads.generation.batch import Batch, Made, Sequence
@@ -385,7 +386,8 @@ def main(descriptor: str, threads: str, memory_bytes: str, wanted: str, host: st
     """
     if wanted == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries look for memory where a GPU is
-    import torch
+    with gc_freeze.spared():
+        import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
     with contextlib.suppress(OSError):

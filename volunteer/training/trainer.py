@@ -221,10 +221,10 @@ class Trainer:
         while (job := self._jobs.get()) is not None:
             try:
                 if not configured:
-                    import torch
+                    with gc_freeze.spared():
+                        import torch
 
                     torch.set_num_threads(self._threads)
-                    gc_freeze.spare()
                     configured = True
                 job.run()
             except BaseException:
