@@ -120,11 +120,9 @@ def by_ids(conn: Connection, ids: Sequence[int]) -> list[ContributionRow]:
 
 
 def in_state(
-    conn: Connection, state: ContributionState, run_id: int | None = None, limit: int = 1000
+    conn: Connection, state: ContributionState, limit: int = 1000
 ) -> list[ContributionRow]:
     query = select(contributions).where(contributions.c.state == state)
-    if run_id is not None:
-        query = query.where(contributions.c.run_id == run_id)
     query = query.order_by(
         contributions.c.task_id, contributions.c.part, contributions.c.tries
     ).limit(limit)

@@ -46,9 +46,9 @@ def from_planes(planes: Sequence[bytes], dtype: npt.DTypeLike, count: int) -> np
     return rows.reshape(-1).view(kind)
 
 
-def pack_bytes(data: bytes, level: int = LEVEL) -> bytes:
+def pack_bytes(data: bytes) -> bytes:
     """Compress bytes as they are."""
-    return zstd.compress(data, level)
+    return zstd.compress(data, LEVEL)
 
 
 def unpack_bytes(data: bytes, size_max: int) -> bytes:

@@ -65,4 +65,3 @@ class Interrupted:
     """Stopped before its end, on request."""
 
     reason: str
-    saved: bool  # a snapshot lets a later start go on

@@ -302,7 +302,6 @@ class _Session(Generic[T]):
         self._step = 0
         self._reported = float("-inf")
         self._save_after = clock.monotonic() + assignment.save_every_s
-        self._saved = False
         self._up_at = 0.0  # when the device last rested, or could have
         self._away_s = 0.0  # of the micro-batch under way, in which something else was done
         self._refused = 0  # bytes of the last allocation that failed
@@ -344,7 +343,7 @@ class _Session(Generic[T]):
             if work is not None and self._handle.saving:
                 self._save_last(work)
             reason = self._handle.stopping or Sentence("the program ends")
-            return Interrupted(reason=reason, saved=self._saved)
+            return Interrupted(reason=reason)
         finally:
             if self._assignment.meter is not None:
                 self._assignment.meter.close()
@@ -432,7 +431,6 @@ class _Session(Generic[T]):
             return
         began = self._clock.monotonic()
         self._assignment.save(work)
-        self._saved = True
         took = self._clock.monotonic() - began
         self._save_after = began + took + max(self._assignment.save_every_s, took / SAVE_SHARE)
 

@@ -44,9 +44,8 @@ def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
 
 
 class PassOrder:
-    """The samples of one pass as positions 0 ...
-
-    `total` - 1; `counts[c]` is how many samples chunk `c` has.
+    """The samples of one pass as positions 0 to `total` - 1; `counts[c]` is how many samples chunk
+    `c` has.
     """
 
     def __init__(self, counts: Sequence[int], seed: int, mix: int = MIX) -> None:

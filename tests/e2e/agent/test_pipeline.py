@@ -133,7 +133,7 @@ async def test_a_pass_takes_every_sample_once_whoever_comes_and_goes(
     assert done > 1
     assert await whole.upkeep.end_runs() == 1
     row = await whole.db.read(lambda conn: runs.by_name(conn, "tiny"))
-    rows = await whole.db.read(lambda conn: contributions.in_state(conn, "merged", 1))
+    rows = await whole.db.read(lambda conn: contributions.in_state(conn, "merged"))
     assert sum(each.samples for each in rows) == row.samples_total
     assert row.state == "completed"
     assert await sound(home)

@@ -193,7 +193,7 @@ def test_a_paused_device_begins_nothing() -> None:
         assert trainer.resting.is_set()
         handle.stop("not any more")
         ended = outcome(handle)
-        assert ended == Interrupted(reason="not any more", saved=False)
+        assert ended == Interrupted(reason="not any more")
         assert not begun.is_set()
 
 
@@ -205,7 +205,7 @@ def test_stop_ends_at_the_next_micro_batch() -> None:
         assert work.reached.wait(WAIT_S)
         handle.stop("cancelled")
         work.open.set()
-        assert outcome(handle) == Interrupted(reason="cancelled", saved=False)
+        assert outcome(handle) == Interrupted(reason="cancelled")
         assert work.count == 8
 
 
@@ -277,7 +277,7 @@ def test_stop_with_save_goes_on_to_the_end_of_the_step(kind: type[Steps], done: 
         assert work.reached.wait(WAIT_S)
         handle.stop("saved", save=True)
         work.open.set()
-        assert outcome(handle) == Interrupted(reason="saved", saved=True)
+        assert outcome(handle) == Interrupted(reason="saved")
         assert saved == [done]
 
 
