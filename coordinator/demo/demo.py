@@ -24,7 +24,7 @@ import msgspec
 
 from coordinator.demo.report import Drawn, Report, Said, drawn, keep, report, traffic_of
 from coordinator.demo.runs import DemoRun, demo_run
-from shared.errors import Unavailable
+from shared.errors import InvalidRunFile, Unavailable
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import VersionInfo
@@ -33,6 +33,8 @@ START_S = 60.0
 DRAIN_S = 25.0
 MEASURE_S = 45.0
 TICK_S = 0.5
+VOLUNTEERS_MAX = 64  # processes with a model each, on one machine
+MINUTES_MAX = 7 * 24 * 60.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +57,23 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
+def check(options: Options) -> None:
+    """Raise InvalidRunFile for options of which no demo can be made."""
+    demo_run(options.workload, 1)
+    if not 1 <= options.volunteers <= VOLUNTEERS_MAX:
+        raise InvalidRunFile(f"--volunteers must be between 1 and {VOLUNTEERS_MAX}")
+    if not 0 <= options.minutes <= MINUTES_MAX:
+        raise InvalidRunFile(
+            f"--minutes must be between 0 and {MINUTES_MAX:,.0f}; "
+            "0 is as long as suits the workload"
+        )
+
+
 def demo(options: Options) -> int:
     """Run it and print the summary. Exit code 0 when the model got better and the books balance."""
     from coordinator.demo.view import View
+
+    check(options)
 
     view = View(json=options.json)
     directory = Path(options.data_dir or tempfile.mkdtemp(prefix="volunteer-demo-"))

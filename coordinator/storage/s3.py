@@ -56,7 +56,8 @@ class S3Blobs:
                 retry_config={"retry_timeout": timedelta(seconds=retry_s)},
             )
         except Exception as error:
-            raise Configuration(f"the object store {url} cannot be used: {error}") from error
+            said = str(error).partition("\n")[0]  # its dump of itself follows
+            raise Configuration(f"the object store {url} cannot be used: {said}") from error
         self._obstore = obstore
         self._cache = cache
         self._cache_bytes_max = cache_bytes_max

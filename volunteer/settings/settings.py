@@ -281,7 +281,7 @@ def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> 
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".") or len(name) > 64:
         raise Configuration(
             Sentence(
-                'a profile name holds letters, digits, "-", "_" and ".": not "{name}"',
+                'a profile name has 1 to 64 letters, digits, "-", "_" and ".": not "{name}"',
                 name=escaped(name),
             )
         )

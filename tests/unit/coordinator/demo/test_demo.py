@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from coordinator.demo.demo import Options, demo
 from coordinator.demo.report import Report, Strength, traffic_of
 from coordinator.demo.view import hints, record, summary, table
+from shared.errors import InvalidRunFile
 from shared.protocol.versions import VersionInfo
 
 STRENGTH = Strength(
@@ -103,3 +106,22 @@ def test_traffic_is_what_a_volunteer_said_last(tmp_path: Any) -> None:
     )
     found = traffic_of(log)
     assert (found.sent_bytes, found.received_bytes, found.tasks) == (10, 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"workload": "chess"}, 'no demo of "chess"'),
+        ({"volunteers": 0}, "--volunteers must be between 1 and 64"),
+        ({"volunteers": -1}, "--volunteers"),
+        ({"volunteers": 10**6}, "--volunteers"),
+        ({"minutes": -1.0}, "--minutes must be between 0 and"),
+        ({"minutes": float("nan")}, "--minutes"),
+        ({"minutes": float("inf")}, "--minutes"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_before_anything_is_made(
+    values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRunFile, match=said):
+        demo(Options(**values))
