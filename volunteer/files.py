@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,26 +53,36 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Replace `path` by `data` in one step. Raises StorageFull, OSError."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Say in a sentence that there is no space for what is written. Raises StorageFull, OSError."""
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-        if durable:
-            sync_directory(path.parent)
+        yield
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if error.errno in _NO_SPACE:
             raise StorageFull(
                 Sentence("no space is left for {path}: free some and try again", path=path)
             ) from error
         raise
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Replace `path` by `data` in one step. Raises StorageFull, OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    with storing(path):
+        try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+            if durable:
+                sync_directory(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -> None:

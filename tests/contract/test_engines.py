@@ -178,3 +178,18 @@ async def test_durable_means_full_synchronous(file: Path) -> None:
     assert settings == ["wal", 2, 1]
     assert sqlite.READERS >= 2
     await db.close()
+
+
+async def test_a_database_that_finds_no_room_to_be_made_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = sys.modules[migrate.__module__]
+    whole = opening._migrate
+
+    def cramped(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 2")
+        whole(connection)
+
+    monkeypatch.setattr(opening, "_migrate", cramped)
+    with pytest.raises(StorageFull, match="no space is left for the database"):
+        await migrate(f"sqlite:///{tmp_path / 'coordinator.sqlite3'}")

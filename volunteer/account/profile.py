@@ -18,8 +18,8 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -30,7 +30,14 @@ from shared.sentences import Sentence
 from shared.signing import digest
 from volunteer.control.model_step import ModelStep
 from volunteer.control.shortage import Shortage
-from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
+from volunteer.files import (
+    private_directory,
+    read_record,
+    set_aside,
+    storing,
+    write_record,
+    write_whole,
+)
 from volunteer.machine.energy import Today
 
 VERDICTS_KEPT = 200
@@ -169,13 +176,15 @@ class Profile:
     def lock(self) -> Iterator[None]:
         """Held while an instance runs.
 
-        Raises Configuration when another one holds it, also after a crash only then.
+        Raises Configuration when another one holds it, also after a crash only then; StorageFull.
         """
         path = self.path / "lock"
-        with path.open("a+b") as file:
+        with storing(path):  # what a buffer held would fail a second time when it is closed
+            opened = path.open("a+b", buffering=0)
+        with opened as file:
             if not _try_lock(file):
                 file.seek(0)
-                pid = file.read(32).decode(errors="replace").strip() or "unknown"
+                pid = (file.read(32) or b"").decode(errors="replace").strip() or "unknown"
                 raise Configuration(
                     Sentence(
                         "this profile is already at work (process {pid}): `volunteer status` "
@@ -185,8 +194,8 @@ class Profile:
                     )
                 )
             file.truncate(0)
-            file.write(str(os.getpid()).encode())
-            file.flush()
+            with storing(path):
+                file.write(str(os.getpid()).encode())
             try:
                 yield
             finally:
@@ -236,7 +245,7 @@ def _slug(public_key: str) -> str:
     return digest(public_key.encode())[:16]
 
 
-def _try_lock(file: BinaryIO) -> bool:
+def _try_lock(file: FileIO) -> bool:
     """An advisory lock that the system takes back when the process ends, however it ends."""
     if sys.platform == "win32":
         import msvcrt

@@ -259,6 +259,8 @@ def _migrate_sqlite(path: Path) -> None:
     try:
         with engine.connect() as connection, connection.begin():
             _migrate(connection)
+    except DBAPIError as error:
+        raise sqlite.translate(error) from error
     finally:
         engine.dispose()
 

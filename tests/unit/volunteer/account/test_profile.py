@@ -4,15 +4,24 @@ time.
 
 from __future__ import annotations
 
+import errno
 import stat
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shared.errors import BadRequest, BadSignature, Configuration, Forbidden, InvalidName
+from shared.errors import (
+    BadRequest,
+    BadSignature,
+    Configuration,
+    Forbidden,
+    InvalidName,
+    StorageFull,
+)
 from shared.protocol.accounts import ServerInfo
 from shared.protocol.contributions import Verdict
 from tests.support.local_coordinator import local_coordinator
@@ -198,3 +207,18 @@ def test_a_restarted_volunteer_still_knows_what_became_of_its_contributions(tmp_
     assert begin(status).models["r"].mine == {3}  # marked on the curve
     (places.profile / "current").write_text("../elsewhere")
     assert Engine(places).control.status.verdicts == ()  # `run` says what is wrong
+
+
+class Full(FileIO):
+    """A file on a disk that is full."""
+
+    def write(self, data: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_a_full_disk_is_told_when_work_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "open", lambda self, mode, **_: Full(str(self), "a+"))
+    with pytest.raises(StorageFull, match="no space is left for"), Profile(tmp_path).lock():
+        pass
