@@ -74,9 +74,11 @@ class RunChoice:
         short = {found.run: found for found in self._short_of(device)}
         if not short:
             return Wanted(runs, kinds)
-        open_ = tuple(info.name for info in self._hub.status.runs if info.state not in ENDED)
-        left = tuple(run for run in runs or open_ if run not in short)
-        met = next((found for run, found in short.items() if run in (runs or open_)), None)
+        listed = self._hub.status.runs
+        open_ = tuple(info.name for info in listed if info.state not in ENDED)
+        known = runs or (open_ if listed else tuple(short))
+        left = tuple(run for run in known if run not in short)
+        met = next((found for run, found in short.items() if run in known), None)
         return Wanted(left, kinds, "" if left or met is None else shortage_words(met))
 
     def _short_of(self, device: str) -> list[Shortage]:

@@ -90,8 +90,8 @@ class Judge:
     floor: float  # the distance of real images that it did not learn from; 0 = too few to tell
 
     def look(self, images: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Features (N, D) and probabilities of the classes (N, K) of images (N, C, H, W) in -1 ...
-        1.
+        """Features (N, D) and probabilities of the classes (N, K) of images (N, C, H, W), which are
+        from -1 to 1.
         """
         return _look(self.network, images)
 

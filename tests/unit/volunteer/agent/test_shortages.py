@@ -5,6 +5,7 @@ there until something has changed.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from msgspec.structs import replace
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_volunteer import SHORT, Process, local_machine
 from tests.tui import scenes
+from volunteer.agent.run_choice import RunChoice
 from volunteer.control import events
 from volunteer.control.model_step import AGE_MAX_S
 from volunteer.control.shortage import HOUR_S, Shortage, of_run, shortage_words
+from volunteer.control.status import Status
+from volunteer.settings.work_rules import Rules
 
 FITS, OTHER = 'name = "tiny"', 'name = "other"'
 SHORTAGE = Shortage(
@@ -95,6 +99,23 @@ def test_what_did_not_fit_is_tried_again_when_something_has_changed(
     assert shortage.stands((scenes.RUN,), {"cpu": 4_000_000_000}, 1001.0)
     assert shortage.stands((scenes.RUN,), {"cpu": 3_000_000_000}, 1001.0)
     assert not shortage.stands((run,), {"cpu": lent}, 1001.0 + later_s)
+
+
+def test_a_run_that_is_not_listed_yet_is_not_claimed_again_at_once() -> None:
+    """Else one that has just been started is taken, loaded and given back without a pause."""
+    status = Status(shortages=(SHORTAGE,), lent_bytes={"cpu": 4_000_000_000})
+    settings: Any = SimpleNamespace(runs=(), rules=Rules(), consent="all")
+    hub: Any = SimpleNamespace(status=status)
+    life: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: 1001.0))
+    nothing: Any = None
+    choice = RunChoice(settings, nothing, nothing, hub, life)
+    wanted = choice.wanted("cpu")
+    assert wanted is not None
+    assert '"stdlib-gpt" needs more than' in wanted.short
+    hub.status = replace(status, runs=(replace(scenes.RUN, name="other"),))
+    wanted = choice.wanted("cpu")
+    assert wanted is not None
+    assert (wanted.runs, wanted.short) == (("other",), "")
 
 
 def test_without_a_measured_need_the_sentence_claims_none() -> None:
