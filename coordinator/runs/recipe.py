@@ -44,17 +44,27 @@ def recipe(name: str) -> Recipe:
 def write_recipe(name: str, file: Path | None) -> Path:
     """Write a recipe as a new file, by default NAME.toml here.
 
-    Raises BadRequest when it is there already, or cannot be written.
+    Raises BadRequest when it is there already, or cannot be written; then nothing is left of it.
     """
     text, path = recipe(name).text, file or Path(f"{name}{_SUFFIX}")
+    place = path.expanduser()
     try:
-        with path.expanduser().open("x", encoding="utf-8") as target:
-            target.write(text.replace("THIS_FILE", os.fspath(path)))
+        target = place.open("x", encoding="utf-8")
     except FileExistsError:
         raise BadRequest(f"{path} is there already: name another file") from None
     except OSError as error:
-        raise BadRequest(f"{path} cannot be written: {why(error)}") from error
+        raise _unwritten(path, error) from error
+    try:
+        with target:
+            target.write(text.replace("THIS_FILE", os.fspath(path)))
+    except OSError as error:
+        place.unlink()
+        raise _unwritten(path, error) from error
     return path
+
+
+def _unwritten(path: Path, error: OSError) -> BadRequest:
+    return BadRequest(f"{path} cannot be written: {why(error)}")
 
 
 def _read(name: str) -> Recipe:
