@@ -311,8 +311,10 @@ class DeviceLoop:
             self.life.give_up(error)
         else:
             with self._rest():
-                # Not the task's fault: the workload is missing here, or of another version.
-                how = "released" if isinstance(error, NotFound) else "failed"
+                # Not the task's fault: the workload is missing here, or of another version; and an
+                # audit is the work of another machine, which could do it.
+                own = held.lease.audit is None and not isinstance(error, NotFound)
+                how = "failed" if own else "released"
                 await ends.without_result(held, how, message)
                 await self._calm_down(message)
 

@@ -21,7 +21,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import audits
 from coordinator.rules import audits as rules
 from shared.decoding import decode
-from shared.errors import NotFound
+from shared.errors import NotFound, TooLarge
 from shared.workloads.base import Workload
 from tests.e2e.server.test_auditors import seen, states
 from tests.e2e.server.test_audits import (
@@ -193,6 +193,7 @@ async def test_an_audit_of_pictures_cuts_the_batches_as_the_machine_did(tmp_path
 
 
 ABSENT = 'the workload "{name}" needs the extra "hf", which is not installed here'
+SHORT = 'memory was short: the batches of "{name}" could not be cut as they were'
 
 
 def absent(name: str) -> Workload:
@@ -206,18 +207,28 @@ async def declined(home: LocalCoordinator) -> list[str]:
     return [p.nickname for p in await home.coordinator.volunteers.list() if p.volunteer_id in found]
 
 
-async def test_an_auditor_without_the_library_gives_the_task_back_and_blames_nobody(
-    tmp_path: Path, database_url: str
+def short_of_memory(name: str) -> Workload:
+    """Load a workload on a machine that cannot cut the batches as the other did."""
+    raise TooLarge(SHORT.format(name=name))
+
+
+@pytest.mark.parametrize(
+    ("load", "why"),
+    [(absent, ABSENT), (short_of_memory, SHORT)],
+    ids=["without the library", "short of memory"],
+)
+async def test_an_auditor_that_cannot_gives_the_task_back_and_blames_nobody(
+    tmp_path: Path, database_url: str, load: Any, why: str
 ) -> None:
     async with done(tmp_path, KINDS[3], database_url) as (home, bob):
         carol = LocalMachine(tmp_path / "carol", home)
         await carol.join("Carol")
         await proven(home, "Carol")
         before = await balances(home, "Carol")
-        async with carol.working(absent) as process:
+        async with carol.working(load) as process:
             assert (await process.until(events.Claimed)).kind == events.AUDIT
             ended = await process.until(events.TaskEnded)
-        assert (ended.how, ended.message) == ("released", ABSENT.format(name="causal-lm"))
+        assert (ended.how, ended.message) == ("released", why.format(name="causal-lm"))
         assert await declined(home) == ["Carol"]
         assert await until(home, "open") == ""
         assert await balances(home, "Carol") == before
