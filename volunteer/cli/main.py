@@ -133,6 +133,11 @@ def join(
         key=joined.fingerprint,
     )
     print(printable(where))
+    if name.strip() not in ("", joined.nickname):
+        kept = _(
+            "the nickname stays: ask your organiser for another (`coordinator volunteer rename`)"
+        )
+        print(kept)
     print(hinted(_("next: `volunteer`, or `volunteer --no-ui`"), profile))
     return 0
 

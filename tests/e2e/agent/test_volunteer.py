@@ -141,6 +141,8 @@ def test_from_the_link_to_the_first_credits(server: Process, tmp_path: Path) -> 
     assert msgspec.json.decode(joined.stdout)["nickname"] == "Ann"
     again = machine.run("join", server.link)
     assert 'already joined, "Ann"' in again.stdout
+    assert "nickname stays" not in again.stdout
+    assert "the nickname stays" in machine.run("join", server.link, "--name", "Bob").stdout
     with machine.working("--max-tasks", "1") as work:
         work.until("Training")
         status = machine.run("status", "--json")
