@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 WAITING_MAX = 10_000  # machines; beyond them the one that waits longest goes without
 FIRST_S, NEXT_S = 20.0, 5.0  # without a token, then it is asked elsewhere
+PACE_S = 1.0  # a token beyond the first wait: who sends one every few seconds holds an answer up
 REST_S = 60.0  # for a machine that did not answer in time
 CAUGHT = "answers of its machine were not those of the model"
 
@@ -87,8 +88,11 @@ class Part:
         return not self.finish
 
     async def arriving(self) -> AsyncGenerator[int]:
-        """Yield tokens as they come, until the end. Raises Silent."""
-        told, limit_s = 0, FIRST_S
+        """Yield tokens as they come, until the end. Raises Silent, also for a machine that has
+        been far too slow.
+        """
+        told, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
+        began = now()
         while True:
             for token in self.tokens[told:]:
                 told, limit_s = told + 1, NEXT_S
@@ -99,8 +103,9 @@ class Part:
                 return
             self._arrived.clear()
             if told == len(self.tokens) and not self.finish:
+                left_s = began + FIRST_S + told * PACE_S - now()
                 try:
-                    await asyncio.wait_for(self._arrived.wait(), limit_s)
+                    await asyncio.wait_for(self._arrived.wait(), min(limit_s, left_s))
                 except TimeoutError:
                     raise Silent from None
 

@@ -61,6 +61,16 @@ async def test_a_gap_or_a_failure_or_silence_ends_the_part(
         await arrived(await part())
 
 
+async def test_a_machine_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answerers, "FIRST_S", 0.05)
+    monkeypatch.setattr(answerers, "PACE_S", 0.0)
+    one = await part()
+    one.take(AnswerTokens(start=0, tokens=(7,)))
+    with pytest.raises(Silent):  # long before the next token would be missed
+        async with asyncio.timeout(answerers.NEXT_S / 2):
+            await arrived(one)
+
+
 async def test_who_waits_gets_tokens_as_they_come() -> None:
     one = await part()
     reading = asyncio.ensure_future(arrived(one))
