@@ -24,11 +24,12 @@ GAMES = 40  # of the last match
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that one volunteer process reported when it ended."""
+    """Bytes that one volunteer process reported when it ended, and what went wrong there."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
     tasks: int = 0
+    complaint: str = ""  # why its last task failed
 
 
 class Strength(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: int  # by all volunteers
     received_bytes: int
     data_dir: str
+    complaint: str = ""  # of a volunteer, where no contribution came
     history: tuple[VersionInfo, ...] = ()
     strength: Strength | None = None  # of a workload that plays
     pictures: tuple[str, ...] = ()  # files in `data_dir`
@@ -134,6 +136,7 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic
         sent_bytes=sum(item.sent_bytes for item in traffic),
         received_bytes=sum(item.received_bytes for item in traffic),
         data_dir=said.data_dir,
+        complaint="" if summary.accepted else max(item.complaint for item in traffic),
         history=tuple(measured),
         strength=await strength(services, name),
     )
@@ -191,19 +194,21 @@ def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
 
 def traffic_of(path: Path) -> Traffic:
     """The last word of a volunteer: its `Stopped` event, or its last `Traffic`."""
-    found = Traffic()
+    found, complaint = Traffic(), ""
     for line in path.read_bytes().splitlines():
         try:
             event = decode(line)
         except msgspec.DecodeError:
             continue
+        if (event.get("type"), event.get("reason")) == ("Idle", "failing"):
+            complaint = str(event["message"])
         if event.get("type") in ("Stopped", "Traffic"):
             found = Traffic(
                 sent_bytes=event["sent_bytes"],
                 received_bytes=event["received_bytes"],
                 tasks=event.get("tasks", found.tasks),
             )
-    return found
+    return msgspec.structs.replace(found, complaint=complaint)
 
 
 async def drawn(services: Any, found: Report) -> Drawn | None:

@@ -163,7 +163,7 @@ class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     toml: str
     prompt: str = ""
-    minutes: float = 2.0
+    minutes: float = 2.0  # of training
     preparing: str  # what a person reads meanwhile
     build: Callable[[Put], DatasetManifest] | None = None  # None: it needs no data
 
@@ -213,6 +213,7 @@ def _causal(volunteers: int) -> DemoRun:
         name="demo-causal-lm",
         toml=CAUSAL.format(quorum=volunteers, prompt=GPT_PROMPT),
         prompt=GPT_PROMPT,
+        minutes=1.5,  # two in all: its tokenizer and its libraries take the rest
         preparing="building a dataset from the Python standard library's own source",
         build=_standard_library,
     )

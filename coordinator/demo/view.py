@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.text import credit, size
+from shared.text import credit, printable, size
 from shared.workloads.data.image_files import read_png
 from shared.workloads.data.resize import braille, corner, half_blocks, rows_for
 
@@ -137,7 +137,7 @@ def panel(glance: Glance) -> list[str]:
     lines.append("")
     lines += [
         f"  {row.nickname:<24} {credit(row.earned_micro, 1):>10} credits   {row.accepted:3d} "
-        "contributions"
+        f"{'contribution' if row.accepted == 1 else 'contributions'}"
         for row in glance.leaders[:8]
     ]
     lines.append("")
@@ -271,7 +271,9 @@ def hints(report: Report) -> list[str]:
         lines.append("  --data-dir DIR keeps these pictures, and a time-lapse of all versions")
     if report.pictures:
         lines.append(f"  pictures: {', '.join(report.pictures)}")
-    if not report.improved:
+    if report.complaint:
+        lines.append(f"  No contribution came: {printable(report.complaint, 300)}")
+    elif not report.improved:
         what = "last version did not win" if report.strength else f"{report.measure} did not fall"
         lines.append(f"  The {what}: give it more --minutes, or look at the logs with --data-dir.")
     return lines

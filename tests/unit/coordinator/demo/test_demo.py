@@ -108,6 +108,17 @@ def test_traffic_is_what_a_volunteer_said_last(tmp_path: Any) -> None:
     assert (found.sent_bytes, found.received_bytes, found.tasks) == (10, 20, 3)
 
 
+def test_a_demo_of_which_nothing_came_tells_what_a_volunteer_complained_of(tmp_path: Any) -> None:
+    log = tmp_path / "volunteer.jsonl"
+    log.write_text(
+        '{"type":"Idle","reason":"failing","message":"a task failed on cpu: no extra"}\n'
+        '{"type":"Stopped","sent_bytes":10,"received_bytes":20,"tasks":0}\n'
+    )
+    complaint = traffic_of(log).complaint
+    failed = report(strength=None, loss_last=3.5, accepted=0, complaint=complaint)
+    assert hints(failed)[-1] == "  No contribution came: a task failed on cpu: no extra"
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
