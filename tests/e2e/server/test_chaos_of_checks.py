@@ -100,9 +100,25 @@ class Crew:
     async def ended(self) -> None:
         """Stop the run and wait until every check that was ordered has a result."""
         await self.house.runs.stop("tiny")
-        async with asyncio.timeout(PATIENCE_S):
-            while await self.house.db.read(waiting):
-                await asyncio.sleep(0.05)
+        until = time.monotonic() + PATIENCE_S
+        while await self.house.db.read(waiting):
+            assert time.monotonic() < until, await self.stuck()
+            await asyncio.sleep(0.05)
+
+    async def stuck(self) -> list[dict[str, Any]]:
+        """Return the checks without a result, with their audits, tasks and accounts."""
+        r, a = recomputes.c, audits.c
+        columns = (r.contribution_id, r.state, r.held_until, r.hold, r.tries, accounts.c.nickname)
+        query = (
+            select(*columns, a.state.label("audit"), tasks.c.state.label("task"))
+            .join(accounts, accounts.c.id == r.volunteer_id)
+            .outerjoin(audits, a.contribution_id == r.contribution_id)
+            .outerjoin(tasks, tasks.c.id == a.task_id)
+            .where(r.state != "done")
+        )
+        return await self.house.db.read(
+            lambda conn: [dict(row) for row in conn.execute(query).mappings()]
+        )
 
 
 @asynccontextmanager
