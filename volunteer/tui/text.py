@@ -66,6 +66,7 @@ class Glyphs(msgspec.Struct, frozen=True, kw_only=True):
     run: str = "▶"
     check: str = "✓"
     cross: str = "✗"
+    warn: str = "▲"
     wait: str = "◌"
     mark: str = "◆"
     up: str = "↑"
@@ -93,6 +94,7 @@ ASCII = Glyphs(
     run=">",
     check="+",
     cross="x",
+    warn="!",
     wait="~",
     mark="#",
     up="^",

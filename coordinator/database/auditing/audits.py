@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, case, func, insert, or_, select, update
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.runs import OPEN
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import uploads
+from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import audits, recomputes
 from coordinator.database.tasks import FREE, add_beside, awaits_verdict
@@ -101,10 +103,14 @@ _CHANGE = update(audits).where(its(_A.contribution_id))
 # never from an auditor of the organiser's that is at it
 _HELD = update(recomputes).where(its(_R.contribution_id), _R.state != "done", _R.hold == "")
 _CANCEL = update(tasks).where(its(_T.id), _T.state.in_(("todo", "discarded")))
+# A run may end while a task of it is opened, which its end then has not cancelled.
+_ENDED = and_(_T.state == "todo", runs.c.state.not_in(OPEN))
 _ASTRAY = (
     select(audits)
     .join(tasks, _T.id == _A.task_id)
-    .where(_A.state == "open", _T.state.in_(("discarded", "cancelled")), ~awaits_verdict())
+    .join(runs, runs.c.id == _A.run_id)
+    .where(_A.state == "open", ~awaits_verdict())
+    .where(or_(_T.state.in_(("discarded", "cancelled")), _ENDED))
 )
 _OVER = (
     select(_T.id)

@@ -411,11 +411,15 @@ async def test_a_lease_that_comes_back_behind_the_organiser_is_given_to_nobody(
         assert await state_of(home, lease.task) == "cancelled"
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
 async def test_an_audit_whose_run_has_ended_is_left_to_the_organiser_at_once(
-    tmp_path: Path,
+    tmp_path: Path, when: str
 ) -> None:
     async with checked(tmp_path, "") as (home, _):
         await home.coordinator.runs.stop("tiny")
+        if when == "meanwhile":  # opened by a transaction that saw the run still going
+            late = update(tasks).where(tasks.c.kind == "audit").values(state="todo", ended_at=None)
+            await home.coordinator.db.write(lambda conn: conn.execute(late))
         await home.coordinator.audits.open()
         assert await until(home, "done") == ""
         async with asyncio.timeout(60):
