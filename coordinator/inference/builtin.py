@@ -49,9 +49,8 @@ from coordinator.inference.messages import (
     framed,
 )
 from coordinator.runs.definition import definition
-from shared import errors
 from shared.clock import Clock
-from shared.errors import Configuration, Internal, Unavailable, VolunteerError
+from shared.errors import BY_CODE, Configuration, Internal, Unavailable
 from shared.workloads.base import ChunkRef
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.generation.batch import Sequence as Wanted
@@ -340,9 +339,7 @@ async def _next(events: _Events) -> Event:
     if event is None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S)
     if isinstance(event, Failed):
-        kind = getattr(errors, event.kind, Internal)
-        if not (isinstance(kind, type) and issubclass(kind, VolunteerError)):
-            kind = Internal
+        kind = BY_CODE.get(event.code, Internal)
         raise kind(event.message, retry_after_s=event.retry_after_s)
     return event
 

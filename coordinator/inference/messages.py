@@ -104,10 +104,10 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """An order that cannot be carried out: name of the error's class, and its message."""
+    """An order that cannot be carried out: the error's code, and its message."""
 
     id: str
-    kind: str
+    code: str
     message: str
     retry_after_s: float | None = None
 

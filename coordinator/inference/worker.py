@@ -163,7 +163,7 @@ class Worker:
             self._tell(
                 Failed(
                     id=its_id,
-                    kind=type(error).__name__,
+                    code=error.code,
                     message=error.message,
                     retry_after_s=error.retry_after_s,
                 )
@@ -172,7 +172,7 @@ class Worker:
             message = f"{type(error).__name__}: {error}"
             if _too_large(error):
                 message = "this version is too large for the memory that answers may take"
-            self._tell(Failed(id=its_id, kind=Internal.__name__, message=message))
+            self._tell(Failed(id=its_id, code=Internal.code, message=message))
 
     def _carry_out(self, order: Prepare | Generate | Images | Compare) -> None:
         if isinstance(order, Images):
