@@ -36,6 +36,7 @@ from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import API
 from shared.protocol.listings import LeaderRow
+from shared.protocol.versions import VersionInfo
 from shared.text import MICRO
 from tests.support.server_process import Process
 from tests.support.tmux_screen import TmuxScreen
@@ -68,6 +69,7 @@ class Truth:
     runs: dict[str, RunInfo]
     leaders: tuple[LeaderRow, ...]
     verdicts: dict[int, Verdict]  # all so far by contribution, newest state
+    losses: dict[str, set[str]]  # by run, as they are shown: measured since the truth before
     settled_micro: int = 0  # since the truth before: it may have been pending in between
 
 
@@ -80,6 +82,7 @@ class Api:
         headers = {"Authorization": f"Bearer {identity.token}"}
         self._http = httpx.Client(base_url=identity.url + API, headers=headers, timeout=30)
         self._verdicts: dict[int, Verdict] = {}
+        self._measured: dict[str, int] = {}  # newest version by run
 
     def truth(self) -> Truth:
         me = self._get("/workers/me", Me)
@@ -100,8 +103,17 @@ class Api:
             runs={run.name: run for run in runs},
             leaders=leaders,
             verdicts=known,
+            losses={run.name: self._losses(run) | {loss(run.loss)} for run in runs},
             settled_micro=settled,
         )
+
+    def _losses(self, run: RunInfo) -> set[str]:
+        """Several versions of a small model may be measured within a second."""
+        known = self._measured.setdefault(run.name, -1)
+        rows = self._get(f"/runs/{run.name}/versions?cursor={known}", tuple[VersionInfo, ...])
+        measured = [row for row in rows if row.loss is not None]
+        self._measured[run.name] = max([known, *(row.version for row in measured)])
+        return {loss(row.loss) for row in measured}
 
     def _get(self, path: str, kind: type[T]) -> T:
         return msgspec.json.decode(self._http.get(path).raise_for_status().content, type=kind)
@@ -212,7 +224,7 @@ class Judge:
             if work[2]:
                 self.between(reading, "accepted", int(work[2]), lambda t: t.me.accepted, OWN_S)
         if rank := re.search(r"rank +(\d+)", left):
-            self.between(reading, "rank", int(rank[1]), lambda t: t.me.rank or 0, OTHERS_S)
+            self._rank(reading, int(rank[1]))
         self._big(reading)
         self._run_card(reading, left)
         self._task(reading)
@@ -220,6 +232,12 @@ class Judge:
             r"#(\d+) +[✓◌✗] (\w+(?: needed)?) +(\+[\d.,]+)?", reading.text
         ):
             self._verdict(reading, int(task), word, paid)
+
+    def _rank(self, reading: Reading, said: int) -> None:
+        """Hold a rank against those it had, or may have had for a moment between two truths."""
+        near = self.window(reading, OTHERS_S)
+        could = {t.me.rank or 0 for t in near}.union(*map(possible_ranks, near, near[1:]))
+        self.holds(reading, "rank", said in could, said, sorted(could))
 
     def _account(self, reading: Reading, text: str) -> None:
         names = {
@@ -260,7 +278,7 @@ class Judge:
             self.between(reading, "version", int(said[1]), lambda t: t.runs[name].version, OTHERS_S)
         word = measure_word(near[-1].runs[name].measure)
         if said := re.search(rf"{word[:8]} +(?:[\d.]+ → )?([\d.]+)", card):
-            self.one_of(reading, "loss", said[1], {loss(t.runs[name].loss) for t in near})
+            self.one_of(reading, "loss", said[1], losses(near, name))
             headed = re.search(
                 r"Loss of the model ([\d.]+)|(?<=─ )Fréchet\D*([\d.]+)", reading.text
             )
@@ -335,7 +353,7 @@ class Judge:
         if told and merged:
             self.agree(reading, "milestone and words", [int(told[1]), _number(merged[1])])
         if row:
-            self.between(reading, "rank", int(row[1]), lambda t: t.me.rank or 0, OTHERS_S)
+            self._rank(reading, int(row[1]))
 
     def listing(self, reading: Reading) -> None:
         near = self.window(reading, OTHERS_S)
@@ -346,7 +364,23 @@ class Judge:
                 continue
             known = [t.runs[name] for t in near]
             self.one_of(reading, "helpers", said[1], {str(info.workers) for info in known})
-            self.one_of(reading, "loss", said[2], {loss(info.loss) for info in known})
+            self.one_of(reading, "loss", said[2], losses(near, name))
+
+
+def losses(near: Sequence[Truth], run: str) -> set[str]:
+    """Return the losses of a run that were the newest at some moment of a window."""
+    return set().union(*(truth.losses.get(run, set()) for truth in near))
+
+
+def possible_ranks(before: Truth, after: Truth) -> range:
+    """Return the ranks that an account may have had between two truths: credits only grow, and
+    may have passed each other's in any order.
+    """
+    then = {row.nickname: row.earned_micro for row in before.leaders if not row.me}
+    now = {row.nickname: row.earned_micro for row in after.leaders if not row.me}
+    ahead = sum(then.get(name, 0) > after.me.earned_micro for name in now)
+    perhaps = sum(micro > before.me.earned_micro for micro in now.values())
+    return range(1 + ahead, 2 + perhaps)
 
 
 def _number(text: str) -> float:
