@@ -109,7 +109,7 @@ class Api:
 
     def _losses(self, run: RunInfo) -> set[str]:
         """Several versions of a small model may be measured within a second."""
-        known = self._measured.setdefault(run.name, -1)
+        known = self._measured.setdefault(run.name, 0)
         rows = self._get(f"/runs/{run.name}/versions?cursor={known}", tuple[VersionInfo, ...])
         measured = [row for row in rows if row.loss is not None]
         self._measured[run.name] = max([known, *(row.version for row in measured)])
