@@ -51,6 +51,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 OWN_S, OTHERS_S = 2.0, 32.0
 HALTED_S = 10.0
+FRAME_TRIES = 5
 BETWEEN_S = 2.0  # readings of one page that may disagree with themselves
 WORKLOADS = ("gpt", "dcgan", "gomoku")
 PAGES = (("1", 12), ("4", 4), ("5", 4), ("2", 5))  # key, and readings before the next
@@ -285,9 +286,7 @@ class Judge:
             if headed and headed[1]:
                 self.one_of(reading, "loss above the curve", headed[1], {said[1]})
         if said := re.search(r"helpers +(\d+) online", card):
-            self.between(
-                reading, "helpers", int(said[1]), lambda t: t.runs[name].workers, OTHERS_S, 1
-            )
+            self.between(reading, "helpers", int(said[1]), helpers(name), OTHERS_S, 1)
         if said := re.search(r"in (\d+) version", card):
             mine = {v.version for v in near[-1].verdicts.values() if v.run == name} - {None}
             then = {v.version for v in near[0].verdicts.values() if v.run == name} - {None}
@@ -362,9 +361,13 @@ class Judge:
             said = re.search(rf"{name} +\w+ +(\d+) +(?:\S+ )?([\d.]+|-) ", row)
             if said is None:
                 continue
-            known = [t.runs[name] for t in near]
-            self.one_of(reading, "helpers", said[1], {str(info.workers) for info in known})
+            self.between(reading, "helpers", int(said[1]), helpers(name), OTHERS_S, 1)
             self.one_of(reading, "loss", said[2], losses(near, name))
+
+
+def helpers(run: str) -> Callable[[Truth], float]:
+    """Return what reads the workers of a run from a truth."""
+    return lambda truth: truth.runs[run].workers
 
 
 def losses(near: Sequence[Truth], run: str) -> set[str]:
@@ -475,8 +478,7 @@ def watch(directory: Path, minutes: float) -> int:
                 judge.judge(reading)
                 if reading.page == "2":
                     forecasts.read(reading, list(judge.history[-1].runs))
-            rows = screen.rows()
-            waiting = [Reading(at=time.time(), rows=tuple(rows))]
+            waiting = [Reading(at=time.time(), rows=_whole(screen))]
             left -= 1
             if left == 0:
                 page = (page + 1) % len(PAGES)
@@ -485,6 +487,17 @@ def watch(directory: Path, minutes: float) -> int:
             time.sleep(max(0.05, 1.0 - (time.monotonic() - began)))
         _report(judge, forecasts, directory)
     return len(judge.found)
+
+
+def _whole(screen: TmuxScreen) -> tuple[str, ...]:
+    """Read a frame that is not being drawn: two readings in a row that are the same."""
+    rows = screen.rows()
+    for _ in range(FRAME_TRIES):
+        again = screen.rows()
+        if again == rows:
+            break
+        rows = again
+    return tuple(rows)
 
 
 def _report(judge: Judge, forecasts: Forecasts, directory: Path) -> None:
