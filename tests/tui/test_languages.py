@@ -21,6 +21,7 @@ from volunteer.control import commands
 from volunteer.i18n.catalogue import Choice, _, choose, current, languages, use
 from volunteer.tui import keys
 from volunteer.tui.look import Look
+from volunteer.tui.onboarding.screen import STEPS, step_line
 from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.screens.help import help_lines
 from volunteer.tui.screens.history import History
@@ -207,6 +208,16 @@ def test_the_help_cuts_no_key_and_no_name(language: str) -> None:
         if len(line) == 3:
             assert line[0][0].endswith(" ")
             assert line[1][0] == "" or line[1][0].endswith(" "), line
+
+
+@pytest.mark.parametrize("language", languages())
+def test_the_steps_of_the_first_start_have_their_names_in_80_columns(language: str) -> None:
+    use(choose(language))
+    scene = Scene(view=AgentView(), now=scenes.NOW)
+    for at in range(len(STEPS)):
+        text = "".join(part for part, _role in step_line(at, scene, 76))
+        assert all(_(step.TITLE) in text for step in STEPS), text
+        assert cell_len(text) <= 76
 
 
 @pytest.mark.parametrize("language", SHIPPED)

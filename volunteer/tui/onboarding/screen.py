@@ -301,7 +301,7 @@ def step_line(at: int, scene: Scene, cells: int) -> Line:
     glyphs = scene.glyphs
     spans: list[Span] = []
     names = [_(step.TITLE) for step in STEPS]
-    roomy = sum(cell_len(name) for name in names) + 7 * len(names) <= cells
+    roomy = sum(cell_len(name) for name in names) + 5 * len(names) - 1 <= cells
     for number, name in enumerate(names):
         if number:
             spans.append((f" {glyphs.axis} ", "faint"))
