@@ -116,6 +116,7 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic
     summary = await services.runs.queries.summary(name)
     breaches = await services.ledger.check()
     measured = [row for row in await services.runs.queries.versions(name) if row.loss is not None]
+    handed_in = summary.accepted + summary.rejected
     return Report(
         workload=said.workload,
         run=name,
@@ -136,7 +137,7 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic
         sent_bytes=sum(item.sent_bytes for item in traffic),
         received_bytes=sum(item.received_bytes for item in traffic),
         data_dir=said.data_dir,
-        complaint="" if summary.accepted else max(item.complaint for item in traffic),
+        complaint="" if handed_in else next((t.complaint for t in traffic if t.complaint), ""),
         history=tuple(measured),
         strength=await strength(services, name),
     )
