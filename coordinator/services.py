@@ -27,10 +27,9 @@ from coordinator.accounts.server_identity import ServerIdentity, software
 from coordinator.accounts.teams import Teams
 from coordinator.accounts.transparency import Transparency
 from coordinator.certificates import CERT_FILE, ends_at
-from coordinator.checking.auditing import Auditing
 from coordinator.checking.audits import Audits
 from coordinator.checking.case import Draws
-from coordinator.checking.forward_check import ForwardChecks
+from coordinator.checking.checkers import Checkers
 from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute
 from coordinator.config import Settings
@@ -229,9 +228,9 @@ class Coordinator:
         return Fresh(read, GAUGES_S, self.clock, rest=REST)
 
     @cached_property
-    def auditing(self) -> Auditing:
+    def checkers(self) -> Checkers:
         """Return the service of the organiser's auditors."""
-        return Auditing(self.db, self.clock, self.signals, self.recomputes)
+        return Checkers(self.db, self.clock, self.signals, self.recomputes)
 
     @property
     def audits(self) -> Audits:
@@ -396,10 +395,9 @@ def _examiners(
     """Wire those who look into contributions."""
     db, clock, signals, blobs = on
     checks, recomputes = looking
-    draws = Draws(key, ClaimTerms.of(settings).checked)
+    draws = Draws(key, ClaimTerms.of(settings).drawn)
     return Examiners(
-        games=Harvest(db, clock, blobs, checks),
-        updates=ForwardChecks(db, clock, blobs, checks, draws),
+        games=Harvest(db, clock, blobs, checks, draws),
         recomputes=Recomputes(db, clock, signals, blobs, recomputes, draws),
         audits=Audits(db, clock, signals, blobs, draws),
         sketches=Sketches(db, blobs, key) if settings.open else None,

@@ -18,7 +18,7 @@ from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registered
 from coordinator.accounts.reversals import Reversals
-from coordinator.database import audit, runs, standings, statistics, verdicts
+from coordinator.database import audit, recomputes, runs, standings, statistics, verdicts
 from coordinator.database import invites as code_rows
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow, payments
@@ -256,6 +256,7 @@ class Volunteers:
                 device_s=done.device_s,
                 workers=tuple(statistics.machines(conn, who, now)),
                 escrow_micro=has.escrow_micro,
+                **_proving(conn, who, now),
                 held_micro=has.held_micro,
                 debt_micro=has.debt_micro,
                 standing=row.standing,
@@ -306,7 +307,8 @@ class Volunteers:
 
     async def trust(self) -> TrustReport:
         """Return the standing of every account and what its checks found."""
-        return await self._db.read(standings.report)
+        now = self._clock.now()
+        return await self._db.read(lambda conn: standings.report(conn, now))
 
     async def show(self, who: str) -> Shown:
         """One account, by id or nickname, with its machines. Raises NotFound."""
@@ -354,7 +356,7 @@ class Volunteers:
         return await self._write(change)
 
     async def vouch(self, who: str) -> str:
-        """Treat an account as one that was invited: vetted, paid at once, its escrow earned; also
+        """Treat an account as one that was invited: vetted, paid at once, its stake free; also
         one that was suspended. Raises NotFound.
         """
         now = self._clock.now()
@@ -363,7 +365,7 @@ class Volunteers:
             row = _find(conn, who)
             store.vet(conn, row.id)
             store.set_volunteer(conn, row.id, invited=True)
-            detail = {"vested": escrow.vest_all(conn, row.id, now)}
+            detail = {"vested": escrow.free(conn, row.id, None, now)}
             audit.append(conn, "organiser", "volunteer.vouch", row.id, detail, now)
             return row.nickname
 
@@ -491,3 +493,9 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
     store.forget(conn, row.id, name, nicknames.skeleton(name), now)
     audit.append(conn, actor, "volunteer.forget", row.id, "", now)
     return name
+
+
+def _proving(conn: Connection, who: str, now: float) -> dict[str, Any]:
+    """Return how many draws of an account have no result, and about when they will."""
+    count = len(recomputes.open_of(conn, who))
+    return {"proving": count, "proved_in_s": recomputes.backlog_s(conn, now) if count else None}

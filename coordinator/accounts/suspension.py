@@ -1,20 +1,20 @@
-"""Suspension of an account: no work and no pay until the organiser lifts it.
+"""Suspension of an account: no work and no pay until the organiser lifts it; and the loss of what
+it has at stake, without which it may go on.
 
-For the organiser's command and for whatever proves that work was made up; both take part in the
-transaction of their caller.
+For the organiser's command and for draws; both take part in the transaction of their caller.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import audit, contributions, verdicts
+from coordinator.database import audit, contributions, recomputes, verdicts
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
 from coordinator.rules import reports
-from coordinator.rules.standing import PASSED_MIN, TRUST_MIN
+from coordinator.rules.standing import TRUST_MIN
 from coordinator.rules.trust import TRUST_START
 from shared.errors import BadRequest, Conflict
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 REASON_CHARS_MAX = 300
-UNMERGED = "this account was suspended: neither merged nor paid"
+UNMERGED = "what this account had at stake is given up: neither merged nor paid"
 
 
 def reason_of(text: str) -> str:
@@ -38,27 +38,39 @@ def explained(reason: str, contact: str) -> str:
     return f"{reason}; write to {contact or 'the organiser'}"
 
 
-def suspend(
-    conn: Connection, volunteer_id: str, reason: str, now: float, actor: str = "system"
-) -> TakenBack:
-    """Suspend an account: what it has in escrow is forfeit, and so is what waits for a merge, which
-    is superseded. Raises NotFound.
+def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:
+    """Take what an account has at stake: its pay that is not free, what waits for a merge, which is
+    superseded, and its open draws, which have nothing left to prove. Raises NotFound.
     """
-    row = store.existing(conn, volunteer_id)
-    store.set_volunteer(conn, row.id, standing="suspended", suspended_reason=reason)
+    row = store.locked(conn, volunteer_id)
     waiting = contributions.accepted_of(conn, row.id)
     for contribution in waiting:
         verdicts.decide(conn, contribution, "superseded", now=now, weight=0.0, message=UNMERGED)
     taken = take_back(conn, [Payment.of(one) for one in waiting], reason, now)
     taken += take_back(conn, escrow.waiting(conn, row.id), reason, now)
+    for number in recomputes.open_of(conn, row.id):
+        recomputes.end(conn, number, "unproven", (UNMERGED, "{}"), now)
+    lost = {"draws": 0, "proofs": 0, "lost_to": contributions.newest_of(conn, row.id)}
+    store.set_volunteer(conn, row.id, **lost)
+    return taken
+
+
+def suspend(
+    conn: Connection, volunteer_id: str, reason: str, now: float, actor: str = "system"
+) -> TakenBack:
+    """Suspend an account: what it has at stake is forfeit. Raises NotFound."""
+    store.existing(conn, volunteer_id)
+    store.set_volunteer(conn, volunteer_id, standing="suspended", suspended_reason=reason)
+    taken = give_up(conn, volunteer_id, reason, now)
     detail = {"reason": reason, "forfeit_micro": taken.pending_micro + taken.escrow_micro}
-    audit.append(conn, actor, "volunteer.suspend", row.id, detail, now)
+    audit.append(conn, actor, "volunteer.suspend", volunteer_id, detail, now)
     return taken
 
 
 def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> None:
     """Let an account work again that is suspended or has lost its trust: with the trust of a new
-    one, and vetted if it was. What was forfeit stays forfeit. Raises NotFound, Conflict.
+    one, on probation unless it is vouched for. What was forfeit stays forfeit. Raises NotFound,
+    Conflict.
     """
     row = store.existing(conn, volunteer_id)
     if row.standing != "suspended" and row.trust >= TRUST_MIN:
@@ -70,6 +82,6 @@ def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> N
         suspended_reason="",
         trust=max(row.trust, TRUST_START),
     )
-    if row.standing == "vetted" or row.invited or row.passed >= PASSED_MIN:
+    if row.standing == "vetted" or row.invited:
         store.vet(conn, row.id)
     audit.append(conn, "organiser", "volunteer.unsuspend", row.id, {"reason": reason}, now)

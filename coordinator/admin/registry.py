@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.admin import datasets, people, record, runs, tasks
+from coordinator.admin import checkers, datasets, people, record, runs, tasks
 from coordinator.admin.command import Ask, Command, Nothing
 from coordinator.rules.overview import Overview
 from coordinator.upkeep.alerts import Delivered, Standing
@@ -65,6 +65,7 @@ COMMANDS: dict[str, Command] = {
         datasets.COMMANDS,
         tasks.COMMANDS,
         people.COMMANDS,
+        checkers.COMMANDS,
         record.COMMANDS,
         UPKEEP,
     )

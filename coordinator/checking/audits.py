@@ -1,19 +1,19 @@
-"""Audits: tasks that a vetted volunteer does again for another, as paid tasks of its own.
+"""Audits: recomputes that a vetted volunteer makes for another, as paid tasks of its own, where
+the server's line is long.
 
-    ordered    by a draw, with the verdict on the work that is checked; its states are asked for
-    open       they are here: the task waits for an auditor, whom a lot chooses
+    open       the task waits for an auditor, whom a lot chooses, or for the server
     answered   by sums of what came out, which the server compares with those of the update
     settled    what agrees has passed; what differs, and a share of what agrees, the organiser does
                again, and that settles both: the work by the usual rule, the answer beside its own
 
-An answer moves nothing of the account whose work it checks. It is paid into escrow, and taken back
-where the organiser's own recompute shows that it was made up. Without an answer within hours the
-organiser does the task, so that nobody's silence hides work.
+The pay of an answer is at stake like all other, and taken back where the organiser's own recompute
+shows that it was made up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,12 @@ import structlog
 
 from coordinator.accounts.suspension import suspend
 from coordinator.checking.case import Case, Draws, silent
+from coordinator.checking.proof import release
+from coordinator.checking.proof import settle as settle_draw
 from coordinator.checking.redo import likeness
-from coordinator.database import contributions, recomputes, runs, tasks, verdicts
+from coordinator.database import audits, contributions, recomputes, runs, tasks, verdicts
 from coordinator.database import volunteers as accounts
-from coordinator.database.auditing import audits
-from coordinator.database.auditing.audits import AuditRow, Work
+from coordinator.database.audits import AuditRow, Work
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
@@ -39,7 +40,6 @@ from coordinator.runs.definition import definition
 from coordinator.storage.blobs import in_pool
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.base import Reason
-from shared.protocol.contributions import Commitment
 from shared.protocol.leases import AuditWork
 from shared.protocol.limits import AUDIT_BYTES
 from shared.protocol.versions import BlobRef
@@ -92,38 +92,25 @@ class Audits:
             await watch.wait(POLL_S)
 
     async def open(self) -> int:
-        """Let the audits whose evidence is here wait for an auditor; how many."""
-        left = await self._db.write(lambda conn: audits.tidy(conn, self._clock.now()))
-        found = await self._db.read(audits.to_open)
+        """Offer what has waited for long to volunteers; how many."""
+        now = self._clock.now()
+        await self._db.write(lambda conn: audits.tidy(conn, now))
         opened = 0
-        for row in found:
-            try:
-                opened += await self._db.write(partial(self._open, contribution_id=row))
-            except VolunteerError as error:  # the organiser's recompute says why, too
-                log.warning("audit", contribution=row, reason=str(error))
-                await self._db.write(partial(self._leave, contribution_id=row))
+        for row in await self._db.read(lambda conn: audits.to_open(conn, now)):
+            opened += await self._db.write(partial(self._open, contribution_id=row))
         if opened:
             self._signals.notify("queue")
-        if left or opened < len(found):
-            self._signals.notify("recomputes")
         return opened
 
-    def _leave(self, conn: Connection, contribution_id: int) -> None:
-        row = audits.get(conn, contribution_id, lock=True)
-        if row is not None and row.state == "ordered":
-            audits.leave(conn, row)
-
     def _open(self, conn: Connection, contribution_id: int) -> bool:
-        row = audits.get(conn, contribution_id, lock=True)
-        if row is None or row.state != "ordered":
+        now = self._clock.now()
+        contribution = contributions.by_id(conn, contribution_id, lock=True)
+        if audits.get(conn, contribution_id) is not None:
             return False  # another replica was faster
-        contribution = contributions.by_id(conn, row.contribution_id)
-        run = runs.by_id(conn, row.run_id)
-        work = _work(conn, row, contribution, run)
-        if work is None:
-            audits.leave(conn, row)  # the organiser's recompute says why
+        work = _work(conn, contribution, runs.by_id(conn, contribution.run_id))
+        if work is None or not audits.is_anybody(conn, work.worker, now):
             return False
-        audits.open_task(conn, contribution, work, self._clock.now())
+        audits.open_task(conn, contribution, work, work.audit.seed, now)
         return True
 
     # --- the answer ---
@@ -197,7 +184,7 @@ class Audits:
         if judgement.state != "accepted":
             escrow.withhold(conn, [row], now)
             if audit.state == "open":
-                audits.leave(conn, audit)
+                audits.settle(conn, audit, "", now)
             return False
         escrow.hold(conn, [row], now)
         self._answered(conn, audit, row, sums, found)
@@ -226,14 +213,22 @@ class Audits:
         """Note an answer: what agrees ends the recompute, unless it is drawn."""
         if audit.state != "open":
             return  # the organiser was faster
-        agrees = found is not None and rules.agree(found)
-        again = self._draws.confirmed(row, audits.passed_by(conn, row.volunteer_id))
-        if agrees and not (again and _settles(conn, audit, self._clock.now())):
+        now, agrees = self._clock.now(), found is not None and rules.agree(found)
+        order = recomputes.get(conn, audit.contribution_id)
+        assert order is not None
+        if agrees and not self._confirmed(conn, audit, row):
             audits.answer(conn, audit, row, sums, "done")
-            recomputes.close(conn, audit.contribution_id, "passed", AGREES, self._clock.now())
+            settle_draw(conn, order, "passed", (AGREES, "{}"), now)
         else:
             audits.answer(conn, audit, row, sums, "answered")
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
+
+    def _confirmed(self, conn: Connection, audit: AuditRow, row: ContributionRow) -> bool:
+        """Return True if the organiser does again what an answer agrees with."""
+        freed = escrow.at_stake(conn, audit.volunteer_id, audit.contribution_id)
+        vouched = accounts.existing(conn, row.volunteer_id).invited
+        stake = None if vouched else escrow.at_stake(conn, row.volunteer_id)
+        return self._draws.confirmed(row, rules.confirmed_chance(freed, stake))
 
 
 def _right(conn: Connection, audit: AuditRow, found: Likeness | None) -> bool:
@@ -263,54 +258,33 @@ def _sums(path: Path) -> bytes | None:
     return found
 
 
-def _settles(conn: Connection, audit: AuditRow, now: float) -> bool:
-    """Return True if somebody of the organiser's could do this task again."""
-    row = recomputes.get(conn, audit.contribution_id)
-    if row is None:
-        return False
-    case = Case.again(conn, row.work, runs.by_id(conn, audit.run_id))
-    return case.flops <= checks.flops_max(row.kind, recomputes.served(conn, now))
-
-
-def _work(
-    conn: Connection, row: AuditRow, contribution: ContributionRow, run: RunRow
-) -> Work | None:
+def _work(conn: Connection, contribution: ContributionRow, run: RunRow) -> Work | None:
     """Return the lease of an audit; None where there is nothing to audit."""
-    order = recomputes.get(conn, row.contribution_id)
+    order = recomputes.get(conn, contribution.id)
     said = recomputes.commitment_of(contribution)
     if order is None or run.state not in OPEN or not recomputes.follows(conn, contribution):
         return None
-    case = Case.again(conn, order.work, run)
+    try:
+        case = Case.again(conn, order.work, run)
+    except NotFound:
+        return None
     keeps = contribution.kind == "delta" and not case.job.reset_inner
     if silent(contribution, keeps=keeps):
         return None
-    account = accounts.existing(conn, row.volunteer_id)
+    account = accounts.existing(conn, contribution.volunteer_id)
+    size = audits.evidence_sizes(conn, contribution.id).get(said.inner)
+    inner = None if size is None else BlobRef(sha256=said.inner, size=size)
     return Work(
         job=case.job,
         chunks=case.chunks,
         data=case.window,
-        audit=_lent(conn, row, said),
+        audit=AuditWork(seed=secrets.randbits(63), inner=inner),
         machine=Machine(kind=checks.device_kind(case.device), model=case.model),
         worker=audits.person(account.id, account.invite_id, account.network),
     )
 
 
-def _lent(conn: Connection, row: AuditRow, said: Commitment) -> AuditWork:
-    size = audits.evidence_sizes(conn, row.contribution_id).get(said.inner)
-    inner = None if size is None else BlobRef(sha256=said.inner, size=size)
-    return AuditWork(seed=row.seed, inner=inner)
-
-
-# --- the order, and the end: within the transactions of recomputes ---
-
-
-def possible(conn: Connection, row: ContributionRow, now: float) -> bool:
-    """Return True if an audit of a contribution may be ordered: somebody is there who could do it,
-    and few are under way.
-    """
-    account = accounts.existing(conn, row.volunteer_id)
-    worker = audits.person(account.id, account.invite_id, account.network)
-    return audits.has_room(conn, row, worker, now)
+# --- the end: within the transactions of recomputes ---
 
 
 def unheard(audit: AuditRow | None, found: Redone) -> bool:
@@ -350,6 +324,5 @@ def settle(
         why = f"the audit of task {answer.task_id} was done again here and is not what was answered"
         suspend(conn, answer.volunteer_id, why, now)
         take_back(conn, [Payment.of(answer)], why, now)
-    elif result == "passed":
-        account = accounts.locked(conn, answer.volunteer_id)
-        accounts.set_volunteer(conn, account.id, passed=account.passed + 1)
+    else:  # the pay of the auditor waited for that
+        release(conn, accounts.locked(conn, answer.volunteer_id), now)

@@ -1,5 +1,5 @@
-"""A contribution to check: its job, its base and its data, as its worker had them; and who is
-drawn.
+"""A contribution to do again: its job, its base and its data, as its worker had them; and which
+are drawn.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
-from coordinator.rules import audits
 from coordinator.rules import checks as rules
-from coordinator.rules.checks import Kind, Rates, Streaks
 from coordinator.rules.sizing import Reached
-from coordinator.runs.definition import Definition, definition
+from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
 from shared.decoding import decode
@@ -165,43 +163,29 @@ def silent(row: ContributionRow, *, keeps: bool) -> bool:
 
 
 class Draws:
-    """Draws of one server: which contributions are checked, by a secret of its own.
-
-    `usual` are the shares where a run file names none.
+    """Draws of one server, by a secret of its own. `usual` is their least probability where a run
+    file names none.
     """
 
-    def __init__(self, key: SigningKey, usual: Rates) -> None:
+    def __init__(self, key: SigningKey, usual: float) -> None:
         self._secret = hashlib.sha256(key.sign(b"volunteer: secret of checks")).digest()
         self._usual = usual
 
-    def possible(self, kind: Kind, about: Definition) -> bool:
-        """Return True if contributions of a run are checked this way at all."""
-        rates = rules.rates_of(about.file.trust, self._usual)
-        return bool(getattr(rates, kind))
+    def possible(self, run: RunRow) -> bool:
+        """Return True if contributions of a run are drawn at all."""
+        return rules.floor_of(definition(run).file.trust, self._usual) > 0
 
-    def drawn(self, conn: Connection, kind: Kind, row: ContributionRow, run: RunRow) -> bool:
-        """Return True if a contribution of a run is checked this way."""
-        if not self.possible(kind, definition(run)):
+    def drawn(self, conn: Connection, row: ContributionRow, run: RunRow) -> bool:
+        """Return True if a contribution is drawn."""
+        if not self.possible(run):
             return False
-        file = definition(run).file
-        rates = rules.rates_of(file.trust, self._usual)
         account = accounts.existing(conn, row.volunteer_id)
-        streaks = Streaks(
-            vetted=account.standing == "vetted",
-            forward_streak=account.forward_streak,
-            recompute_streak=account.recompute_streak,
-        )
-        usual = run.price_micro * file.task.local_steps
-        chance = rules.chance(kind, streaks, rates, row.price_micro / max(1, usual))
-        return rules.drawn(self._secret, kind, row.id, row.digest, chance)
+        count = account.accepted
+        mean = account.accepted_micro / count if count else float(row.price_micro)
+        floor = rules.floor_of(definition(run).file.trust, self._usual)
+        chance = rules.chance(account.draws, row.price_micro, mean, floor)
+        return rules.drawn(self._secret, "recompute", row.id, row.digest, chance)
 
-    def confirmed(self, row: ContributionRow, passed: int) -> bool:
-        """Return True if an answer that agrees is done again all the same, of an auditor that
-        passed so many.
-        """
-        chance = audits.confirmed_chance(passed)
+    def confirmed(self, row: ContributionRow, chance: float) -> bool:
+        """Return True if an answer to an audit that agrees is done again all the same."""
         return rules.drawn(self._secret, "audit", row.id, row.digest, chance)
-
-    def seed(self, row: ContributionRow) -> int:
-        """Return the seed by which a forward check of a contribution chooses its samples."""
-        return rules.seed(self._secret, row.id, row.digest)

@@ -1,57 +1,55 @@
-"""Recomputes: a small share of the tasks is done again, from the very state that its worker had,
-and only what this proves has consequences for an account.
+"""Recomputes: what was drawn is done again, from the very state that its worker had.
 
-    ordered    with the verdict, by a draw or after a failed forward check
-    asked      the worker is asked, with its verdict, for the files that it committed to
+    drawn      with the verdict; its machine gets no other lease until it has revealed the files
+               that it committed to
     revealed   they are here: the task is done again in a process of its own
-    done       passed, failed (suspended, and what it was paid is taken back), unclear, unproven
+    done       passed, failed or unproven (see `proof`)
 
-Nothing of this holds up a verdict. What was computed on a class of devices that an auditor of the
-organiser's own has is left to that (see `auditing`). A task that is too large for this server, or
-for such an auditor, is not done again, and counts like one that this server cannot compare.
+Nothing of this holds up a verdict. What was computed on a class of devices that a checker of the
+organiser's own has is left to that (see `checkers`). What cannot be done again here now waits, with
+the reason that the organiser reads; no draw is ever dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import structlog
 
-from coordinator.accounts.suspension import suspend
 from coordinator.checking import audits
 from coordinator.checking.case import Case, Draws, silent
+from coordinator.checking.proof import settle
 from coordinator.checking.redo import Answer, Files, Submitted, missing_library, redo
 from coordinator.compute import Compute
+from coordinator.database import audits as orders
 from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
-from coordinator.database.auditing import audits as orders
-from coordinator.database.auditing.audits import AuditRow
+from coordinator.database.audits import AuditRow
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
-from coordinator.database.ledger.payments import Payment
-from coordinator.database.ledger.reversal import take_back
-from coordinator.database.recomputes import RecomputeRow
+from coordinator.database.recomputes import Order, RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.rules import checks as rules
-from coordinator.rules.audits import WAIT_S
 from coordinator.rules.checks import Machine, Redone, Result
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import Unavailable, VolunteerError
+from shared.protocol.accounts import Forfeited
 from shared.protocol.contributions import Commitment, SubmitRequest
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.accounts.accounts import Principal
     from coordinator.database.engine.open import Database
     from coordinator.storage.blobs import BlobStore
 
 POLL_S = 60.0  # for evidence that is overdue
 SENTENCE_CHARS_MAX = 500
+GIVEN_UP = "its owner gave it up"
 
 log = structlog.get_logger("checks")
 
@@ -62,7 +60,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     contribution: ContributionRow
     case: Case
     given: Submitted
-    audited: bool  # a volunteer was to do it first
 
 
 class Recomputes:
@@ -85,36 +82,34 @@ class Recomputes:
         self._draws = draws
         self._begin_at_once = False  # one was ordered that needs no evidence
 
-    def order(self, conn: Connection, row: ContributionRow, run: RunRow, *, doubted: bool) -> bool:
-        """Order the recompute of an update if it is drawn or `doubted`, with its verdict; True if
-        its pay is to wait for it, which is so for a doubted one of an account on probation.
+    def order(
+        self, conn: Connection, row: ContributionRow, run: RunRow
+    ) -> Literal["", "drawn", "never"]:
+        """Order the recompute of an update, with its verdict, if it is drawn; "never" where nobody
+        could do its task again.
         """
-        now = self._clock.now()
-        own = doubted or self._draws.drawn(conn, "recompute", row, run)
-        by_volunteer = not own and self._draws.drawn(conn, "audit", row, run)
-        if not (own or by_volunteer) or not recomputes.has_room(conn, row):
-            return False
-        if by_volunteer and not audits.possible(conn, row, now):
-            return False
+        if not self._draws.possible(run):
+            return ""
         case = Case.of(conn, row, run)
         if case is None:
-            return False
-        kind = rules.device_kind(case.device)
-        too_large = case.flops > rules.flops_max(kind, recomputes.served(conn, now))
-        if own and too_large:
-            accounts.count_uncompared(conn, row.volunteer_id)
-            return False
+            return "never"
+        if not self._draws.drawn(conn, row, run):
+            return ""
         said = recomputes.commitment_of(row)
         keeps = row.kind == "delta" and not case.job.reset_inner
-        withheld = doubted and not row.vetted
         wanted = [] if silent(row, keeps=keeps) else sorted({*_named(said)})
-        due = now + rules.REVEAL_S
+        proofs = accounts.existing(conn, row.volunteer_id).proofs
+        order = Order(
+            wanted=wanted,
+            work=case.stored(),
+            flops=case.flops,
+            kind=rules.device_kind(case.device),
+            due_at=self._clock.now() + rules.reveal_s(proofs),
+        )
         self._begin_at_once |= not wanted
-        work = wanted, case.stored()
-        recomputes.add(conn, row, work, withheld=withheld, due_at=due, kind=kind)
-        if by_volunteer:
-            orders.add(conn, row, secrets.randbits(63), due + WAIT_S)
-        return withheld
+        recomputes.add(conn, row, order)
+        accounts.count_draw(conn, row.volunteer_id)
+        return "drawn"
 
     def wake(self) -> None:
         """Begin what was ordered and needs no evidence; after the commit."""
@@ -138,24 +133,41 @@ class Recomputes:
             await self._end(row, "unproven", "what it was committed to was not revealed in time")
         return len(late)
 
+    async def forfeit(self, principal: Principal) -> Forfeited:
+        """Give up what an account has at stake, where a machine of it is asked for what it lost."""
+        who = principal.volunteer_id
+
+        def read(conn: Connection) -> tuple[list[RecomputeRow], int]:
+            return recomputes.asked_of(conn, who), escrow.at_stake(conn, who)
+
+        rows, stake = await self._db.read(read)
+        for row in rows[:1]:  # the others are closed with it
+            await self._end(row, "unproven", GIVEN_UP)
+        return Forfeited(questions=len(rows), amount_micro=stake if rows else 0)
+
     async def next(self) -> bool:
-        """Make the oldest recompute whose evidence is here and that is left to no auditor; False
-        when there is none.
+        """Make the next recompute in the line that is left to no checker; False when there is
+        none.
         """
         now = self._clock.now()
         row = await self._db.read(
-            lambda conn: recomputes.first(conn, now, recomputes.left_to_auditors(conn, now))
+            lambda conn: recomputes.first(conn, now, recomputes.served(conn, now))
         )
         if row is None:
             return False
         try:
-            await self._make(row)
+            why = await self._make(row)
         except Unavailable as error:
             if self._compute.stopping:
                 return False
-            await self._end(row, "unclear", f"the recompute ended early: {error.message}")
+            why = error.message
         except (VolunteerError, OSError) as error:
-            await self._end(row, "unclear", f"it cannot be done again: {error}")
+            why = f"it cannot be done again now: {error}"
+        if why:
+            log.warning("recompute waits", contribution=row.contribution_id, reason=why)
+            until = self._clock.now() + rules.POSTPONED_S
+            waits = row.contribution_id, until, why[:SENTENCE_CHARS_MAX]
+            await self._db.write(lambda conn: recomputes.postpone(conn, *waits))
         return True
 
     async def prepare(self, row: RecomputeRow) -> Prepared | None:
@@ -183,24 +195,17 @@ class Recomputes:
         if audit is not None and audit.sums is not None:
             answer = Answer(seed=audit.seed, sums=audit.sums)
             given = msgspec.structs.replace(given, answer=answer)
-        audited = audit is not None
-        return Prepared(contribution=contribution, case=case, given=given, audited=audited)
+        return Prepared(contribution=contribution, case=case, given=given)
 
-    async def _make(self, row: RecomputeRow) -> None:
+    async def _make(self, row: RecomputeRow) -> str:
+        """Make a recompute; why it has to wait, if it has."""
         prepared = await self.prepare(row)
         if prepared is None:
-            return
+            return ""
         case = prepared.case
-        if case.flops > rules.RECOMPUTE_FLOPS_MAX:  # the auditors that it was meant for are gone
-            await self._end(row, "unclear", "no auditor did it, and it is too large for the server")
-            if not prepared.audited:  # else a stranger's word or silence, which proves nothing
-                await self._db.write(lambda conn: accounts.count_uncompared(conn, row.volunteer_id))
-            return
         lacking = missing_library(case)
         if lacking is not None:
-            why = f"this server cannot do it again: the library {lacking} is not installed"
-            await self._end(row, "unclear", why)
-            return
+            return f"this server cannot do it again: the library {lacking} is not installed"
         files = await Files.of(case, prepared.given, self._blobs)
         data = await case.data(self._blobs)
         try:
@@ -209,8 +214,9 @@ class Recomputes:
             raise
         except Exception as error:  # what is here was whole before: the evidence is not
             await self.refute(row, str(error))
-            return
+            return ""
         await self.judge(row, prepared, found, Machine(kind=rules.HERE), seconds)
+        return ""
 
     async def judge(
         self,
@@ -249,6 +255,8 @@ class Recomputes:
         if await self._db.write(lambda conn: self._settle(conn, row, result, message, made)):
             note = log.info if result == "passed" else log.warning
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
+            self._signals.notify("contributions")  # what waited for its proof may be merged
+            self._signals.notify("queue")  # and its machine has no open question
 
     def _settle(
         self,
@@ -264,18 +272,10 @@ class Recomputes:
             self._signals.notify("recomputes")
             return False
         measured = "{}" if made is None else msgspec.json.encode(made[0]).decode()
-        if not recomputes.end(conn, row, result, message, measured, now):
+        if not settle(conn, row, result, (message, measured), now):
             return False
-        contribution = contributions.by_id(conn, row.contribution_id)
-        if result == "failed":
-            why = f"task {contribution.task_id} was done again here and is not what was submitted"
-            suspend(conn, row.volunteer_id, why, now)
-            take_back(conn, [Payment.of(contribution)], why, now)
         if audit is not None:
             audits.settle(conn, audit, made, result, now)
-        if row.withheld and result != "failed":
-            settle = escrow.pay if result == "passed" else escrow.withhold
-            settle(conn, [contribution], now)
         return True
 
 
@@ -285,11 +285,11 @@ def _named(said: Commitment) -> list[str]:
 
 def _sentence(result: Result, found: Redone, device: str, on: Machine) -> str:
     figures = f"cosine {found.cosine:.4f}, norm x {found.norm_ratio:.3f}"
-    if found.written < rules.COSINE_MIN:
+    if found.written < 1.0:
         figures += f", sent {found.written:.4f}"
     if found.state_cosine is not None:
         figures += f", state {found.state_cosine:.4f}"
     where = f"{on.kind} ({on.model})" if on.model else on.kind
-    if result == "unclear":
+    if result == "unproven":
         return f"{figures}: computed on {device}, which {where} cannot be compared with"
     return figures if on.kind == rules.HERE else f"{figures}: done again on {where}"

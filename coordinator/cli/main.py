@@ -8,7 +8,17 @@ import sys
 
 from cyclopts import App
 
-from coordinator.cli import audit, datasets, people, runs, serving, simulate, tasks, upkeep
+from coordinator.cli import (
+    checker,
+    datasets,
+    people,
+    record,
+    runs,
+    serving,
+    simulate,
+    tasks,
+    upkeep,
+)
 from shared.errors import StorageFull, VolunteerError, why
 
 INTERRUPTED = 130
@@ -27,7 +37,7 @@ app = App(
     help_format="plaintext",  # to render Markdown took a quarter of the time of --help
     result_action="return_value",
 )
-for part in (serving, simulate, runs, datasets, tasks, people, audit, upkeep):
+for part in (serving, simulate, runs, datasets, tasks, people, checker, record, upkeep):
     part.add_to(app)
 
 

@@ -14,9 +14,10 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
+from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
 from shared.qr import qr_coloured
-from shared.text import MICRO, credit
+from shared.text import MICRO, credit, duration
 
 DAY_S = 86_400.0
 NAMES_MAX = 1000
@@ -138,7 +139,9 @@ def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
 
 
 def trust(*, where: Where = HERE, json: Json = False) -> None:
-    """List who is on probation, vetted or suspended, and what their checks found."""
+    """List who is on probation, vetted or suspended, what their draws found, and what waits to be done
+    again.
+    """
     report = call(where, "trust")
     if json:
         as_json(report)
@@ -147,21 +150,31 @@ def trust(*, where: Where = HERE, json: Json = False) -> None:
     facts(
         [
             ("accounts", ", ".join(counts)),
-            ("forward checks", results(report.forward)),
-            ("recomputes", results(report.recompute)),
+            ("draws", results(report.drawn)),
+            ("to be done again", _backlog(report.backlog)),
         ]
     )
+    for reason, count in report.backlog.reasons:
+        print(f"  {count} wait: {reason}")
     print()
     columns = {
         "nickname": lambda a: a.nickname,
         "standing": lambda a: f"{a.standing}{', vouched for' if a.invited else ''}",
         "trust": lambda a: f"{a.trust:.2f}",
         "accepted": lambda a: a.accepted,
-        "forward": lambda a: results(a.forward) or "none",
-        "recomputed": lambda a: results(a.recompute) or "none",
+        "proofs": lambda a: a.proofs,
+        "draws": lambda a: results(a.drawn) or "none",
+        "at stake": lambda a: credit(a.stake_micro),
         "why": lambda a: a.reason,
     }
     table(report.accounts, columns, "No volunteer yet.")
+
+
+def _backlog(backlog: Any) -> str:
+    if not (backlog.asked or backlog.revealed):
+        return "nothing"
+    said = f"{backlog.revealed} now, {backlog.asked} once their machines reveal their states"
+    return f"{said}, {duration(backlog.seconds)} of work" if backlog.seconds else said
 
 
 def grant(
@@ -223,7 +236,7 @@ def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 def _standing(person: Any) -> str:
     """Describe the standing of an account in a few words."""
     if person.standing == "probation":
-        return f"on probation, {person.passed} checks passed"
+        return f"on probation, {person.proofs} of {PROOFS_MIN} draws passed"
     return f"suspended: {person.reason}" if person.standing == "suspended" else person.standing
 
 

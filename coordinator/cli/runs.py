@@ -307,11 +307,7 @@ def _suites(run: RunInfo) -> None:
 
 def _checked(cost: CostOfChecks) -> str | None:
     """Say which checks were made and what they found, and their seconds beside the work's."""
-    made = [
-        f"{name}: {results(found)}"
-        for name, found in (("forward", cost.forward), ("done again", cost.recompute))
-        if results(found)
-    ]
+    made = [f"done again: {results(cost.drawn)}"] if results(cost.drawn) else []
     if cost.games:
         made.append(f"files of games: {cost.games}")
     if cost.audits:

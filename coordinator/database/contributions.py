@@ -69,6 +69,7 @@ class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
     merged_at: float | None
     vetted: bool
     network: str
+    unproven: bool = False
     checked_s: float = 0.0
 
 
@@ -85,7 +86,8 @@ _MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
 _BY_IDS = select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
 _IS_UPDATE = one_of(_C.kind, UPDATES)
 _TO_MERGE = and_(its(_C.run_id), _C.state == "accepted", _IS_UPDATE)
-_MERGEABLE = select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(bindparam("most"))
+_LEFT_OVER = select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(bindparam("most"))
+_MERGEABLE = _LEFT_OVER.where(_C.unproven.is_(False))
 _LEFT_BEHIND = (
     select(contributions)
     .where(_TO_MERGE, (_C.base_version < bindparam("base")) | (_C.kind != bindparam("kind")))
@@ -135,6 +137,30 @@ def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[Contribu
     return [_row(row) for row in rows]
 
 
+def left_over(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
+    """Return accepted updates in the order of a merge, those that wait for their proof, too."""
+    rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": limit}).mappings()
+    return [_row(row) for row in rows]
+
+
+_SET_UNPROVEN = update(contributions).where(its(_C.id)).values(unproven=bindparam("waits"))
+_PROVED = (
+    update(contributions)
+    .where(its(_C.id), _C.state == "accepted")
+    .values(unproven=False, weight=bindparam("now_weighs"))
+)
+
+
+def wait_for_proof(conn: Connection, contribution_id: int) -> None:
+    """Let an accepted update be merged once its recompute passed."""
+    conn.execute(_SET_UNPROVEN, {"its_id": contribution_id, "waits": True})
+
+
+def proved(conn: Connection, contribution_id: int, weight: float) -> None:
+    """Let an update that waited for its proof be merged, with the weight that it has by now."""
+    conn.execute(_PROVED, {"its_id": contribution_id, "now_weighs": weight})
+
+
 def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
     """Updates that wait for a merge though they began below version `base`, or are not of the kind
     that is merged now.
@@ -173,6 +199,14 @@ def accepted_of(conn: Connection, volunteer_id: str) -> list[ContributionRow]:
     """Return what of a volunteer waits for a merge, locked."""
     found = conn.execute(_ACCEPTED_OF, {"its_volunteer_id": volunteer_id})
     return [_row(row) for row in found.mappings()]
+
+
+_NEWEST_OF = select(func.max(_C.id)).where(its(_C.volunteer_id))
+
+
+def newest_of(conn: Connection, volunteer_id: str) -> int:
+    """Return the newest contribution of a volunteer; 0 where there is none."""
+    return int(conn.execute(_NEWEST_OF, {"its_volunteer_id": volunteer_id}).scalar() or 0)
 
 
 class Peer(NamedTuple):

@@ -1,16 +1,27 @@
-"""Recomputes: tasks that the coordinator does again, from asking for the evidence to the result."""
+"""Recomputes: contributions that were drawn, from asking for the evidence to the result.
+
+    asked ──evidence arrives──> revealed ──done again──> done
+
+What is revealed waits in one line, whoever does it: the server, machines of the organiser's own, or
+volunteers as audits. A place in it is the time at which the recompute would end had its account a
+processor of its own; accounts of one network are one, and newcomers get half at most.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
     Connection,
+    Select,
     bindparam,
     case,
     delete,
+    exists,
     func,
     insert,
     literal_column,
@@ -18,21 +29,20 @@ from sqlalchemy import (
     update,
 )
 
-from coordinator.database import volunteers as store
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions, uploads
-from coordinator.database.tables.trust import auditors, recomputes
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.trust import audits, checkers, recomputes
 from coordinator.database.tables.versions import versions
-from coordinator.rules import standing
 from coordinator.rules.checks import (
-    ACCOUNT_OPEN_MAX,
-    AUDIT_TRIES_MAX,
-    AUDITS_WAITING_MAX,
+    CHECKER_TRIES_MAX,
+    CORE_FLOPS,
     HERE,
     HOLD_S,
-    NEWCOMERS_OPEN_MAX,
-    OPEN_MAX,
+    RECOMPUTE_FLOPS_MAX,
+    SHARED_S,
     Result,
     is_served,
 )
@@ -40,10 +50,11 @@ from shared.decoding import decode
 from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.workloads.base import DatasetManifest
 
-FORGOTTEN_S = 30 * 86_400.0  # an auditor that was not seen since
+FORGOTTEN_S = 30 * 86_400.0  # a checker that was not seen since
 State = Literal["asked", "revealed", "done"]
 COUNTED = ("accepted", "merged")  # what others overtook is as if it had never been made
 CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
+HELD_AT_ONCE = 64  # tries to hold one, while other checkers are faster
 
 
 class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,18 +62,20 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
 
     contribution_id: int
     run_id: int
+    task_id: int
     volunteer_id: str
+    worker_id: str
     state: State
     wanted: str
     work: str
-    withheld: bool
+    flops: float
+    kind: str
     result: str
     measured: str
     message: str
     asked_at: float
     due_at: float
     ended_at: float | None
-    kind: str = ""
     hold: str = ""
     held_until: float = 0.0
     tries: int = 0
@@ -74,133 +87,191 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
     window: DatasetManifest | None = None
 
 
-_R = recomputes.c
+_R, _V, _A = recomputes.c, volunteers.c, audits.c
 _OPEN = one_of(_R.state, ("asked", "revealed"))  # never "not done": no index finds that
-_ADD = insert(recomputes)
+_ADD = insert(recomputes).returning(*_R)
 _GET = select(recomputes).where(its(_R.contribution_id))
-_CROWD = (
-    select(
-        func.count(),
-        func.coalesce(func.sum(case((contributions.c.vetted, 0), else_=1)), 0),
-        func.coalesce(func.sum(case((_R.volunteer_id == bindparam("volunteer"), 1), else_=0)), 0),
+
+# --- the line ---
+
+_NOW: BindParameter[float] = bindparam("now")
+_LOT = case((_V.network == "", _V.id), else_=_V.network)
+_IS_NEW = case((_V.standing == "vetted", 0), else_=1)
+_SPENT = (
+    select(_LOT.label("lot"), func.sum(_R.flops).label("flops"))
+    .join_from(recomputes, volunteers, _V.id == _R.volunteer_id)
+    .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
+    .group_by(_LOT)
+    .subquery()
+)
+_SHARES = (
+    select(_IS_NEW, func.sum(_R.flops))
+    .join_from(recomputes, volunteers, _V.id == _R.volunteer_id)
+    .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
+    .group_by(_IS_NEW)
+)
+_PLACE = _R.asked_at + (func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
+_AUDITED = exists().where(
+    _A.contribution_id == _R.contribution_id,
+    _A.state == "open",
+    tasks.c.id == _A.task_id,
+    tasks.c.state == "doing",
+)
+_FREE = (_R.state == "revealed") & (_R.held_until <= _NOW)
+
+
+def _line(free: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of what waits, in the order in which it is done."""
+    return (
+        select(recomputes)
+        .join(volunteers, _V.id == _R.volunteer_id)
+        .outerjoin(_SPENT, _SPENT.c.lot == _LOT)
+        .where(free, ~_AUDITED)
+        .order_by(case((bindparam("newcomers") == _IS_NEW, 0), else_=1), _PLACE, _R.contribution_id)
+        .limit(1)
     )
-    .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
-    .where(_OPEN)
+
+
+# Left to checkers: what was computed on their classes of devices, until some could not do it.
+_LEFT = among(_R.kind, "served") & (_R.tries < CHECKER_TRIES_MAX)
+_FIRST = _line(_FREE & ~_LEFT & (_R.flops <= RECOMPUTE_FLOPS_MAX))
+# A checker's own class first; then what neither the server nor another checker can compare.
+_FOR_CHECKER = _line(
+    _FREE
+    & (_R.tries < CHECKER_TRIES_MAX)
+    & ((_R.kind == bindparam("own")) | ~among(_R.kind, "others"))
 )
-_FREE = (_R.state == "revealed") & (_R.held_until <= bindparam("now"))
-# Left to auditors: what was computed on their classes of devices, until some could not do it.
-_LEFT = among(_R.kind, "served") & (_R.tries < AUDIT_TRIES_MAX)
-_FIRST = select(recomputes).where(_FREE, ~_LEFT).order_by(_R.contribution_id).limit(1)
+
+
+def _turn(conn: Connection, now: float) -> int:
+    """Return 1 while newcomers have had less than half of what was done lately, else 0."""
+    done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
+    return int(done.get(1, 0.0) < done.get(0, 0.0))
+
+
+def first(conn: Connection, now: float, served: Collection[str] = ()) -> RecomputeRow | None:
+    """Return the next one that the server does: its evidence is here, no checker or auditor has it,
+    and it is of no class of devices that checkers serve.
+    """
+    given = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now)}
+    row = conn.execute(_FIRST, given).mappings().first()
+    return None if row is None else RecomputeRow(**row)
+
+
 _HELD = select(recomputes).where(its(_R.hold), _R.state == "revealed")
-# An auditor's own class first; then what neither the server nor another auditor can compare.
-_FOR_AUDITOR = (
-    select(recomputes)
-    .where(_FREE, _R.tries < AUDIT_TRIES_MAX)
-    .where((_R.kind == bindparam("own")) | ~among(_R.kind, "others"))
-    .order_by(case((_R.kind == bindparam("own"), 0), else_=1), _R.contribution_id)
-    .limit(1)
-)
+_MINE = its(_R.contribution_id) & its(_R.hold) & (_R.state == "revealed")
 _HOLD = (
     update(recomputes)
     .where(its(_R.contribution_id), _FREE)
     .values(hold=bindparam("holder"), held_until=bindparam("until"))
 )
-_RENEW = (
-    update(recomputes)
-    .where(its(_R.contribution_id), its(_R.hold), _R.state == "revealed")
-    .values(held_until=bindparam("until"))
-)
+_RENEW = update(recomputes).where(_MINE).values(held_until=bindparam("until"))
 _GIVE_BACK = (
     update(recomputes)
-    .where(its(_R.contribution_id), its(_R.hold), _R.state == "revealed")
+    .where(_MINE)
     .values(hold="", held_until=0.0, tries=_R.tries + bindparam("more"))
 )
 _AGAIN = (
     update(recomputes)
-    .where(its(_R.contribution_id), _R.state == "revealed", _R.tries < AUDIT_TRIES_MAX)
+    .where(its(_R.contribution_id), _R.state == "revealed", _R.tries < CHECKER_TRIES_MAX)
     .values(hold="", held_until=0.0, tries=_R.tries + 1)
 )
-_WAITING = select(_R.state, func.count()).where(_OPEN).group_by(_R.state)
-_LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now"))
-_REVEALED = (
-    update(recomputes).where(its(_R.contribution_id), _R.state == "asked").values(state="revealed")
-)
-_END = update(recomputes).where(its(_R.contribution_id), _R.state != "done").values(state="done")
-_ARRIVED = select(uploads.c.sha256).where(
-    uploads.c.evidence_of == bindparam("number"), uploads.c.complete
-)
-_FORGET = delete(uploads).where(uploads.c.evidence_of == bindparam("number"))
-_OF_MACHINE = (
-    select(contributions.c.report, contributions.c.state)
-    .where(
-        its(contributions.c.worker_id),
-        its(contributions.c.run_id),
-        contributions.c.id < bindparam("before"),
-        contributions.c.state != literal_column("'rejected'"),  # of those no check is drawn
-    )
-    .order_by(contributions.c.id.desc())
-    .limit(CHAIN_MAX)
-)
-_BLOBS = (
-    select(contributions.c.sha256, versions.c.published_sha256, _R.work)
-    .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
-    .outerjoin(
-        versions,
-        (versions.c.run_id == contributions.c.run_id)
-        & (versions.c.version == contributions.c.base_version),
-    )
-    .where(_OPEN)
+_POSTPONE = (
+    update(recomputes)
+    .where(its(_R.contribution_id), _R.state == "revealed")
+    .values(hold="", held_until=bindparam("until"), message=bindparam("why"))
 )
 
 
-def has_room(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if one more may be ordered: neither newcomers nor one account fill all places."""
-    counts = conn.execute(_CROWD, {"volunteer": row.volunteer_id}).one()
-    everybody, newcomers, own = (int(count) for count in counts)
-    return (
-        everybody < OPEN_MAX
-        and own < ACCOUNT_OPEN_MAX
-        and (row.vetted or newcomers < NEWCOMERS_OPEN_MAX)
-    )
-
-
-def add(
-    conn: Connection,
-    row: ContributionRow,
-    of: tuple[list[str], str],
-    *,
-    withheld: bool,
-    due_at: float,
-    kind: str = HERE,
-) -> None:
-    """Order a recompute of (files to reveal, work) of a class of devices; without files it may
-    begin at once.
+def hold(
+    conn: Connection, holder: str, own: str, served: Collection[str], now: float
+) -> RecomputeRow | None:
+    """Return the recompute that a checker has under this name, or gets now: the next of its own
+    class of devices, or of one that nobody else can compare; None where none waits for it.
     """
-    wanted, work = of
-    conn.execute(
-        _ADD,
-        {
-            "contribution_id": row.id,
-            "run_id": row.run_id,
-            "volunteer_id": row.volunteer_id,
-            "state": "asked" if wanted else "revealed",
-            "wanted": msgspec.json.encode(wanted).decode(),
-            "work": work,
-            "withheld": withheld,
-            "result": "",
-            "measured": "{}",
-            "message": "",
-            "asked_at": row.received_at,
-            "due_at": due_at,
-            "kind": kind,
-        },
-    )
+    known = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
+    if known is not None:
+        return RecomputeRow(**known)
+    given = {"now": now, "own": own, "others": sorted({HERE, *served} - {own})}
+    given["newcomers"] = _turn(conn, now)
+    for _ in range(HELD_AT_ONCE):
+        row = conn.execute(_FOR_CHECKER, given).mappings().first()
+        if row is None:
+            return None
+        number = {"its_contribution_id": row["contribution_id"], "now": now}
+        until = now + HOLD_S
+        if conn.execute(_HOLD, number | {"holder": holder, "until": until}).rowcount:
+            return RecomputeRow(**{**row, "hold": holder, "held_until": until})
+    return None
+
+
+def renew(conn: Connection, contribution_id: int, holder: str, now: float) -> bool:
+    """Let a checker keep what it has for longer; False if that is another's by now, or done."""
+    given = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
+    return bool(conn.execute(_RENEW, given).rowcount)
+
+
+def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
+    """Let others do what a checker had; a try is counted where it `failed`."""
+    given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
+    return bool(conn.execute(_GIVE_BACK, given).rowcount)
+
+
+def again(conn: Connection, row: RecomputeRow) -> bool:
+    """Have a task done once more that was just done; False after as many tries as it has."""
+    return bool(conn.execute(_AGAIN, {"its_contribution_id": row.contribution_id}).rowcount)
+
+
+def postpone(conn: Connection, contribution_id: int, until: float, why: str) -> None:
+    """Let a recompute wait that could not be made, with the reason that the organiser reads."""
+    given = {"its_contribution_id": contribution_id, "until": until, "why": why}
+    conn.execute(_POSTPONE, given)
+
+
+# --- one draw, from its order to its end ---
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of a draw beside its contribution."""
+
+    wanted: list[str]  # files to reveal
+    work: str
+    flops: float
+    kind: str
+    due_at: float
+
+
+def add(conn: Connection, row: ContributionRow, order: Order) -> RecomputeRow:
+    """Store a draw; without files to reveal it may be done at once."""
+    values = {
+        "contribution_id": row.id,
+        "run_id": row.run_id,
+        "task_id": row.task_id,
+        "volunteer_id": row.volunteer_id,
+        "worker_id": row.worker_id,
+        "state": "asked" if order.wanted else "revealed",
+        "wanted": msgspec.json.encode(order.wanted).decode(),
+        "result": "",
+        "measured": "{}",
+        "message": "",
+        "asked_at": row.received_at,
+    }
+    told = {"work": order.work, "flops": order.flops, "kind": order.kind, "due_at": order.due_at}
+    return RecomputeRow(**conn.execute(_ADD, values | told).mappings().one())
 
 
 def get(conn: Connection, contribution_id: int) -> RecomputeRow | None:
     """Return the recompute of a contribution; None where there is none."""
     row = conn.execute(_GET, {"its_contribution_id": contribution_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)
+
+
+_ARRIVED = select(uploads.c.sha256).where(
+    uploads.c.evidence_of == bindparam("number"), uploads.c.complete
+)
+_REVEALED = (
+    update(recomputes).where(its(_R.contribution_id), _R.state == "asked").values(state="revealed")
+)
 
 
 def wants(conn: Connection, contribution_id: int, volunteer_id: str, sha256: str) -> bool:
@@ -223,56 +294,7 @@ def arrive(conn: Connection, contribution_id: int) -> bool:
     return True
 
 
-def first(conn: Connection, now: float, served: Collection[str] = ()) -> RecomputeRow | None:
-    """Return the oldest whose evidence is here, that no auditor has, and that is of no class of
-    devices that auditors serve.
-    """
-    row = conn.execute(_FIRST, {"now": now, "served": sorted(served)}).mappings().first()
-    return None if row is None else RecomputeRow(**row)
-
-
-def hold(
-    conn: Connection, holder: str, own: str, served: Collection[str], now: float
-) -> RecomputeRow | None:
-    """Return the recompute that an auditor has under this name, or gets now: the oldest of its own
-    class of devices, or of one that nobody else can compare; None where none waits for it.
-    """
-    known = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
-    if known is not None:
-        return RecomputeRow(**known)
-    others = {HERE, *served} - {own}
-    for _ in range(OPEN_MAX):
-        given = {"now": now, "own": own, "others": sorted(others)}
-        row = conn.execute(_FOR_AUDITOR, given).mappings().first()
-        if row is None:
-            return None
-        number = {"its_contribution_id": row["contribution_id"], "now": now}
-        until = now + HOLD_S
-        if conn.execute(_HOLD, number | {"holder": holder, "until": until}).rowcount:
-            return RecomputeRow(**{**row, "hold": holder, "held_until": until})
-    return None
-
-
-def renew(conn: Connection, contribution_id: int, holder: str, now: float) -> bool:
-    """Let an auditor keep what it has for longer; False if that is another's by now, or done."""
-    given = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
-    return bool(conn.execute(_RENEW, given).rowcount)
-
-
-def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
-    """Let others do what an auditor had; a try is counted where it `failed`."""
-    given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
-    return bool(conn.execute(_GIVE_BACK, given).rowcount)
-
-
-def again(conn: Connection, row: RecomputeRow) -> bool:
-    """Have a task done once more that was just done; False after as many tries as it has."""
-    return bool(conn.execute(_AGAIN, {"its_contribution_id": row.contribution_id}).rowcount)
-
-
-def waiting(conn: Connection) -> dict[str, int]:
-    """Return how many recomputes wait, by their state."""
-    return {state: int(count) for state, count in conn.execute(_WAITING)}
+_LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now"))
 
 
 def overdue(conn: Connection, now: float) -> list[RecomputeRow]:
@@ -283,6 +305,19 @@ def overdue(conn: Connection, now: float) -> list[RecomputeRow]:
 def commitment_of(row: ContributionRow) -> Commitment:
     """Return what a contribution was committed to."""
     return decode(row.report, SubmitRequest).commitment
+
+
+_OF_MACHINE = (
+    select(contributions.c.report, contributions.c.state)
+    .where(
+        its(contributions.c.worker_id),
+        its(contributions.c.run_id),
+        contributions.c.id < bindparam("before"),
+        contributions.c.state != literal_column("'rejected'"),  # of those none is drawn
+    )
+    .order_by(contributions.c.id.desc())
+    .limit(CHAIN_MAX)
+)
 
 
 def follows(conn: Connection, row: ContributionRow) -> bool:
@@ -305,52 +340,110 @@ def follows(conn: Connection, row: ContributionRow) -> bool:
     return said.inner in states and said.residual in residuals
 
 
-def end(
-    conn: Connection, row: RecomputeRow, result: Result, message: str, measured: str, now: float
-) -> bool:
-    """Record a result and what it moves of the account, but a suspension; False if there was one
-    before.
+_END = update(recomputes).where(its(_R.contribution_id), _R.state != "done").values(state="done")
+_FORGET = delete(uploads).where(uploads.c.evidence_of == bindparam("number"))
 
-    One that is unclear though there are figures was computed by what this server cannot compare.
-    """
-    given = {"its_contribution_id": row.contribution_id}
+
+def end(
+    conn: Connection, contribution_id: int, result: Result, told: tuple[str, str], now: float
+) -> bool:
+    """Record a result, with (sentence, figures); False if there was one before."""
+    message, measured = told
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
-    if conn.execute(_END, given | values).rowcount != 1:
+    if conn.execute(_END, {"its_contribution_id": contribution_id} | values).rowcount != 1:
         return False
-    conn.execute(_FORGET, {"number": row.contribution_id})
-    account = store.locked(conn, row.volunteer_id)
-    before = standing.Account(
-        state=account.standing,
-        invited=account.invited,
-        passed=account.passed,
-        trust=account.trust,
-        unproven=0 if result == "passed" else account.unproven,
-    )
-    after = standing.after_check(before, result, "recompute")
-    counters = {"passed": after.passed}
-    if result == "passed":
-        streak = account.recompute_streak + 1
-        counters |= {"recompute_streak": streak, "unproven": 0, "uncompared": 0}
-    elif result == "unclear" and measured != "{}":
-        uncompared = account.uncompared + 1
-        after = standing.after_uncompared(after, uncompared)
-        # Its next updates are measured, each, until one passes.
-        counters |= {"uncompared": uncompared, "passed": after.passed, "forward_streak": 0}
-    elif result == "unproven":
-        counters |= {"recompute_streak": 0, "unproven": account.unproven + 1}
-    store.set_volunteer(conn, account.id, **counters)
-    if after.state == "vetted" != before.state:
-        store.vet(conn, account.id)
-    elif before.state == "vetted" and after.state == "probation":
-        store.doubt(conn, account.id)
+    conn.execute(_FORGET, {"number": contribution_id})
     return True
 
 
-def close(conn: Connection, contribution_id: int, result: Result, message: str, now: float) -> None:
-    """Record a result that moves nothing of the account."""
-    values = {"result": result, "message": message, "measured": "{}", "ended_at": now}
-    conn.execute(_END, {"its_contribution_id": contribution_id} | values)
-    conn.execute(_FORGET, {"number": contribution_id})
+# --- the draws of an account ---
+
+_OPEN_OF = (
+    select(_R.contribution_id).where(its(_R.volunteer_id), _OPEN).order_by(_R.contribution_id)
+)
+# An answer to an audit that is compared is an open draw of the auditor's, too.
+_ANSWERED_OF = select(func.min(_A.answer_id)).where(its(_A.auditor_id), _A.state == "answered")
+_PROVEN_TO = select(func.max(_R.contribution_id)).where(
+    its(_R.volunteer_id),
+    _R.result == "passed",
+    _R.contribution_id > bindparam("after"),
+    _R.contribution_id < bindparam("before"),
+)
+_SAME_TASK = (
+    select(_R.contribution_id)
+    .where(its(_R.task_id), its(_R.volunteer_id), _R.result == "passed")
+    .where(_R.contribution_id != bindparam("but"))
+    .limit(1)
+)
+_ASKED_OF = (
+    select(recomputes)
+    .where(its(_R.volunteer_id), one_of(_R.state, ("asked",)))
+    .order_by(_R.contribution_id)
+)
+NO_ID = 2**62
+
+
+def asked_of(conn: Connection, volunteer_id: str) -> list[RecomputeRow]:
+    """Return the open questions of an account, the oldest first."""
+    found = conn.execute(_ASKED_OF, {"its_volunteer_id": volunteer_id})
+    return [RecomputeRow(**row) for row in found.mappings()]
+
+
+def open_of(conn: Connection, volunteer_id: str) -> list[int]:
+    """Return the draws of an account without a result, by their contributions."""
+    return list(conn.execute(_OPEN_OF, {"its_volunteer_id": volunteer_id}).scalars())
+
+
+def proven_to(conn: Connection, volunteer_id: str, after: int) -> int:
+    """Return the newest draw that passed and has no open one before it, `after` another; 0 where
+    there is none.
+    """
+    before = conn.execute(_ANSWERED_OF, {"its_auditor_id": volunteer_id}).scalar() or NO_ID
+    before = min([before, *open_of(conn, volunteer_id)[:1]])
+    given = {"its_volunteer_id": volunteer_id, "after": after, "before": before}
+    return int(conn.execute(_PROVEN_TO, given).scalar() or 0)
+
+
+def is_fresh(conn: Connection, row: RecomputeRow) -> bool:
+    """Return True if no other draw of this task and account passed."""
+    given = {"its_task_id": row.task_id, "its_volunteer_id": row.volunteer_id}
+    return conn.execute(_SAME_TASK, given | {"but": row.contribution_id}).first() is None
+
+
+# --- what others read ---
+
+_WAITING = select(_R.state, func.count()).where(_OPEN).group_by(_R.state)
+_BLOBS = (
+    select(contributions.c.sha256, versions.c.published_sha256, _R.work)
+    .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
+    .outerjoin(
+        versions,
+        (versions.c.run_id == contributions.c.run_id)
+        & (versions.c.version == contributions.c.base_version),
+    )
+    .where(_OPEN)
+)
+_DONE_LATELY = (
+    select(func.sum(_R.flops), func.sum(contributions.c.checked_s))
+    .join(contributions, contributions.c.id == _R.contribution_id)
+    .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
+)
+_BEHIND = select(func.sum(_R.flops)).where(_R.state == "revealed")
+
+
+def waiting(conn: Connection) -> dict[str, int]:
+    """Return how many recomputes wait, by their state."""
+    return {state: int(count) for state, count in conn.execute(_WAITING)}
+
+
+def backlog_s(conn: Connection, now: float) -> float | None:
+    """Return about how many seconds of work wait, at the speed of what was done lately; None where
+    nothing was.
+    """
+    flops, seconds = conn.execute(_DONE_LATELY, {"now": now}).one()
+    if not (flops and seconds):
+        return None
+    return float(conn.execute(_BEHIND).scalar() or 0.0) * float(seconds) / float(flops)
 
 
 def blobs_in_use(conn: Connection) -> set[str]:
@@ -363,31 +456,23 @@ def blobs_in_use(conn: Connection) -> set[str]:
     return found - {""}
 
 
-# --- auditors of the organiser's own, which do tasks again ---
+# --- machines of the organiser's own, which make recomputes ---
 
-_A = auditors.c
-_SEEN = update(auditors).where(its(_A.name))
-_NEWEST = select(_A.kind, func.max(_A.seen_at)).group_by(_A.kind)
+_K = checkers.c
+_SEEN = update(checkers).where(its(_K.name))
+_NEWEST = select(_K.kind, func.max(_K.seen_at)).group_by(_K.kind)
 
 
-def see_auditor(conn: Connection, name: str, kind: str, now: float) -> bool:
-    """Note that an auditor is at work; True if it was not known. Those long gone are forgotten."""
+def see_checker(conn: Connection, name: str, kind: str, now: float) -> bool:
+    """Note that a checker is at work; True if it was not known. Those long gone are forgotten."""
     told = {"kind": kind, "seen_at": now}
     if conn.execute(_SEEN.values(**told), {"its_name": name}).rowcount:
         return False
-    conn.execute(delete(auditors).where(_A.seen_at < now - FORGOTTEN_S))
-    conn.execute(insert(auditors).values(name=name, **told))
+    conn.execute(delete(checkers).where(_K.seen_at < now - FORGOTTEN_S))
+    conn.execute(insert(checkers).values(name=name, **told))
     return True
 
 
 def served(conn: Connection, now: float) -> frozenset[str]:
-    """Return the classes of devices whose tasks are left to auditors."""
+    """Return the classes of devices whose tasks are left to checkers."""
     return frozenset(kind for kind, seen in conn.execute(_NEWEST) if is_served(kind, seen, now))
-
-
-def left_to_auditors(conn: Connection, now: float) -> frozenset[str]:
-    """Return the classes of devices whose tasks the server does not do: none where too many wait
-    already, for a class is what a worker names it.
-    """
-    crowded = waiting(conn).get("revealed", 0) >= AUDITS_WAITING_MAX
-    return frozenset() if crowded else served(conn, now)

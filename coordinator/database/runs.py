@@ -174,16 +174,16 @@ def _steering(vetted: bool) -> Select[int]:
     lately = good.where(c.version > bindparam("before")) | good.where(c.state == "accepted")
     delivers = func.sum(case((lately, 1), else_=0))
     each = select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)
-    if vetted:
-        each = each.join(volunteers, volunteers.c.id == w.volunteer_id)
-        each = each.where(volunteers.c.standing == "vetted")
+    each = each.join(volunteers, volunteers.c.id == w.volunteer_id)
+    is_vetted = volunteers.c.standing == "vetted"
+    each = each.where(is_vetted if vetted else is_vetted | (volunteers.c.proofs > 0))
     count = each.subquery().c.workers
     return select(func.coalesce(func.sum(case((count < 1, 1), else_=count)), 0))
 
 
 _LIVE_WORKERS = select(func.count()).select_from(workers).where(_at_work())
 _C, _V = contributions.alias("waiting").c, versions.c
-_WAITS = (_C.state == "accepted") & one_of(_C.kind, UPDATES)
+_WAITS = (_C.state == "accepted") & one_of(_C.kind, UPDATES) & _C.unproven.is_(False)
 _RUNNING = (
     select(runs, exists().where(_C.run_id == runs.c.id, _WAITS).label("waits"))
     .where(runs.c.state == "running")
@@ -229,7 +229,8 @@ def live_workers(conn: Connection, run_id: int, since: float) -> int:
 def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
     """Return what waits for the next merge of a run, and how many workers the trigger and the
     length of a step count: of each volunteer at work those with a part in the newest versions, or
-    one. Machines that only hold leases steer nothing. With `vetted` only of vetted accounts.
+    one. Machines that only hold leases steer nothing. With `vetted` only of vetted accounts, else
+    also of those that proved themselves once.
     """
     given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
     row = dict(conn.execute(_TURNOUT[vetted], given).mappings().one())

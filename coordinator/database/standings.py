@@ -1,5 +1,5 @@
-"""Standing of the accounts as the organiser reads it: what was checked of each and what was found;
-and the counts that alerts go by.
+"""Standing of the accounts as the organiser reads it: what was drawn of each and what was found, what
+waits to be done again; and the counts that alerts go by.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from collections import Counter, defaultdict
 import msgspec
 from sqlalchemy import Connection, case, func, select
 
+from coordinator.database import recomputes as store
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
-from coordinator.database.tables.trust import checks, recomputes
+from coordinator.database.tables.trust import escrow, recomputes
 from coordinator.rules.audits import AUDIT
+from coordinator.rules.checks import unprovable
 
 LISTING_MAX = 1000
+REASONS_MAX = 100
 ACCEPTED = ("accepted", "merged", "superseded")
 PLAYED = ("games", "evaluation")
 NEWEST = 200  # decisions that the share of refusals is of
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks by their result."""
+    """Draws by their result."""
 
     passed: int = 0
     failed: int = 0
-    unclear: int = 0
     unproven: int = 0
     open: int = 0  # no result yet
 
@@ -39,26 +41,34 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool
     trust: float
     accepted: int
-    unproven: int  # recomputes in a row that it could not prove
-    forward: Checked
-    recompute: Checked
+    proofs: int  # draws of different tasks that passed, since the last that did not
+    stake_micro: int  # pay that is not free yet
+    drawn: Checked
     reason: str = ""  # of a suspension
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """Recomputes that wait, and what would clear them."""
+
+    asked: int = 0  # for their machines to reveal what they committed to
+    revealed: int = 0
+    seconds: float | None = None  # of work, at the speed of lately; None where nothing was done
+    reasons: tuple[tuple[str, int], ...] = ()  # why some cannot be done here now, and how many
 
 
 class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
     """All accounts: how many of each standing, what was checked, and those to look at first."""
 
     standings: dict[str, int]
-    forward: Checked
-    recompute: Checked
+    drawn: Checked
+    backlog: Backlog
     accounts: tuple[AccountTrust, ...]
 
 
 class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     """Checks of a run's contributions, and what they cost beside the work that was accepted."""
 
-    forward: Checked
-    recompute: Checked
+    drawn: Checked
     games: int  # files that the referee replayed
     checked_s: float
     work_s: float
@@ -74,25 +84,32 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
 
 _V = volunteers.c
 _ORDER = case({"suspended": 0, "probation": 1}, value=_V.standing, else_=2)
-_FORWARD = select(checks.c.volunteer_id, checks.c.result, func.count()).group_by(
-    checks.c.volunteer_id, checks.c.result
-)
-_RECOMPUTE = select(recomputes.c.volunteer_id, recomputes.c.result, func.count()).group_by(
+_DRAWN = select(recomputes.c.volunteer_id, recomputes.c.result, func.count()).group_by(
     recomputes.c.volunteer_id, recomputes.c.result
 )
+_STAKES = select(escrow.c.volunteer_id, func.sum(escrow.c.amount_micro)).group_by(
+    escrow.c.volunteer_id
+)
+_KINDS = (
+    select(recomputes.c.kind, recomputes.c.message, func.count())
+    .add_columns(func.max(recomputes.c.flops))
+    .where(recomputes.c.state == "revealed")
+    .group_by(recomputes.c.kind, recomputes.c.message)
+    .limit(REASONS_MAX)
+)
 
 
-def report(conn: Connection) -> TrustReport:
+def report(conn: Connection, now: float) -> TrustReport:
     """Return the standings: suspended accounts first, then those on probation, newest first."""
-    forward = _by_account(conn.execute(_FORWARD))
-    recompute = _by_account(conn.execute(_RECOMPUTE))
+    drawn = _by_account(conn.execute(_DRAWN))
+    stakes = {who: int(total) for who, total in conn.execute(_STAKES)}
     active = select(volunteers).where(_V.state != "forgotten")
     rows = conn.execute(active.order_by(_ORDER, _V.created_at.desc()).limit(LISTING_MAX)).mappings()
     counted = select(_V.standing, func.count()).where(_V.state != "forgotten")
     return TrustReport(
         standings={row[0]: int(row[1]) for row in conn.execute(counted.group_by(_V.standing))},
-        forward=_checked(sum(forward.values(), Counter())),
-        recompute=_checked(sum(recompute.values(), Counter())),
+        drawn=_checked(sum(drawn.values(), Counter())),
+        backlog=backlog(conn, now),
         accounts=tuple(
             AccountTrust(
                 volunteer_id=row["id"],
@@ -101,13 +118,29 @@ def report(conn: Connection) -> TrustReport:
                 invited=row["invited"],
                 trust=row["trust"],
                 accepted=row["accepted"],
-                unproven=row["unproven"],
-                forward=_checked(forward[row["id"]]),
-                recompute=_checked(recompute[row["id"]]),
+                proofs=row["proofs"],
+                stake_micro=stakes.get(row["id"], 0),
+                drawn=_checked(drawn[row["id"]]),
                 reason=row["suspended_reason"],
             )
             for row in rows
         ),
+    )
+
+
+def backlog(conn: Connection, now: float) -> Backlog:
+    """Return what waits to be done again."""
+    served = store.served(conn, now)
+    reasons: Counter[str] = Counter()
+    for kind, message, count, flops in conn.execute(_KINDS):
+        if why := message or unprovable(kind, flops, served):
+            reasons[why] += int(count)
+    waiting = store.waiting(conn)
+    return Backlog(
+        asked=waiting.get("asked", 0),
+        revealed=waiting.get("revealed", 0),
+        seconds=store.backlog_s(conn, now),
+        reasons=tuple(reasons.most_common()),
     )
 
 
@@ -125,22 +158,11 @@ def cost(conn: Connection, run_id: int) -> CostOfChecks:
         func.coalesce(func.sum(case((audited, c.train_s), else_=0.0)), 0.0),
     )
     checked_s, work_s, games, *by_volunteers = conn.execute(sums.where(c.run_id == run_id)).one()
-    forward, recompute = (
-        Counter(
-            {
-                result or "open": int(count)
-                for result, count in conn.execute(
-                    select(table.c.result, func.count())
-                    .where(table.c.run_id == run_id)
-                    .group_by(table.c.result)
-                )
-            }
-        )
-        for table in (checks, recomputes)
-    )
+    results = select(recomputes.c.result, func.count()).where(recomputes.c.run_id == run_id)
+    rows = conn.execute(results.group_by(recomputes.c.result))
+    drawn = Counter({result or "open": int(count) for result, count in rows})
     return CostOfChecks(
-        forward=_checked(forward),
-        recompute=_checked(recompute),
+        drawn=_checked(drawn),
         games=int(games),
         checked_s=float(checked_s),
         work_s=float(work_s),

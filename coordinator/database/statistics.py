@@ -93,7 +93,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     debt_micro: int = 0
     work: Work = Work()
     standing: str = ""  # probation, vetted, suspended
-    passed: int = 0  # checks
+    proofs: int = 0  # draws that passed
     reason: str = ""  # of a suspension
 
 
@@ -336,7 +336,7 @@ def people(conn: Connection, who: Iterable[str] | None = None) -> list[Person]:
             first_seen=row["created_at"],
             last_seen=row["last_seen"],
             standing=row["standing"],
-            passed=row["passed"],
+            proofs=row["proofs"],
             reason=row["suspended_reason"],
         )
         for row in conn.execute(query).mappings()

@@ -19,7 +19,6 @@ from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.tables.trust import escrow
 from coordinator.database.tables.versions import versions
 from coordinator.database.tasks import FREE, TaskRow, finish, holder
 from coordinator.rules.sizing import first_part
@@ -142,7 +141,8 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     phase: int
     loss: float | None  # the newest that was measured
     replayed: bool  # the same bytes were submitted for another task, or for another part of it
-    in_escrow: bool  # its account has pay there
+    invited: bool
+    lost_to: int  # contributions up to this one are not paid
 
 
 _BASE = versions.alias("base")
@@ -155,11 +155,12 @@ _BACKGROUND = (
     .add_columns(
         _V.trust,
         _V.standing,
+        _V.invited,
+        _V.lost_to,
         _B.global_step.label("base_step"),
         _B.phase.label("base_phase"),
         NEWEST_LOSS.scalar_subquery().label("loss"),
         exists().where(its(_C.sha256), its(_C.run_id), _ELSEWHERE).label("replayed"),
-        exists().where(escrow.c.volunteer_id == bindparam("volunteer")).label("in_escrow"),
     )
     .join_from(runs, volunteers, _V.id == bindparam("volunteer"))
     .join(_BASE, (_B.run_id == runs.c.id) & (_B.version == bindparam("base")))
@@ -180,9 +181,10 @@ def background(conn: Connection, row: ContributionRow) -> Background:
         "base": row.base_version,
     }
     found = _with_run(conn, _BACKGROUND, given, f"this run has no version {row.base_version}")
-    flags = {name: bool(found[name]) for name in ("replayed", "in_escrow")}
     based = {"global_step": found.pop("base_step"), "phase": found.pop("base_phase")}
-    return Background(**found | based | flags)
+    return Background(
+        **found | based | {name: bool(found[name]) for name in ("replayed", "invited")}
+    )
 
 
 def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> Part:

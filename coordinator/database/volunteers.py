@@ -45,11 +45,11 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool = True
     network: str = ""
     accepted: int = 0
-    passed: int = 0
-    forward_streak: int = 0
-    recompute_streak: int = 0
-    unproven: int = 0
-    uncompared: int = 0
+    accepted_micro: int = 0
+    draws: int = 0
+    proofs: int = 0
+    proven_to: int = 0
+    lost_to: int = 0
     suspended_reason: str = ""
 
 
@@ -171,6 +171,14 @@ def doubt(conn: Connection, volunteer_id: str) -> None:
     """Put an account on probation again, and what it has waiting with it."""
     set_volunteer(conn, volunteer_id, standing="probation")
     conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": False})
+
+
+_DRAW = update(volunteers).where(its(volunteers.c.id)).values(draws=volunteers.c.draws + 1)
+
+
+def count_draw(conn: Connection, volunteer_id: str) -> None:
+    """Count a draw of an account."""
+    conn.execute(_DRAW, {"its_id": volunteer_id})
 
 
 def find(conn: Connection, who: str, key: str) -> VolunteerRow:
@@ -321,16 +329,6 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
 # --- trust ---
 
 
-_UNCOMPARED = (
-    update(volunteers).where(its(volunteers.c.id)).values(uncompared=volunteers.c.uncompared + 1)
-)
-
-
-def count_uncompared(conn: Connection, volunteer_id: str) -> None:
-    """Count a recompute that could not be compared: what is in escrow waits for a passed check."""
-    conn.execute(_UNCOMPARED, {"its_id": volunteer_id})
-
-
 _STANDING = select(volunteers.c.standing).where(its(volunteers.c.id))
 
 
@@ -349,7 +347,8 @@ def is_suspended(conn: Connection, volunteer_id: str) -> bool:
 
 
 _TRUST = (
-    select(volunteers.c.trust, volunteers.c.accepted)
+    select(volunteers.c.trust, volunteers.c.accepted, volunteers.c.accepted_micro)
+    .add_columns(volunteers.c.lost_to)
     .where(its(volunteers.c.id))
     .with_for_update(key_share=True)
 )
@@ -362,19 +361,24 @@ def set_trust(
     move: Callable[[float, int], tuple[float, int]],
     worker_id: str = "",
     *,
-    accepted: int = 0,
-) -> float:
-    """Move the trust of a volunteer and, where one is named, the streak of its worker; the new
-    trust.
+    accepted_micro: int | None = None,
+) -> int:
+    """Move the trust of a volunteer and, where one is named, the streak of its worker. Return the
+    contribution up to which the account has lost its pay.
 
-    `move` is a rule of trust.py. `accepted` contributions are counted with it: what is in escrow
-    is vested by later ones. Both rows are locked, so that of two verdicts at one moment none
-    is lost.
+    `move` is a rule of trust.py. The pay of an accepted contribution, where there is one, is
+    counted with it: draws go by the mean. Both rows are locked, so that of two verdicts at one
+    moment none is lost.
     """
     query, given = (_STREAK, {"worker": worker_id}) if worker_id else (_TRUST, {})
-    before, count, *of_worker = conn.execute(query, {"its_id": volunteer_id} | given).one()
+    before, count, paid, lost_to, *of_worker = conn.execute(
+        query, {"its_id": volunteer_id} | given
+    ).one()
     trust, streak = move(float(before), of_worker[0] if of_worker else 0)
-    set_volunteer(conn, volunteer_id, trust=trust, accepted=count + accepted)
+    counted: dict[str, int] = {}
+    if accepted_micro is not None:
+        counted = {"accepted": count + 1, "accepted_micro": paid + accepted_micro}
+    set_volunteer(conn, volunteer_id, trust=trust, **counted)
     if worker_id:
         set_worker(conn, worker_id, streak=streak)
-    return trust
+    return int(lost_to)

@@ -22,7 +22,6 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.checking.audits import Audits
-from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
 from coordinator.database import (
     contributions,
@@ -43,7 +42,6 @@ from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
 from coordinator.rules.audits import AUDIT
-from coordinator.rules.checks import Result
 from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
@@ -82,12 +80,10 @@ LOST = Judgement(
 )
 
 
-UNCONFIRMED = Judgement(
-    state="superseded",
-    message="a check could not confirm that it learned from its task: it is not merged, and "
-    "nothing is counted against you",
+NEVER = (
+    "not paid: its task cannot be done again, so nothing can prove it; ask the organiser to vouch "
+    "for you"
 )
-WITHHELD = (UNCONFIRMED, validation.SUSPENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,6 @@ class Examiners:
     """Those who look into what came, with PyTorch, before the verdict."""
 
     games: Harvest
-    updates: ForwardChecks
     recomputes: Recomputes
     audits: Audits
     sketches: Sketches | None = None  # of a server that is open to strangers
@@ -118,7 +113,6 @@ class Intake:
         self._signals = signals
         self._blobs = blobs
         self._threads = threads
-        self._checks = examiners.updates
         self._sketches = examiners.sketches
         self._recomputes = examiners.recomputes
         self._harvest = examiners.games
@@ -246,21 +240,13 @@ class Intake:
                 problem=f'the update is encoded as "{row.codec}", which this run does not accept; '
                 f"accepted: {', '.join(sorted(granted))}"
             )
-        checked: Result | None = None
         seen: Seen | None = None
-        if measured.finite and not measured.problem:
-            if self._sketches is not None:
-                seen = await self._sketches.of(row, about)
-            checked = await self._checks.check(row, about)
-        await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked, seen))
+        if measured.finite and not measured.problem and self._sketches is not None:
+            seen = await self._sketches.of(row, about)
+        await self._db.write(lambda conn: self._decide(conn, row.id, measured, seen))
 
     def _decide(
-        self,
-        conn: Connection,
-        contribution_id: int,
-        measured: Measurement,
-        checked: Result | None,
-        seen: Seen | None,
+        self, conn: Connection, contribution_id: int, measured: Measurement, seen: Seen | None
     ) -> None:
         now = self._clock.now()
         # Locked: after a restart the sender and the recheck may both be at it.
@@ -268,20 +254,18 @@ class Intake:
         if row.state != "checking":
             return  # somebody else was faster
         found = submissions.background(conn, row)
-        run, plan = found.run, phases.at_head(found.run)
+        plan = phases.at_head(found.run)
         if plan.in_flight == "redo":  # whether it is late must not change any more
             runs.by_id(conn, row.run_id, lock=True)
             found = submissions.background(conn, row)  # a merge may have been waited for
-            run, plan = found.run, phases.at_head(found.run)
+            plan = phases.at_head(found.run)
         judgement = self._judge(conn, row, found, plan, measured)
         if judgement.state == "accepted" and self._sketches is not None:
             judgement = self._sketches.refusal(conn, row, seen) or judgement
-        if checked == "failed" and judgement.state != "rejected" and not row.vetted:
-            judgement = UNCONFIRMED
         if judgement.state != "rejected" and found.standing == "suspended":
             judgement = validation.SUSPENDED
-        if judgement.reason == Reason.STALE and _is_late(row, run, plan):
-            self._too_late(conn, row, run, plan)
+        if judgement.reason == Reason.STALE and _is_late(row, found.run, plan):
+            self._too_late(conn, row, found.run, plan)
             return
         task = submissions.held(conn, row)
         if task is None:
@@ -297,23 +281,42 @@ class Intake:
             clip=judgement.clip,
             norm=measured.norm if measured.finite and not measured.problem else None,
         )
-        doubted, waits = checked == "failed", False
-        if judgement.state != "rejected" and judgement != validation.SUSPENDED:
-            waits = self._recomputes.order(conn, row, run, doubted=doubted)
         if task is None:
             return
-        if judgement.state == "accepted":
-            self._accept(conn, row, task, now, vests=found.in_escrow)
-            if self._sketches is not None:
-                self._sketches.keep(conn, row, seen)
-        elif judgement.state == "superseded":
-            submissions.through(conn, row, task, now)
-            payments.post_pending_many(conn, [payments.Payment.of(row)], now)
-            settle = escrow.withhold if judgement in WITHHELD else escrow.pay
-            if not waits:  # for a recompute, which settles it
-                settle(conn, [row], now)
-        else:
-            self._reject(conn, row, run, judgement, now)
+        if judgement.state == "rejected":
+            self._reject(conn, row, found.run, judgement, now)
+            return
+        submissions.through(conn, row, task, now)
+        self._take(conn, row, found, judgement, now)
+        if judgement.state == "accepted" and self._sketches is not None:
+            self._sketches.keep(conn, row, seen)
+
+    def _take(
+        self,
+        conn: Connection,
+        row: ContributionRow,
+        found: Background,
+        judgement: Judgement,
+        now: float,
+    ) -> None:
+        """Promise the pay of good work, and draw it; what needs no merge is paid at once."""
+        accepted, lost_to, drawn = judgement.state == "accepted", found.lost_to, ""
+        if accepted:
+            move, worker, price = trust.accepted, row.worker_id, row.price_micro
+            lost_to = accounts.set_trust(conn, row.volunteer_id, move, worker, accepted_micro=price)
+        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+        if judgement is validation.SUSPENDED:
+            escrow.withhold(conn, [row], now)
+            return
+        drawn = self._recomputes.order(conn, row, found.run)
+        if drawn and accepted and not row.vetted:
+            contributions.wait_for_proof(conn, row.id)
+        never = drawn == "never" and not found.invited
+        if never or row.id <= lost_to:
+            escrow.withhold(conn, [row], now)
+            verdicts.unpaid(conn, [row.id], NEVER if never else escrow.LOST)
+        elif not accepted:
+            escrow.pay(conn, [row], now)
 
     def _judge(
         self,
@@ -392,15 +395,6 @@ class Intake:
             now=now,
             settings=definition(run).file.task,
         )
-
-    def _accept(
-        self, conn: Connection, row: ContributionRow, task: TaskRow, now: float, *, vests: bool
-    ) -> None:
-        submissions.through(conn, row, task, now)
-        accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id, accepted=1)
-        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
-        if vests:
-            escrow.vest_due(conn, row.volunteer_id, now)
 
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float

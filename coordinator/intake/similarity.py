@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import checks, versions
+from coordinator.database import sketches, versions
 from coordinator.database.contributions import ContributionRow
 from coordinator.rules import similarity, validation
 from coordinator.rules.similarity import Suspect
@@ -96,10 +96,10 @@ class Sketches:
             base_version=row.base_version,
             sketch=seen.sketch,
         )
-        of = similarity.copied(suspect, checks.known_sketches(conn, row), seen.merges)
+        of = similarity.copied(suspect, sketches.known(conn, row), seen.merges)
         return validation.near_copy(of) if of else None
 
     def keep(self, conn: Connection, row: ContributionRow, seen: Seen | None) -> None:
         """Remember the sketch of an update that was accepted."""
         if seen is not None:
-            checks.keep_sketch(conn, row, seen.sketch)
+            sketches.keep(conn, row, seen.sketch)

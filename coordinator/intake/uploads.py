@@ -25,7 +25,7 @@ import msgspec
 
 from coordinator.database import contributions, datasets, recomputes, runs, tasks, uploads
 from coordinator.database.uploads import UploadRow, Use
-from coordinator.rules.checks import REVEAL_S
+from coordinator.rules.checks import REVEAL_MAX_S
 from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.signals import Signals
@@ -198,7 +198,7 @@ class Uploads:
         task = tasks.holder(conn, request.task)
         if request.evidence_of:
             _check_evidence(conn, principal, request, task.run_id)
-            row = msgspec.structs.replace(row, expires_at=now + 2 * REVEAL_S)
+            row = msgspec.structs.replace(row, expires_at=now + 2 * REVEAL_MAX_S)
         else:
             tasks.may_submit(task, principal.worker_id, request.attempt)
         known = uploads.same(conn, row)

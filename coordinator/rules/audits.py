@@ -27,9 +27,9 @@ from coordinator.rules.checks import (
 )
 
 AUDIT = "audit"  # a task of another volunteer that is done again
-OPEN_MAX = 16  # audits under way: of the places of recomputes that they take no more
+OPEN_MAX = 16  # audits offered at once
+OFFERED_AFTER_S = 600.0  # that a recompute has waited; what is too large for the server at once
 SPREAD_S = 7200.0  # over which tickets come up: who asks for work all the time gains little
-WAIT_S = 21_600.0  # for an answer; then the organiser does the task
 LEASES_PER_AUDIT = 10  # accepted contributions of an account for each audit that it may have
 CONFIRM_MIN = 0.1  # of the answers that agree, done again by the organiser all the same
 # A difference orders the organiser's recompute from here on (that of `judge_recompute`). Sums that
@@ -95,11 +95,16 @@ def may_audit(terms: Terms, auditor: Auditor) -> bool:
     return terms.age_s >= SPREAD_S * ticket(terms.seed, other.lot)
 
 
-def confirmed_chance(passed: int) -> float:
-    """Return the share of the answers which agree that the organiser does again, for an auditor
-    that `passed` so many of these.
+def confirmed_chance(freed: int, stake: int | None) -> float:
+    """Return the probability that an answer which agrees is done again by the organiser all the
+    same: so large that who answers for an account of its own loses as much as that gains.
+
+    `freed` is the pay that the answer frees, `stake` what its auditor would lose; None for one that
+    the organiser vouched for.
     """
-    return max(CONFIRM_MIN, 1.0 / (1 + passed))
+    if stake is None or freed <= 0:
+        return CONFIRM_MIN
+    return max(CONFIRM_MIN, freed / (freed + stake))
 
 
 def agree(found: Likeness) -> bool:
@@ -110,10 +115,10 @@ def agree(found: Likeness) -> bool:
 def judge(found: Likeness | None, *, comparable: bool) -> Result:
     """Judge an answer by the sums of the organiser's own recompute; None where it has none."""
     if found is None:
-        return "unclear"
+        return "unproven"
     if _within(found, FAILED_BELOW):
         return "passed"
-    return "failed" if comparable else "unclear"
+    return "failed" if comparable else "unproven"
 
 
 def _within(found: Likeness, least: float) -> bool:

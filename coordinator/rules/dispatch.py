@@ -85,6 +85,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
     message: str
     retry_after_s: float = 0.0
+    contribution: int = 0  # that the machine has to prove first
+    reveal: tuple[str, ...] = ()  # by these files
 
 
 class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):

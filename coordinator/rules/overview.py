@@ -128,7 +128,6 @@ class CheckCounts(Part, frozen=True, kw_only=True):
 
     passed: int = 0
     failed: int = 0
-    unclear: int = 0
     unproven: int = 0
     open: int = 0
     newest_failed_at: float | None = None
@@ -194,7 +193,6 @@ class Census(Part, frozen=True, kw_only=True):
     newest_refused: int  # of the newest decisions, whenever those were
     newest_decided: int
     refusals: tuple[Refusal, ...]
-    forward: CheckCounts
     recompute: CheckCounts
     database: DatabaseFigures
     backup_at: float | None
@@ -220,7 +218,6 @@ class Overview(Part, frozen=True, kw_only=True):
     newest_refused: int  # of the newest decisions, whenever those were
     newest_decided: int
     refusals: tuple[Refusal, ...]
-    forward: CheckCounts
     recompute: CheckCounts
     database: DatabaseFigures
     backup_at: float | None

@@ -112,13 +112,11 @@ class EvaluationSettings(Settings):
 
 
 class TrustSettings(Settings):
-    """`[trust]`: the least share of the updates that is checked. Not given: 0.1, 0.02
-    and 0.02 on a server that is open to strangers, elsewhere 0.
+    """`[trust]`: the least share of the contributions that is done again. Not given: 0.03 on a
+    server that is open to strangers, elsewhere 0.
     """
 
-    forward: Share | None = None  # measured on samples of their task, before the verdict
-    recompute: Share | None = None  # done again by the coordinator
-    audit: Share | None = None  # done again by vetted volunteers
+    recompute: Share | None = None
     # of a version's weight: more of it by accounts suspended since, and a rollback is proposed
     heal_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     auto_rollback: bool = False  # and made

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import audit, datasets, games, versions
-from coordinator.database.auditing import audits
+from coordinator.database import audit, audits, datasets, games, versions
 from coordinator.database.datasets import DatasetRow
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.clock import Clock

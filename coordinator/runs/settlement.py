@@ -64,7 +64,7 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
     Gives how many.
     """
     count = 0
-    while rows := contributions.mergeable(conn, run_id):  # so many at a time
+    while rows := contributions.left_over(conn, run_id):  # so many at a time
         for row in rows:
             verdicts.decide(
                 conn,

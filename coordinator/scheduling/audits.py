@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database.auditing import audits
+from coordinator.database import audits
 from coordinator.rules.audits import AUDIT, Auditor, Person
 from coordinator.rules.checks import Machine, device_kind
 from coordinator.rules.fit import Todo, Waiter

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from coordinator.accounts import suspension
-from coordinator.database import claims, leases, passes
-from coordinator.database.auditing import audits
-from coordinator.database.auditing.audits import Work
+from coordinator.database import audits, claims, leases, passes, recomputes
+from coordinator.database.audits import Work
 from coordinator.database.claims import Abilities, Rights, View
 from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT
-from coordinator.rules.checks import NO_RATES, OPEN_RATES, Rates, rates_of
+from coordinator.rules.checks import FLOOR, floor_of
 from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (
     Assignment,
@@ -45,6 +44,7 @@ from coordinator.scheduling import lease_message
 from coordinator.scheduling.audits import matched
 from coordinator.scheduling.lease_message import Base, Spec
 from coordinator.traffic import Durations
+from shared.decoding import decode
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.leases import ClaimReply, ClaimRequest, Idle, Lease
@@ -70,6 +70,7 @@ DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
 NAMES_MAX = 64
 FLOPS_MAX = 1e24
 SUSPENDED_S = 600.0
+ASKED_S = 5.0  # to the next claim of a machine with an open question
 RETRY_S = {
     Reason.NO_RUN: 5.0,
     Reason.NO_FIT: 30.0,
@@ -119,7 +120,7 @@ class ClaimTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     leases_max: int  # of one volunteer
     contact: str = ""
-    checked: Rates = NO_RATES  # of updates, in a run that does not say
+    drawn: float = 0.0  # least share of the contributions, in a run that does not say
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -127,7 +128,7 @@ class ClaimTerms(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             leases_max=settings.max_volunteer_leases,
             contact=settings.contact,
-            checked=OPEN_RATES if settings.open else NO_RATES,
+            drawn=FLOOR if settings.open else 0.0,
         )
 
 
@@ -239,7 +240,7 @@ class Claims:
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
             rights = claims.rights(conn, [waiter.worker_id for waiter in fresh])
-            fresh = _entitled(fresh, rights, now, served, self._terms.contact)
+            fresh = _entitled(conn, fresh, rights, now, served, self._terms.contact)
             fresh = self._able(conn, fresh, rights, now, served)
         if fresh:
             self._hand_out(conn, view, fresh, now, served)
@@ -343,7 +344,7 @@ class Claims:
             self._known[worker] = _Known(now + ABLE_S, able, paces)
 
     def _may_recompute(self, spec: Spec) -> bool:
-        return rates_of(spec.file.trust, self._terms.checked).may_recompute
+        return floor_of(spec.file.trust, self._terms.drawn) > 0
 
     def spec(self, conn: Connection, run_id: int) -> Spec:
         """The unchanging part of a run, read once."""
@@ -410,6 +411,7 @@ def _key(worker_id: str, claim_id: str) -> str:
 
 
 def _entitled(
+    conn: Connection,
     waiters: Sequence[Waiter],
     rights: Mapping[str, Rights],
     now: float,
@@ -425,9 +427,28 @@ def _entitled(
             served.shut_out[waiter.claim_id] = error
         elif has is not None and (why := _no_right(has, now, contact)) is not None:
             served.refusals[waiter.claim_id] = why
+        elif has is not None and has.asked:
+            served.refusals[waiter.claim_id] = _asked(conn, has.asked)
         else:
             entitled.append(waiter)
     return entitled
+
+
+def _asked(conn: Connection, contribution: int) -> Refusal:
+    """Return the refusal of a machine that has not revealed what it committed to."""
+    question = recomputes.get(conn, contribution)
+    assert question is not None
+    message = (
+        f"task {question.task_id} of this machine is to be proved: it gets work again when what it "
+        "committed to is here; where that is lost, `volunteer forfeit` gives up the pay at stake"
+    )
+    return Refusal(
+        reason=Reason.PROOF,
+        message=message,
+        retry_after_s=ASKED_S,
+        contribution=contribution,
+        reveal=decode(question.wanted, tuple[str, ...]),
+    )
 
 
 def _no_right(has: Rights, now: float, contact: str) -> Refusal | None:
@@ -501,4 +522,10 @@ def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> R
 
 def _idle(refusal: Refusal) -> Idle:
     retry_s = refusal.retry_after_s or RETRY_S.get(refusal.reason, 5.0)
-    return Idle(reason=refusal.reason, message=refusal.message, retry_after_s=retry_s)
+    return Idle(
+        reason=refusal.reason,
+        message=refusal.message,
+        retry_after_s=retry_s,
+        contribution=refusal.contribution,
+        reveal=refusal.reveal,
+    )

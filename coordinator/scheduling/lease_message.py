@@ -39,7 +39,7 @@ from shared.workloads.training.lr_schedule import warmup
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.auditing.audits import Work
+    from coordinator.database.audits import Work
     from coordinator.database.claims import RunLine
     from coordinator.database.runs import RunRow
     from shared.workloads.games import SelfPlay

@@ -15,13 +15,13 @@ import structlog
 
 from coordinator.database import (
     audit,
+    audits,
     leases,
     runs,
     submissions,
     tasks,
     volunteers,
 )
-from coordinator.database.auditing import audits
 from coordinator.database.tasks import Begun, FailedTask, TaskRow
 from coordinator.plan.plan import in_phase, no_base
 from coordinator.rules import trust

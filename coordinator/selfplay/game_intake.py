@@ -15,15 +15,28 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.checking.case import Draws
+from coordinator.checking.proof import settle
 from coordinator.compute import Compute, Stop
-from coordinator.database import contributions, datasets, games, runs, tasks, verdicts, versions
+from coordinator.database import (
+    contributions,
+    datasets,
+    games,
+    recomputes,
+    runs,
+    tasks,
+    verdicts,
+    versions,
+)
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
+from coordinator.database.recomputes import Order
 from coordinator.database.runs import RunRow
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.rules import trust
+from coordinator.rules.checks import Result
 from coordinator.rules.sizing import Reached
 from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
@@ -46,13 +59,14 @@ OPPONENT = "opponent"  # the asset and the figure of a match task that name the 
 TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the file; one always
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
     """A file of games and all that judging it needs."""
 
     run: RunRow
     task: TaskRow
     job: Job
     known: tuple[KnownVersion, ...]
+    drawn: bool  # every search is made again, not a few
 
     @property
     def match(self) -> bool:
@@ -64,7 +78,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.task.stop - self.task.start
 
 
-def inspect(stop: Stop, case: Case, path: Path, files: Mapping[int, Path]) -> Inspection:
+def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) -> Inspection:
     """Check a file of games; `files` has the weights of every version that may have played."""
 
     def weights(number: int) -> Path:
@@ -74,15 +88,18 @@ def inspect(stop: Stop, case: Case, path: Path, files: Mapping[int, Path]) -> In
 
     # The secret is drawn when the games are in: no client knows which will be checked.
     return games_of(case.run).inspect(
-        case.job, path.read_bytes(), case.known, weights, secrets.randbits(63)
+        case.job, path.read_bytes(), case.known, weights, secrets.randbits(63), whole=case.drawn
     )
 
 
 class Harvest:
     """Checks files of games where `Compute` says: it runs the network."""
 
-    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, compute: Compute) -> None:
+    def __init__(
+        self, db: Database, clock: Clock, blobs: BlobStore, compute: Compute, draws: Draws
+    ) -> None:
         self._db = db
+        self._draws = draws
         self._clock = clock
         self._blobs = blobs
         self._compute = compute
@@ -101,7 +118,7 @@ class Harvest:
 
         await self._db.write(write)
 
-    def _case(self, conn: Connection, row: ContributionRow) -> Case:
+    def _case(self, conn: Connection, row: ContributionRow) -> GamesCase:
         run = runs.by_id(conn, row.run_id)
         task = tasks.holder(conn, row.task_id, for_update=False)
         spec = lease_message.read_spec(conn, run.id)
@@ -113,10 +130,17 @@ class Harvest:
             base_version=base.version,
             base_sha256=base.published_sha256,
         )
-        return Case(run=run, task=task, job=job, known=_known(conn, run, task, base.version))
+        known = _known(conn, run, task, base.version)
+        drawn = self._draws.drawn(conn, row, run)
+        return GamesCase(run=run, task=task, job=job, known=known, drawn=drawn)
 
     def _decide(
-        self, conn: Connection, contribution_id: int, case: Case, found: Inspection, sha256: str
+        self,
+        conn: Connection,
+        contribution_id: int,
+        case: GamesCase,
+        found: Inspection,
+        sha256: str,
     ) -> None:
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
@@ -141,17 +165,34 @@ class Harvest:
         )
         if judgement.state == "rejected":
             self._reject(conn, row, run, judgement, now)
+            if case.drawn and judgement.reason == Reason.GAMES.value:
+                self._proved(conn, row, "unproven", judgement.message)
             return
         tasks.finish(conn, row.task_id, now)
         if judgement.state == "accepted":
-            accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id, accepted=1)
+            accounts.set_trust(
+                conn, row.volunteer_id, trust.accepted, row.worker_id, accepted_micro=price
+            )
             self._keep(conn, row, case, found, sha256)
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
-        escrow.vest_due(conn, row.volunteer_id, now)
+        if case.drawn and judgement is not SUSPENDED:
+            self._proved(conn, row, "passed", f"all of {counted(found.games, 'game')} replayed")
+
+    def _proved(self, conn: Connection, row: ContributionRow, result: Result, said: str) -> None:
+        """Store a draw that was settled with the verdict: the referee had replayed everything."""
+        now = self._clock.now()
+        order = Order(wanted=[], work="{}", flops=0.0, kind="", due_at=now)
+        accounts.count_draw(conn, row.volunteer_id)
+        settle(conn, recomputes.add(conn, row, order), result, (said, "{}"), now)
 
     def _keep(
-        self, conn: Connection, row: ContributionRow, case: Case, found: Inspection, sha256: str
+        self,
+        conn: Connection,
+        row: ContributionRow,
+        case: GamesCase,
+        found: Inspection,
+        sha256: str,
     ) -> None:
         now = self._clock.now()
         if case.match:
@@ -213,7 +254,7 @@ def games_of(run: RunRow) -> Games:
     return found
 
 
-def judge(case: Case, found: Inspection, run_state: str) -> Judgement:
+def judge(case: GamesCase, found: Inspection, run_state: str) -> Judgement:
     """The verdict on a file of games."""
     missing = max(0, case.asked - found.games - found.refused - found.stale)
     bad = found.refused + missing

@@ -189,7 +189,7 @@ class VolunteerDetail(Detail):
         facts = [
             ("state", ", ".join(t for t in (person.state, person.standing) if t)),
             ("label", printable(person.label, 80)),
-            ("trust", f"{person.trust:.2f}, {count(person.passed)} checks passed"),
+            ("trust", f"{person.trust:.2f}, {count(person.proofs)} draws passed"),
             ("suspended", printable(person.reason, 200)),
             ("seen", f"first {age(person.first_seen, now)} ago, last {age(person.last_seen, now)}"),
             ("work", f"{count(work.accepted)} good, {count(work.merged)} merged"),

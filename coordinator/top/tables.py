@@ -290,13 +290,12 @@ def facts(seen: Overview) -> Iterator[tuple[str, str]]:
     yield "an hour", _flows(seen)
     yield "verdicts", _verdicts(seen)
     yield "refusals", ", ".join(f"{count(r.count)} {_text(r.reason, 24)}" for r in seen.refusals)
-    for name, found in (("forward", seen.forward), ("recompute", seen.recompute)):
-        said = [
-            f"{getattr(found, each)} {each}"
-            for each in ("passed", "failed", "unclear", "unproven", "open")
-            if getattr(found, each)
-        ]
-        yield f"{name} checks", ", ".join(said)
+    said = [
+        f"{getattr(seen.recompute, each)} {each}"
+        for each in ("passed", "failed", "unproven", "open")
+        if getattr(seen.recompute, each)
+    ]
+    yield "draws", ", ".join(said)
     yield from _machine(seen)
 
 

@@ -85,7 +85,6 @@ class Overviews:
             newest_refused=counted.newest_refused,
             newest_decided=counted.newest_decided,
             refusals=counted.refusals,
-            forward=counted.forward,
             recompute=counted.recompute,
             database=msgspec.structs.replace(counted.database, failed=self._db.failed),
             backup_at=counted.backup_at,

@@ -25,7 +25,6 @@ from coordinator.database import (
     uploads,
     versions,
 )
-from coordinator.database.ledger import escrow
 from coordinator.database.runs import RunRow
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import settle_accepted
@@ -86,11 +85,7 @@ class Upkeep:
                 await self._try("uploads", self._uploads.expire())
                 await self._try("prune", self.prune())
                 await self._try("sweep", self.sweep())
-                await self._try("vest", self._db.write(self._vest))
             await watch.wait(TICK_S)
-
-    def _vest(self, conn: Connection) -> int:
-        return escrow.vest_aged(conn, self._clock.now())
 
     async def _try(self, chore: str, work: Awaitable[object]) -> None:
         try:

@@ -176,7 +176,9 @@ class Me(Message):
     merged: int
     device_s: float
     workers: tuple[WorkerInfo, ...]
-    escrow_micro: int = 0  # earned once enough later work stands behind it
+    escrow_micro: int = 0  # at stake until later work that is drawn agrees
+    proving: int = 0  # draws without a result
+    proved_in_s: float | None = None  # about, until these are done; None where nobody knows
     debt_micro: int = 0  # taken back after it was spent; later pay settles it first
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
     held_micro: int = 0  # for answers under way: spent, or given back, when they end
@@ -187,6 +189,13 @@ class Me(Message):
     def balance_micro(self) -> int:
         """Return what may be spent now; less than nothing while something is owed."""
         return self.earned_micro - self.spent_micro - self.held_micro
+
+
+class Forfeited(Message):
+    """Pay that was at stake and is given up."""
+
+    questions: int  # that were open; without any nothing is given up
+    amount_micro: int
 
 
 class LinkCode(Message):

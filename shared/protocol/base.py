@@ -31,6 +31,7 @@ class Reason(StrEnum):
     RUN_ENDED = "run_ended"
     ALL_TAKEN = "all_taken"  # every task is being done by others
     IN_FLIGHT = "in_flight"  # this worker holds as many tasks as it may
+    PROOF = "proof"  # this machine has not revealed what it committed to
     MERGING = "merging"
     BANNED = "banned"
     READ_ONLY = "read_only"  # the coordinator's disk is full

@@ -12,6 +12,7 @@ from typing import Any
 from shared.protocol.accounts import (
     BenchmarkRequest,
     Challenge,
+    Forfeited,
     LeaveRequest,
     LinkCode,
     Me,
@@ -174,6 +175,13 @@ RELEASE = Endpoint(
     summary="Give a task back",
     request=ReleaseRequest,
     reply=NOTHING,
+)
+FORFEIT = Endpoint(
+    method="POST",
+    path="/me/forfeit",
+    operation="recomputes.forfeit",
+    summary="Give up all that is at stake, where a machine cannot reveal what it is asked for",
+    reply=Forfeited,
 )
 SUBMIT = Endpoint(
     method="POST",

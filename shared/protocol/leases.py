@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.protocol.base import Count, Line, Message, Number, Reason, Size
+from shared.protocol.base import Count, Line, Message, Number, Reason, Size, Word
+from shared.protocol.contributions import REVEAL_MAX
 from shared.protocol.versions import BlobRef, SignedManifest
 from shared.workloads.base import DatasetManifest, Job
 
@@ -86,6 +87,8 @@ class Idle(Message):
     message: str
     retry_after_s: Annotated[float, Meta(ge=0, le=RETRY_S_MAX)]
     version: int | None = None
+    contribution: int = 0  # that the machine must prove first, by revealing these files
+    reveal: Annotated[tuple[Word, ...], Meta(max_length=REVEAL_MAX)] = ()
 
 
 class ClaimReply(Message):

@@ -31,11 +31,6 @@ HEARTBEAT_S = 30.0
 RENEW_S = 90.0
 BODY_RATE_MIN = 1024  # bytes a second of a body, over any window
 
-# Pay in escrow is earned after so many later accepted contributions, or so many days with a check
-# passed since.
-VEST_AFTER = 40
-VEST_DAYS = 30.0
-
 
 def fits_nickname(char: str) -> bool:
     """Return True if a nickname may hold this character."""

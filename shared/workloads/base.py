@@ -186,20 +186,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes = b""
 
 
-class ForwardFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a forward check: did the update learn from the task's own samples?
-
-    `drop`: loss of the base minus loss after the update on samples of the task, or how much of a
-    gradient these confirm; `gap`: that minus the same on foreign samples. `noise`: standard error
-    of the gap.
-    """
-
-    drop: float
-    gap: float
-    noise: float = 0.0
-    whole: bool = False  # a drop of 1 is what honest work has: a share of the gradient
-
-
 class Work(Protocol):
     """One task in progress on one device.
 
@@ -446,20 +432,6 @@ class Workload(Protocol):
 
         The same samples every time.
         """
-
-    def check(
-        self,
-        job: Job,
-        base: Mapping[str, torch.Tensor],
-        updated: Mapping[str, torch.Tensor],
-        data: tuple[Data, Data],
-        seed: int,
-    ) -> ForwardFigures | None:
-        """Measure an update on samples that `seed` chooses among those of its task, and on foreign
-        ones; `data` is the task's and the held-out part. `updated` are the weights after a delta,
-        or the gradient. None: work cannot be checked this way.
-        """
-        return None
 
     def sample(
         self,

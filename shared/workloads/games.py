@@ -147,10 +147,12 @@ class Games(Protocol):
         versions: Sequence[KnownVersion],
         weights: Callable[[int], Path],
         secret: int,
+        *,
+        whole: bool = False,
     ) -> Inspection:
         """Check a file of games that was handed in for `job` (self-play or a match): rules, chance,
         and searches done again at places that `secret` chooses. `weights` gives the file of a
-        version's published weights.
+        version's published weights. With `whole` every search is made again.
 
         Never raises for what a volunteer may have sent. Runs torch.
         """

@@ -436,6 +436,8 @@ class Agent:
         return DeviceLoop(
             device=device,
             claimer=Claimer(
+                evidence=self.store.evidence,
+                life=self._life,
                 device=device,
                 api=api,
                 leases=store.leases,

@@ -16,10 +16,11 @@ from shared.workloads.base import Workload, libraries_here
 from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
-from volunteer.agent.lifecycle import FATAL
+from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.agent.run_choice import Wanted
 from volunteer.i18n.coordinator import idle
 from volunteer.net.api import Api
+from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import HeldLease, Leases
 from volunteer.storage.outbox import Outbox
 
@@ -55,6 +56,8 @@ class Claimer:
     outbox: Outbox
     held: HeldLeases
     ends: LeaseEnds
+    evidence: Evidence
+    life: Lifecycle
     rng: random.Random
     workloads: Callable[[], Mapping[str, Workload]] = dict  # that run here
 
@@ -100,6 +103,9 @@ class Claimer:
             return await self._accept(reply)
         if reply is None:
             return AT_ONCE
+        if reply.contribution:  # its verdict may have been lost
+            self.evidence.ask_for(reply.contribution, reply.reveal)
+            self.life.notify()
         wait = max(0.2, reply.retry_after_s) * self.rng.uniform(1.0, 1.2) if long_poll else 0.0
         message = idle(reply.reason, printable(reply.message))
         return Idle(reason=reply.reason.value, message=message, wait_s=wait)

@@ -60,7 +60,8 @@ class Revealer:
         except FileNotFoundError:
             self.hub.notice(
                 Sentence(
-                    "a file that proves task {task} is not here any more",
+                    "a file that proves task {task} is not here any more: `volunteer forfeit` "
+                    "gives up the pay at stake, and lets this machine go on",
                     task=request.name.partition("-")[0],
                 ),
                 "warning",

@@ -244,9 +244,36 @@ def give(
     return 0
 
 
+def forfeit(
+    *,
+    yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Give up the pay at stake, where a machine lost what it has to prove a task with.
+
+    Its machines get work again then. Without an open question nothing is given up.
+    """
+    from volunteer.i18n.formats import credit
+
+    me = ask_account(profile, lambda api: api.me())
+    if not yes and not confirmed(
+        _("Give up {amount} credits at stake?", amount=credit(me.escrow_micro))
+    ):
+        return 1
+    done = ask_account(profile, lambda api: api.forfeit())
+    if json:
+        return print_json(done)
+    if done.questions:
+        print(_("{amount} credits are given up", amount=credit(done.amount_micro)))
+    else:
+        print(_("no machine of yours is asked for anything: nothing was given up"))
+    return 0
+
+
 def add_to(parent: App) -> None:
     parent.command(key)
-    for command in (usage, generate, chat, give):
+    for command in (usage, generate, chat, give, forfeit):
         parent.command(command)
 
 

@@ -24,7 +24,7 @@ app = App(name="receipts", help="Signed receipts of your payments: list and veri
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
-EARNED, ESCROW = N_("earned"), N_("in escrow")
+EARNED, ESCROW = N_("earned"), N_("at stake")
 KINDS = {"earn": EARNED, "vest": EARNED, "escrow": ESCROW, "answer": EARNED}
 NONE = N_(
     "there are no receipts yet: a volunteer at work fetches them a moment after each payment, and "

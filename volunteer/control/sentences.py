@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from shared.protocol.accounts import Me
 from shared.protocol.heartbeat import Announcement
-from shared.protocol.limits import VEST_AFTER, VEST_DAYS
 from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
@@ -214,14 +213,13 @@ def _measured(e: events.LossMeasured) -> str:
     return f"{said}, {_('{n} of yours in it', n=e.mine)}" if e.mine else said
 
 
-def escrow_words() -> str:
-    """Say when escrow is earned."""
-    return _(
-        "escrow is earned once {more} more of your contributions are accepted, or after {days} "
-        "days with a check passed since",
-        more=VEST_AFTER,
-        days=number(VEST_DAYS, "g"),
-    )
+def escrow_words(me: Me) -> str:
+    """Say when the pay at stake becomes free."""
+    if not me.proving:
+        return _("free once a later task of yours, drawn by lot, was done again and agrees")
+    if me.proved_in_s is None:
+        return _("being proved: tasks of yours are done again")
+    return _("being proved, about {time}", time=duration(me.proved_in_s))
 
 
 def debt_words() -> str:
@@ -233,8 +231,8 @@ def held_words(me: Me) -> list[str]:
     """Say of credits that are not to be spent when they become earned; nothing without any."""
     lines: list[str] = []
     if me.escrow_micro:
-        held = _("in escrow: {credits}", credits=credit(me.escrow_micro))
-        lines.append(f"{held}; {escrow_words()}")
+        held = _("at stake: {credits}", credits=credit(me.escrow_micro))
+        lines.append(f"{held}; {escrow_words(me)}")
     if me.debt_micro:
         owed = _("owed: {credits}", credits=credit(me.debt_micro))
         lines.append(f"{owed}; {debt_words()}")
@@ -250,7 +248,7 @@ def credits_words(e: events.Credits) -> str:
         pending=credit(me.pending_micro),
     )
     if me.escrow_micro:
-        said += f", {_('{credits} in escrow', credits=credit(me.escrow_micro))}"
+        said += f", {_('{credits} at stake', credits=credit(me.escrow_micro))}"
     if me.debt_micro:
         said += f", {_('{credits} owed', credits=credit(me.debt_micro))}"
     if me.standing == "suspended":

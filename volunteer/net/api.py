@@ -12,6 +12,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import (
     BenchmarkRequest,
     Challenge,
+    Forfeited,
     LeaveRequest,
     LinkCode,
     Me,
@@ -193,6 +194,10 @@ class Api:
         self, task: int, request: ReleaseRequest, patience_s: float = SHORT_S
     ) -> None:
         await self._call(endpoints.RELEASE, {"task": task}, request, patience_s=patience_s)
+
+    async def forfeit(self) -> Forfeited:
+        """Give up what is at stake, where this account is asked for what it lost."""
+        return await self._call(endpoints.FORFEIT, {}, None)
 
     async def upload(self, request: UploadRequest) -> UploadInfo:
         """Open an upload, or find the one that was opened before; not retried here: `Transfers`

@@ -89,6 +89,14 @@ class Evidence:
                 self._note(Request(name=name, files=wanted, contribution=contribution))
             self._collect()
 
+    def ask_for(self, contribution: int, files: tuple[str, ...]) -> None:
+        """Keep files that the coordinator asks for, of whichever result they are."""
+        wanted = set(files)
+        with self._guard:
+            names = [one.name for one in self._requests.values() if wanted <= set(one.files)]
+        for name in names[:1]:
+            self.ask(name, contribution, files)
+
     def drop(self, name: str) -> None:
         """Let the files of a result go."""
         with self._guard:

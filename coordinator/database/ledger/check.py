@@ -18,7 +18,7 @@ from coordinator.database.ledger import hash_chain
 from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, digest
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
-from coordinator.database.tables.trust import escrow, recomputes
+from coordinator.database.tables.trust import escrow
 
 BREACHES_MAX = 100
 STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")  # of a contribution
@@ -123,11 +123,6 @@ def _steps(conn: Connection) -> Iterator[str]:
     )
     n = {kind: func.sum(case((one.c.kind == kind, 1), else_=0)) for kind in STEPS}
     least, most, state = func.min(one.c.amount), func.max(one.c.amount), contributions.c.state
-    waits = exists().where(  # for a recompute, which settles its pay
-        recomputes.c.contribution_id == contributions.c.id,
-        recomputes.c.withheld,
-        recomputes.c.state != "done",
-    )
     bad = {
         "its steps cannot follow from each other": or_(
             n["pending"] != 1,
@@ -141,8 +136,7 @@ def _steps(conn: Connection) -> Iterator[str]:
         "its steps are of different amounts": least != most,
         "another price was posted than it has": contributions.c.price_micro != most,
         "its credit was not paid": state.in_(("merged", "superseded"))
-        & (sum((n[kind] for kind in GIVEN), literal(0)) == 0)
-        & ~waits,
+        & (sum((n[kind] for kind in GIVEN), literal(0)) == 0),
         "its credit was taken back": (state == "accepted") & (n["void"] > 0),
         "its credit was kept": (state == "rejected")
         & (n["void"] + n["forfeit"] + n["reverse"] == 0),
@@ -204,7 +198,7 @@ def _escrow(conn: Connection) -> Iterator[str]:
         if waiting.get(owner, 0) != have.get(owner, 0):
             yield (
                 f"account {owner}/escrow says {have.get(owner, 0)}, "
-                f"{waiting.get(owner, 0)} wait to be vested"
+                f"{waiting.get(owner, 0)} are at stake"
             )
 
 

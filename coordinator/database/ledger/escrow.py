@@ -1,21 +1,21 @@
-"""Pay of contributions that are done: earned at once, or through an escrow.
+"""Pay of contributions that are done: earned at once, or at stake.
 
-    invited, vouched for   pending -> earned
-    everybody else         pending -> escrow; after so much later work, or time: escrow -> earned
-    unproven by recomputes pending -> escrow, until one proves again
-    not comparable here    pending -> escrow, until a check passes
+    vouched for                      pending -> earned
+    up to a draw that passed         pending -> earned
+    everything else                  pending -> escrow; a later draw that passes: escrow -> earned,
+                                     one that does not: escrow -> mint
     suspended, distrusted, or of no weight in a merge: pending -> mint
 
-A row of `escrow` stands for what is not earned yet, beside the ledger's events, which stay. What
-becomes earned settles the debt of its account first.
+A row of `escrow` stands for what is at stake, beside the ledger's events, which stay. What becomes
+earned settles the debt of its account first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, String, cast, delete, exists, insert, select
+from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func, insert, select
 
 from coordinator.database import verdicts
 from coordinator.database.contributions import ContributionRow
@@ -33,20 +33,13 @@ from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.trust import escrow
-from coordinator.rules.standing import (
-    DAY_S,
-    TRUST_MIN,
-    UNPROVEN_MAX,
-    VEST_AFTER,
-    VEST_DAYS,
-    vested,
-)
+from coordinator.rules.standing import TRUST_MIN
 from shared.errors import Conflict
 
-AGED_MAX = 1000  # vested by their age in one transaction
 SUSPENDED = "not paid: this account is suspended"
 DISTRUSTED = f"not paid: the trust in this account is below {TRUST_MIN:g}"
 WEIGHTLESS = "not paid: it counts nothing in a merge"
+LOST = "not paid: a draw of this account proved nothing, and all that was at stake is given up"
 
 _V, _E, _C = volunteers.c, escrow.c, contributions.c
 # No longer pending: paid, or not to be paid. Each is looked up by its unique key.
@@ -57,25 +50,16 @@ _SETTLED = exists().where(
 )
 _WHOSE = (
     select(_C.id.label("contribution"), _SETTLED.label("settled"))
-    .add_columns(_V.standing, _V.invited, _V.trust, _V.accepted, _V.passed, _V.unproven)
+    .add_columns(_V.standing, _V.invited, _V.trust, _V.proven_to)
     .join(volunteers, _V.id == _C.volunteer_id)
     .where(among(_C.id, "ids"))
 )
 _SUSPENDED = select(_V.id).where(among(_V.id, "ids"), _V.standing == "suspended").limit(1)
 _ADD = insert(escrow)
-_BASE = select(
-    _E.contribution_id,
-    _E.volunteer_id,
-    _E.run_id,
-    _E.amount_micro,
-    _E.since,
-    (_V.accepted - _E.accepted).label("accepted_since"),
-    (_V.passed - _E.passed).label("passed_since"),
-    _V.invited,
-).join(volunteers, _V.id == _E.volunteer_id)
-_FREE = _BASE.where(_V.standing != "suspended", _V.unproven < UNPROVEN_MAX, _V.uncompared == 0)
-_OF_ONE = _BASE.where(its(_E.volunteer_id)).order_by(_E.contribution_id)
-_DUE = _FREE.where(its(_E.volunteer_id), _E.accepted <= _V.accepted - VEST_AFTER)
+_OF_ONE = select(escrow).where(its(_E.volunteer_id)).order_by(_E.contribution_id)
+_UP_TO = _OF_ONE.where(_E.contribution_id <= bindparam("last"))
+_SUM = select(func.coalesce(func.sum(_E.amount_micro), 0)).where(its(_E.volunteer_id))
+_SUM_UP_TO = _SUM.where(_E.contribution_id <= bindparam("last"))
 _REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))
 
 
@@ -100,28 +84,21 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
         if why := _why_unpaid(account, row):
             unpaid.setdefault(why, []).append(row)
         else:
-            at_once = account.invited and account.unproven < UNPROVEN_MAX
-            (earned if at_once else held).append(row)
+            (earned if account.invited or row.id <= account.proven_to else held).append(row)
     for why, withheld in unpaid.items():
         withhold(conn, withheld, now)
         verdicts.unpaid(conn, [row.id for row in withheld], why)
     _earn(conn, [Payment.of(row) for row in earned], now)
-    _hold(conn, held, whose, now)
-    paid = sorted({row.volunteer_id for row in (*earned, *held)})
-    # Its own ledger accounts are locked by now: a suspension is seen here, or sees what is here.
-    if paid and conn.execute(_SUSPENDED, {"ids": paid}).first() is not None:
-        raise Conflict("an account was suspended while it was paid")
+    _hold(conn, held, now)
+    _not_suspended(conn, (*earned, *held))
 
 
 def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Put pending credit of an audit into escrow, whosever it is: later work has to stand behind
-    it. Raises Conflict when its account is suspended at this moment.
+    """Put pending credit of an audit at stake, whosever it is. Raises Conflict when its account is
+    suspended at this moment.
     """
-    owners = sorted({row.volunteer_id for row in rows})
-    found = conn.execute(_WHOSE, {"ids": [row.id for row in rows]})
-    _hold(conn, rows, {each.contribution: each for each in found}, now)
-    if conn.execute(_SUSPENDED, {"ids": owners}).first() is not None:
-        raise Conflict("an account was suspended while it was paid")
+    _hold(conn, rows, now)
+    _not_suspended(conn, rows)
 
 
 def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
@@ -129,33 +106,33 @@ def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> N
     post_void_many(conn, [Payment.of(row) for row in rows], now)
 
 
-def vest_due(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Vest what enough later work of an account stands behind; how many.
+def free(conn: Connection, volunteer_id: str, last: int | None, now: float) -> int:
+    """Free what of an account is at stake up to a contribution, or all; how many."""
+    query, given = (_OF_ONE, {}) if last is None else (_UP_TO, {"last": last})
+    rows = [
+        _payment(row) for row in conn.execute(query, {"its_volunteer_id": volunteer_id} | given)
+    ]
+    if rows:
+        post_vested_many(conn, rows, now)
+        _remove(conn, rows)
+        _settle(conn, rows, now)
+    return len(rows)
 
-    For who has just counted an accepted contribution: one indexed query where nothing is due.
-    """
-    return _vest(conn, conn.execute(_DUE, {"its_volunteer_id": volunteer_id}), now)
 
-
-def vest_aged(conn: Connection, now: float) -> int:
-    """Vest what is old enough and of accounts that passed a check since; how many."""
-    old = _FREE.where(_E.since <= now - VEST_DAYS * DAY_S, _E.passed < _V.passed)
-    return _vest(conn, conn.execute(old.order_by(_E.since).limit(AGED_MAX)), now)
-
-
-def vest_all(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Vest all of an account that is vouched for by now; how many."""
-    return _vest(conn, conn.execute(_OF_ONE, {"its_volunteer_id": volunteer_id}), now)
+def at_stake(conn: Connection, volunteer_id: str, last: int | None = None) -> int:
+    """Return the micro-credits that an account has at stake, up to a contribution or all."""
+    query, given = (_SUM, {}) if last is None else (_SUM_UP_TO, {"last": last})
+    return int(conn.execute(query, {"its_volunteer_id": volunteer_id} | given).scalar_one())
 
 
 def waiting(conn: Connection, volunteer_id: str) -> list[Payment]:
-    """Return what an account has in escrow, in the order of its contributions."""
+    """Return what an account has at stake, in the order of its contributions."""
     found = conn.execute(_OF_ONE, {"its_volunteer_id": volunteer_id})
     return [_payment(row) for row in found]
 
 
 def forfeit(conn: Connection, rows: Sequence[Payment], now: float, memo: str = "") -> None:
-    """Take back what is in escrow; each must be there."""
+    """Take back what is at stake; each must be there."""
     post_forfeit_many(conn, rows, now, memo)
     _remove(conn, rows)
 
@@ -169,10 +146,16 @@ def _why_unpaid(account: Any, row: ContributionRow) -> str:
     return WEIGHTLESS if row.weight == 0.0 else ""
 
 
-def _hold(
-    conn: Connection, rows: Sequence[ContributionRow], whose: dict[int, Any], now: float
-) -> None:
-    """Put pay into escrow, with the counters of its accounts."""
+def _not_suspended(conn: Connection, rows: Sequence[ContributionRow]) -> None:
+    """Raise Conflict if an account was suspended while it was paid: its own ledger accounts are
+    locked by now, so a suspension is seen here, or sees what is here.
+    """
+    paid = sorted({row.volunteer_id for row in rows})
+    if paid and conn.execute(_SUSPENDED, {"ids": paid}).first() is not None:
+        raise Conflict("an account was suspended while it was paid")
+
+
+def _hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     if not rows:
         return
     post_escrow_many(conn, [Payment.of(row) for row in rows], now)
@@ -182,9 +165,6 @@ def _hold(
             "volunteer_id": row.volunteer_id,
             "run_id": row.run_id,
             "amount_micro": row.price_micro,
-            "accepted": whose[row.id].accepted,
-            "passed": whose[row.id].passed,
-            "since": now,
         }
         for row in rows
     ]
@@ -195,25 +175,6 @@ def _earn(conn: Connection, rows: Sequence[Payment], now: float) -> None:
     if rows:
         post_earned_many(conn, rows, now)
         _settle(conn, rows, now)
-
-
-def _vest(conn: Connection, found: Iterable[Any], now: float) -> int:
-    """Vest those that the rule says are earned now."""
-    rows = [
-        _payment(row)
-        for row in found
-        if vested(
-            invited=row.invited,
-            accepted_since=row.accepted_since,
-            age_s=now - row.since,
-            passed_since=row.passed_since > 0,
-        )
-    ]
-    if rows:
-        post_vested_many(conn, rows, now)
-        _remove(conn, rows)
-        _settle(conn, rows, now)
-    return len(rows)
 
 
 def _settle(conn: Connection, rows: Sequence[Payment], now: float) -> None:

@@ -4,7 +4,7 @@
     post_earned     pending -> earned    it was merged (or needed no merge)
     post_void       pending -> mint      it was accepted, then set aside
     post_escrow     pending -> escrow    as earned, of an account that nobody vouched for
-    post_vested     escrow  -> earned    enough later work or time stands behind it
+    post_vested     escrow  -> earned    a later draw of its account passed
     post_forfeit    escrow  -> mint      taken back before it was earned
     post_withdrawn  pending -> mint      taken back before it was paid; an event "forfeit" as well
     post_reversal   earned  -> mint      taken back on purpose
@@ -78,7 +78,7 @@ WORDS: Mapping[str, str] = {
     "pending": "pending",
     "earn": "earned",
     "void": "void",
-    "escrow": "in escrow",
+    "escrow": "at stake",
     "vest": "earned",
     "forfeit": "forfeited",
     "reverse": "reversed",
@@ -129,7 +129,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     earned_micro: int = 0
     held_micro: int = 0
     spent_micro: int = 0
-    escrow_micro: int = 0  # earned once enough later work stands behind it
+    escrow_micro: int = 0  # at stake until later work that is drawn agrees
     debt_micro: int = 0  # taken back after it was spent; later pay settles it first
 
     @property

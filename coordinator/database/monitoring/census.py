@@ -19,7 +19,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.games import harvests
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
-from coordinator.database.tables.trust import checks, recomputes
+from coordinator.database.tables.trust import recomputes
 from coordinator.database.volunteers import OFFLINE_S, worker_state
 from coordinator.rules.overview import (
     Census,
@@ -66,7 +66,6 @@ def census(conn: Connection, now: float) -> Census:
         newest_refused=refused,
         newest_decided=decided,
         refusals=_refusals(conn, newest),
-        forward=_forward(conn),
         recompute=_recompute(conn),
         database=DatabaseFigures(kind=conn.dialect.name, bytes=_bytes(conn)),
         backup_at=last_backup(conn),
@@ -268,12 +267,6 @@ def _failures(conn: Connection, now: float) -> Counter[str]:
 # --- checks ---
 
 
-def _forward(conn: Connection) -> CheckCounts:
-    k = checks.c
-    query = select(k.result, k.at).order_by(k.id.desc()).limit(CHECKS_MAX)
-    return _counted((row.result, row.at) for row in conn.execute(query))
-
-
 def _recompute(conn: Connection) -> CheckCounts:
     k = recomputes.c
     query = select(k.result, k.ended_at).order_by(k.contribution_id.desc()).limit(CHECKS_MAX)
@@ -291,7 +284,6 @@ def _counted(rows: Iterable[tuple[str, float | None]]) -> CheckCounts:
     return CheckCounts(
         passed=counts["passed"],
         failed=counts["failed"],
-        unclear=counts["unclear"],
         unproven=counts["unproven"],
         open=counts["open"],
         newest_failed_at=failed_at,

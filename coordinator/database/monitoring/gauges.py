@@ -114,7 +114,7 @@ def _statement() -> Any:
     )
     audited = (
         select(*_row("audits_waiting", empty, audits.c.state, func.count()))
-        .where(audits.c.state.in_(("ordered", "open", "answered")))
+        .where(audits.c.state.in_(("open", "answered")))
         .group_by(audits.c.state)
     )
     unmeasured = select(*_row("evaluations_waiting", empty, empty, func.count())).where(

@@ -35,13 +35,14 @@ volunteers = Table(
     Column("invited", Boolean, nullable=False, server_default=true()),  # vouched for
     Column("network", String(64), nullable=False, server_default=""),  # it registered from
     Column("accepted", BigInteger, nullable=False, server_default="0"),  # contributions, in all
-    Column("passed", Integer, nullable=False, server_default="0"),  # checks, in all
-    Column("forward_streak", Integer, nullable=False, server_default="0"),  # passed in a row
-    Column("recompute_streak", Integer, nullable=False, server_default="0"),
-    # recomputes in a row that it could not prove
-    Column("unproven", Integer, nullable=False, server_default="0"),
-    # recomputes that could not be compared, since a check passed
-    Column("uncompared", Integer, nullable=False, server_default="0"),
+    Column("accepted_micro", BigInteger, nullable=False, server_default="0"),  # their pay
+    # draws that were made, and those of different tasks that passed, since the last that did not
+    Column("draws", Integer, nullable=False, server_default="0"),
+    Column("proofs", Integer, nullable=False, server_default="0"),
+    # contributions up to this one are paid: a draw of that one passed
+    Column("proven_to", Key, nullable=False, server_default="0"),
+    # those up to this one that were not paid then never are
+    Column("lost_to", Key, nullable=False, server_default="0"),
     Column("suspended_reason", Text, nullable=False, server_default=""),
 )
 

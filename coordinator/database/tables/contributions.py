@@ -14,6 +14,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     true,
 )
 
@@ -76,6 +77,8 @@ contributions = Table(
     # of its account, when it was received: statistics need no joins
     Column("vetted", Boolean, nullable=False, server_default=true()),
     Column("network", String(64), nullable=False, server_default=""),
+    # drawn, of an account on probation: merged once its recompute passed
+    Column("unproven", Boolean, nullable=False, server_default=false()),
     # seconds of the checks that were made of it
     Column("checked_s", Double, nullable=False, server_default="0"),
     UniqueConstraint("task_id", "attempt", "part", "tries"),

@@ -1,10 +1,9 @@
-"""Pay in escrow, forward checks, recomputes and sketches of contributions."""
+"""Pay at stake, recomputes, audits, and sketches of contributions."""
 
 from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     Column,
     Double,
     ForeignKey,
@@ -18,7 +17,7 @@ from sqlalchemy import (
 
 from coordinator.database.tables.base import Key, metadata
 
-# Pay that is not earned yet; a row goes when it is vested or forfeit. The ledger's events stay.
+# Pay at stake; a row goes when it is freed or forfeit. The ledger's events stay.
 escrow = Table(
     "escrow",
     metadata,
@@ -26,10 +25,6 @@ escrow = Table(
     Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False),
     Column("run_id", Key, nullable=False),
     Column("amount_micro", BigInteger, nullable=False),
-    # contributions accepted and checks passed of the account, when it was put here
-    Column("accepted", BigInteger, nullable=False),
-    Column("passed", Integer, nullable=False),
-    Column("since", Double, nullable=False, index=True),
 )
 Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
 
@@ -46,44 +41,35 @@ sketches = Table(
 Index("ix_sketches_run", sketches.c.run_id, sketches.c.contribution_id)
 Index("ix_sketches_base", sketches.c.run_id, sketches.c.base_version)
 
-# Forward checks of updates, one each.
-checks = Table(
-    "checks",
-    metadata,
-    Column("id", Key, primary_key=True, autoincrement=True),
-    Column("contribution_id", ForeignKey("contributions.id"), nullable=False, unique=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("volunteer_id", String(64), nullable=False),  # whose it is
-    Column("result", String(16), nullable=False),  # passed, failed, unclear
-    Column("measured", Text, nullable=False),  # ForwardFigures, JSON
-    Column("at", Double, nullable=False),
-)
-Index("ix_checks_newest", checks.c.run_id, checks.c.id)
-
-# Tasks that the coordinator does again, one row a contribution.
+# Draws: contributions whose task is done again, one row each.
 recomputes = Table(
     "recomputes",
     metadata,
     Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("task_id", ForeignKey("tasks.id"), nullable=False),
     Column("volunteer_id", String(64), nullable=False),  # whose it is
+    Column("worker_id", String(64), nullable=False),  # its machine
     Column("state", String(16), nullable=False),  # asked, revealed, done
     Column("wanted", Text, nullable=False),  # SHA-256 of the files to reveal, JSON
     # of checking/case.py, as it was: the row of the task moves on
     Column("work", Text, nullable=False),
-    Column("withheld", Boolean, nullable=False),  # its pay waits for the result
+    Column("flops", Double, nullable=False),  # operations of the task
+    Column("kind", String(16), nullable=False),  # class of the task's device
     Column("result", String(16), nullable=False),  # of rules/checks.py; "" until it is done
     Column("measured", Text, nullable=False),  # Redone, JSON; "{}" where nothing was measured
-    Column("message", Text, nullable=False),
+    Column("message", Text, nullable=False),  # of the result, or why it waits
     Column("asked_at", Double, nullable=False),
     Column("due_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
-    Column("kind", String(16), nullable=False, server_default=""),  # class of the task's device
-    Column("hold", String(32), nullable=False, server_default=""),  # of the auditor that took it
+    Column("hold", String(32), nullable=False, server_default=""),  # of the checker that took it
     Column("held_until", Double, nullable=False, server_default="0"),
-    Column("tries", Integer, nullable=False, server_default="0"),  # of auditors, in vain
+    Column("tries", Integer, nullable=False, server_default="0"),  # of checkers, in vain
 )
 Index("ix_recomputes_open", recomputes.c.state, recomputes.c.contribution_id)
+Index("ix_recomputes_account", recomputes.c.volunteer_id, recomputes.c.contribution_id)
+Index("ix_recomputes_machine", recomputes.c.worker_id, recomputes.c.state)
+Index("ix_recomputes_ended", recomputes.c.ended_at)
 
 # Tasks that volunteers do again for others, one row a contribution that is checked.
 audits = Table(
@@ -92,10 +78,10 @@ audits = Table(
     Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("volunteer_id", String(64), nullable=False),  # whose work is checked
-    Column("state", String(16), nullable=False),  # ordered, open, answered, done
+    Column("state", String(16), nullable=False),  # open, answered, done
     Column("seed", BigInteger, nullable=False),
     Column("task_id", ForeignKey("tasks.id"), nullable=True, unique=True),
-    Column("work", Text, nullable=False),  # of its lease, JSON; "" until it is open
+    Column("work", Text, nullable=False),  # of its lease, JSON
     Column("answer_id", Key, nullable=True),  # the contribution with the sums
     Column("auditor_id", String(64), nullable=False, server_default="", index=True),
     Column("sums", LargeBinary, nullable=True),
@@ -104,9 +90,9 @@ audits = Table(
 )
 Index("ix_audits_state", audits.c.state, audits.c.contribution_id)
 
-# Auditors of the organiser's own, by machine and device.
-auditors = Table(
-    "auditors",
+# Machines of the organiser's own that make recomputes, by machine and device.
+checkers = Table(
+    "checkers",
     metadata,
     Column("name", String(128), primary_key=True),
     Column("kind", String(16), nullable=False),  # class of its device

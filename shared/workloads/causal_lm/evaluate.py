@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.workloads.base import Data, ForwardFigures, Job
+from shared.workloads.base import Data
 from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
 from shared.workloads.causal_lm.decoder import CausalDecoder
 from shared.workloads.causal_lm.model import build
-from shared.workloads.data.token_loss import Loss, Reading, drop_of_update, heldout_loss
+from shared.workloads.data.token_loss import Loss, Reading, heldout_loss
 from shared.workloads.generation.batch import Batch, Sequence
 
 _SHOWN = 120  # tokens of a sample
@@ -35,20 +34,6 @@ def evaluate(
     model = config, frozen_of(config, heldout), learnt_share(heldout.manifest)
     loss = _loss(*model, weights)
     return heldout_loss(loss, _reading(config), heldout, budget_s, stop)
-
-
-def check(
-    job: Job,
-    base: Mapping[str, Tensor],
-    updated: Mapping[str, Tensor],
-    data: tuple[Data, Data],
-    seed: int,
-) -> ForwardFigures:
-    """Figures of a forward check; see `drop_of_update`."""
-    config = CausalConfig.from_dict(job.config)
-    model = config, frozen_of(config, data[0]), learnt_share(data[0].manifest)
-    models = (partial(_loss, *model, base), partial(_loss, *model, updated))
-    return drop_of_update(job, _reading(config), data, seed, models)
 
 
 def continued(decoder: CausalDecoder, prompt: str, seed: int) -> str:

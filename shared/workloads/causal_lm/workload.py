@@ -20,7 +20,6 @@ from shared.workloads.base import (
     DatasetManifest,
     DatasetWanted,
     Decoder,
-    ForwardFigures,
     Job,
     Origin,
     Sample,
@@ -140,21 +139,6 @@ class CausalWorkload(Workload):
         if heldout is None:
             raise BadRequest("causal-lm is measured on held-out text, so it needs a dataset")
         return evaluate(CausalConfig.from_dict(config), weights, heldout, budget_s, stop)
-
-    def check(
-        self,
-        job: Job,
-        base: Mapping[str, torch.Tensor],
-        updated: Mapping[str, torch.Tensor],
-        data: tuple[Data, Data],
-        seed: int,
-    ) -> ForwardFigures | None:
-        from shared.workloads.causal_lm.evaluate import check
-        from shared.workloads.training.forward_check import figures
-
-        if job.update == "delta":
-            return check(job, base, updated, data, seed)
-        return figures(self, job, (base, updated), data, seed)
 
     def sample(
         self,

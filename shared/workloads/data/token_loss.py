@@ -13,16 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Data, ForwardFigures, Job
-from shared.workloads.data.pass_order import PassOrder
-from shared.workloads.data.windows import Windows, of_pass, spread, windows_of
+from shared.workloads.base import Data
+from shared.workloads.data.windows import Windows, spread, windows_of
 
 _EVAL_TOKENS = 32_768
 _EVAL_FLOPS = 6e11  # a quarter of a minute on a slow core
-_CHECKED = 32  # windows of a forward check, of the task and foreign ones each
-_CHECKED_MIN = 4  # of a model so large that fewer fit into the work of a check
-_CHECK_FLOPS = 2e12  # of all its forward passes: a minute on a slow core
-_CHECKED_FROM = 4096  # held-out windows that those are drawn from
 _LOGITS_MAX = 16 << 20  # elements held at a time
 
 Loss = Callable[[NDArray[np.int64]], float]  # tokens (B, T + 1) to the mean loss, nats a token
@@ -70,46 +65,3 @@ def heldout_loss(
     if bytes_per_token > 0:
         found["bits_per_byte"] = mean / math.log(2) / bytes_per_token
     return found
-
-
-def drop_of_update(
-    job: Job,
-    reading: Reading,
-    data: tuple[Data, Data],
-    seed: int,
-    models: tuple[Callable[[], Loss], Callable[[], Loss]],
-) -> ForwardFigures:
-    """Compare the loss before and after an update on windows of its task, and on held-out ones.
-    `models` make the base and the updated one, each when the other is done with.
-
-    Work on other data, or none, lowers both alike, or neither.
-    """
-    own, heldout = data
-    order = PassOrder(windows_of(own.manifest, reading.context), job.order_seed)
-    mine = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
-    foreign = spread(windows_of(heldout.manifest, reading.context), _CHECKED_FROM)
-    count = max(_CHECKED_MIN, min(_CHECKED, int(_CHECK_FLOPS / (4 * reading.forward_flops))))
-    random = np.random.default_rng(seed)
-    tokens = [
-        Windows(source, reading.context, reading.vocab_size, rows).read(0, len(rows))
-        for source, rows in (
-            (own, _drawn(random, mine, count)),
-            (heldout, _drawn(random, foreign, count)),
-        )
-    ]
-    before, after = (
-        [_losses(loss, windows) for windows in tokens] for loss in (make() for make in models)
-    )
-    drops = [was - now for was, now in zip(before, after, strict=True)]
-    drop, other = (float(each.mean()) for each in drops)
-    noise = math.sqrt(sum(float(each.var(ddof=1)) / len(each) for each in drops if len(each) > 1))
-    return ForwardFigures(drop=drop, gap=drop - other, noise=noise)
-
-
-def _drawn(random: np.random.Generator, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    return rows[np.sort(random.permutation(len(rows))[:count])]
-
-
-def _losses(loss: Loss, windows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the loss of each window of (N, T + 1) tokens, (N,), nats a token."""
-    return np.array([loss(row[None]) for row in windows])

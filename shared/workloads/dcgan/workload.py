@@ -17,7 +17,6 @@ from shared.workloads.base import (
     Converted,
     Data,
     DatasetManifest,
-    ForwardFigures,
     Job,
     Sample,
     Traits,
@@ -114,23 +113,6 @@ class DcganWorkload(Workload):
         from shared.workloads.dcgan.evaluate import evaluate
 
         return evaluate(DcganConfig.from_dict(config), weights, heldout, budget_s, stop)
-
-    def check(
-        self,
-        job: Job,
-        base: Mapping[str, torch.Tensor],
-        updated: Mapping[str, torch.Tensor],
-        data: tuple[Data, Data],
-        seed: int,
-    ) -> ForwardFigures | None:
-        from shared.workloads.dcgan.check import SLICE_MIN, drop_of_update
-        from shared.workloads.training.forward_check import Parts, agreement_of_parts
-
-        if job.update == "delta":
-            return drop_of_update(job, base, updated, data[0], seed)
-        networks = dcgan_config.DISCRIMINATOR, dcgan_config.GENERATOR
-        parts = Parts(starts=networks, least=SLICE_MIN)
-        return agreement_of_parts(self, job, (base, updated), data[0], seed, parts)
 
     def sample(
         self,

@@ -64,6 +64,8 @@ class GomokuGames(Games):
         versions: Sequence[KnownVersion],
         weights: Callable[[int], Path],
         secret: int,
+        *,
+        whole: bool = False,
     ) -> Inspection:
         """See `Games.inspect`. Games in order are kept even when others of the file are not."""
         config, how = GomokuConfig.from_dict(job.config), GomokuOptions.from_dict(job.options)
@@ -78,7 +80,7 @@ class GomokuGames(Games):
             hashes={version.number: version.sha256 for version in versions},
             player=_players(config, weights),
             seed=secret,
-            share=how.match_replay if match else 0.0,
+            share=1.0 if whole else how.match_replay if match else 0.0,
         )
         known = sorted(versions, key=lambda version: version.since_s)
         wrong = numbering(records, job, match=match)

@@ -19,7 +19,6 @@ from shared.workloads.base import (
     Converted,
     Data,
     DatasetManifest,
-    ForwardFigures,
     Job,
     Sample,
     Traits,
@@ -121,18 +120,6 @@ class GomokuWorkload(Workload):
 
         checked = GomokuConfig.from_dict(config)
         return score(checked.rules, NetEvaluator(checked, weights, "cpu"))
-
-    def check(
-        self,
-        job: Job,
-        base: Mapping[str, torch.Tensor],
-        updated: Mapping[str, torch.Tensor],
-        data: tuple[Data, Data],
-        seed: int,
-    ) -> ForwardFigures | None:
-        from shared.workloads.gomoku.check import drop_of_update
-
-        return drop_of_update(job, base, updated, data[0], seed)
 
     def sample(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Data, ForwardFigures, Job
-from shared.workloads.data.token_loss import Loss, Reading, drop_of_update, heldout_loss
+from shared.workloads.base import Data
+from shared.workloads.data.token_loss import Loss, Reading, heldout_loss
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import Gpt, Kept, build
@@ -40,19 +39,6 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of a version; see `heldout_loss`."""
     return heldout_loss(_loss(config, weights), _reading(config), heldout, budget_s, stop)
-
-
-def check(
-    job: Job,
-    base: Mapping[str, Tensor],
-    updated: Mapping[str, Tensor],
-    data: tuple[Data, Data],
-    seed: int,
-) -> ForwardFigures:
-    """Figures of a forward check; see `drop_of_update`."""
-    config = GptConfig.from_dict(job.config)
-    models = (partial(_loss, config, base), partial(_loss, config, updated))
-    return drop_of_update(job, _reading(config), data, seed, models)
 
 
 def _reading(config: GptConfig) -> Reading:

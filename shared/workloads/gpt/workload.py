@@ -17,7 +17,6 @@ from shared.workloads.base import (
     Data,
     DatasetManifest,
     Decoder,
-    ForwardFigures,
     Job,
     Sample,
     Traits,
@@ -131,21 +130,6 @@ class GptWorkload(Workload):
         if heldout is None:
             raise BadRequest("gpt is measured on held-out text, so it needs a dataset")
         return evaluate(GptConfig.from_dict(config), weights, heldout, budget_s, stop)
-
-    def check(
-        self,
-        job: Job,
-        base: Mapping[str, torch.Tensor],
-        updated: Mapping[str, torch.Tensor],
-        data: tuple[Data, Data],
-        seed: int,
-    ) -> ForwardFigures | None:
-        from shared.workloads.gpt.evaluate import check
-        from shared.workloads.training.forward_check import figures
-
-        if job.update == "delta":
-            return check(job, base, updated, data, seed)
-        return figures(self, job, (base, updated), data, seed)
 
     def sample(
         self,

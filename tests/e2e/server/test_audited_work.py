@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.database.auditing.audits import Work
+from coordinator.database.audits import Work
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import audits
 from coordinator.rules import audits as rules

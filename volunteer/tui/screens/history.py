@@ -439,7 +439,7 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
         _fact(_("today"), f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
     ]
     if me.escrow_micro:
-        lines.insert(2, _fact(_("escrow"), credit(me.escrow_micro), "warn"))
+        lines.insert(2, _fact(_("at stake"), credit(me.escrow_micro), "warn"))
     if me.debt_micro:
         lines.insert(1, _fact(_("owed"), credit(me.debt_micro), "bad"))
     if rows:
@@ -469,7 +469,10 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
         )
     )
     lines.append(_fact(_("trust"), number(me.trust, ".0%")))
-    for said in (escrow_words() if me.escrow_micro else "", debt_words() if me.debt_micro else ""):
+    for said in (
+        escrow_words(me) if me.escrow_micro else "",
+        debt_words() if me.debt_micro else "",
+    ):
         lines += [((text, "dim"),) for text in wrap(said, cells, height) if said]
     return lines[:height]
 

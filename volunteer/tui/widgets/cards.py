@@ -189,7 +189,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     )
     lines.append(fact(_("pending"), *pending))
     if me.escrow_micro:
-        lines.append(fact(_("escrow"), (credit(me.escrow_micro), "warn")))
+        lines.append(fact(_("at stake"), (credit(me.escrow_micro), "warn")))
     if me.debt_micro:
         lines.append(fact(_("owed"), (credit(me.debt_micro), "bad")))
     rank = f"{me.rank}" if me.rank is not None else "-"
@@ -197,7 +197,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     lines.append(fact(_("work"), *_work(me, cells - NAME_CELLS, scene.glyphs)))
     if me.escrow_micro:
         lines += [
-            ((text, "dim"),) for text in wrap(escrow_words(), cells, max(1, height - len(lines)))
+            ((text, "dim"),) for text in wrap(escrow_words(me), cells, max(1, height - len(lines)))
         ]
     return lines[:height]
 

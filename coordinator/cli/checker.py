@@ -1,4 +1,4 @@
-"""audit: who did what, whether the record of it was ever changed, and recomputes made here."""
+"""checker: recomputes of volunteers' tasks, made on this machine."""
 
 from __future__ import annotations
 
@@ -8,67 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, as_json_line, table, when
+from coordinator.cli.listing import as_json_line
 from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, Where, call, reached
+from coordinator.cli.target import HERE, Where, reached
 
 if TYPE_CHECKING:
-    from coordinator.admin.auditor import Found, Step, Summary
+    from coordinator.admin.checker import CheckerResult, CheckerStep, CheckerSummary
 
 THREADS_MAX = 1024
 TIMEOUT_S = 120.0  # for one answer of a server
 
-app = App(
-    name="audit",
-    help="The audit log: list its lines, verify that none was changed. Do volunteers' tasks again.",
-)
-
-
-@app.command(name="list")
-def listing(
-    *,
-    limit: Annotated[int, Parameter(help="Number of lines, 1 to 500.")] = 100,
-    before: Annotated[
-        int | None, Parameter(help="Only lines below this number: the last of a page goes on.")
-    ] = None,
-    where: Where = HERE,
-    json: Json = False,
-) -> None:
-    """List what organisers, the coordinator and volunteers did, newest first."""
-    rows = call(where, "audit.list", limit=limit, before=before).rows
-    if json:
-        as_json(rows)
-        return
-    columns = {
-        "line": lambda row: row.id,
-        "at": lambda row: when(row.at),
-        "who": lambda row: row.actor,
-        "what": lambda row: row.action,
-        "to": lambda row: row.subject,
-        "detail": lambda row: row.detail[:100],
-    }
-    table(rows, columns, "Nothing was done yet.")
-
-
-@app.command
-def verify(*, where: Where = HERE, json: Json = False) -> int:
-    """Compute hash chains and the Merkle tree of ledger and audit log again from their rows.
-
-    Exit code 1 where anything was changed, removed or swapped.
-    """
-    report = call(where, "audit.verify")
-    if json:
-        as_json(report)
-        return 1 if report.breaches else 0
-    for breach in report.breaches:
-        print(f"BREACH  {breach}")
-    state = f"{len(report.breaches)} breaches" if report.breaches else "all is well"
-    waiting = f", {report.waiting:,} wait to be sealed" if report.waiting else ""
-    print(
-        f"{state}: {report.audit:,} lines of the audit log and {report.events:,} entries of the "
-        f"ledger, {report.size:,} in the tree with the root {report.root[:16]}{waiting}"
-    )
-    return 1 if report.breaches else 0
+app = App(name="checker", help="Do tasks of volunteers again that were drawn, on this machine.")
 
 
 @app.command
@@ -102,14 +52,16 @@ def work(
     return 1 if done.results["failed"] else 0
 
 
-async def _work(where: Where, device: str, threads: int, once: bool, screen: _Lines) -> Summary:
+async def _work(
+    where: Where, device: str, threads: int, once: bool, screen: _Lines
+) -> CheckerSummary:
     import asyncio
     import signal
     import socket
     import tempfile
     from pathlib import Path
 
-    from coordinator.admin.auditor import Auditor, Downloads
+    from coordinator.admin.checker import Checker, Downloads
     from coordinator.admin.client import Remote
     from coordinator.checking.redo import machine_of
     from coordinator.compute import Compute
@@ -125,23 +77,23 @@ async def _work(where: Where, device: str, threads: int, once: bool, screen: _Li
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)  # the second ends at once
 
-    compute = Compute("audit", torch_threads=threads)
-    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+    compute = Compute("checker", torch_threads=threads)
+    with tempfile.TemporaryDirectory(prefix="checker-") as folder:
         async with reached(where, TIMEOUT_S, "directory") as (ask, there):
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, ended)
             blobs = Downloads(there, Path(folder)) if isinstance(there, Remote) else there.blobs
-            auditor = Auditor(ask, blobs, compute, (name, place, machine), screen.tell)
+            checker = Checker(ask, blobs, compute, (name, place, machine), screen.tell)
             screen.begin(name, machine.model, threads)
             try:
-                await auditor.run(stop, once=once)
+                await checker.run(stop, once=once)
             finally:
                 compute.close()
-            return auditor.summary
+            return checker.summary
 
 
 class _Lines:
-    """Lines about an auditor's work: one a recompute, and on a terminal one that moves."""
+    """Lines about an checker's work: one a recompute, and on a terminal one that moves."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
@@ -150,18 +102,18 @@ class _Lines:
     def begin(self, name: str, model: str, threads: int) -> None:
         if not self._json:
             on = f" ({model})" if model else f", {threads} threads"
-            print(f"Audits as {name}{on}. Ctrl+C ends it and gives back what is under way.")
+            print(f"Checks as {name}{on}. Ctrl+C ends it and gives back what is under way.")
 
-    def tell(self, seen: Step | Found) -> None:
-        from coordinator.admin.auditor import Found
+    def tell(self, seen: CheckerStep | CheckerResult) -> None:
+        from coordinator.admin.checker import CheckerResult
 
-        if isinstance(seen, Found):
+        if isinstance(seen, CheckerResult):
             self._found(seen)
         elif self._moves:
             said = f"{seen.run}, contribution {seen.contribution}: step {seen.step}/{seen.steps}"
             print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
 
-    def _found(self, found: Found) -> None:
+    def _found(self, found: CheckerResult) -> None:
         if self._json:
             as_json_line(found)
             return
@@ -174,7 +126,7 @@ class _Lines:
             flush=True,
         )
 
-    def end(self, done: Summary) -> None:
+    def end(self, done: CheckerSummary) -> None:
         if self._json:
             as_json_line(done)
             return

@@ -1,10 +1,10 @@
-"""Auditing: recomputes that a machine of the organiser's own makes, wherever it stands.
+"""Checkers: machines of the organiser's own that make recomputes, wherever they stand.
 
-    taken      held for ten minutes, and longer by renewing; an auditor that dies lets it go
+    taken      held for ten minutes, and longer by renewing; a checker that dies lets it go
     reported   figures, which the same rules judge as those of the server's own recomputes
-    given back what an auditor could not do goes to another, and after two to the server
+    given back what a checker could not do goes to another, and after two to the server
 
-An auditor is believed: it has the organiser's token. It gets what a comparison takes, and computes
+A checker is believed: it has the organiser's token. It gets what a comparison takes, and computes
 all of it, so that what comes back is a few numbers.
 """
 
@@ -20,7 +20,7 @@ from coordinator.checking.recompute import Recomputes
 from coordinator.checking.redo import Submitted
 from coordinator.database import audit, recomputes
 from coordinator.database.recomputes import RecomputeRow
-from coordinator.rules.checks import OPEN_MAX, Machine, Redone
+from coordinator.rules.checks import Machine, Redone
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
     from coordinator.database.engine.open import Database
 
+ENDED_MAX = 64  # recomputes that end without work, one after the other
 _HOLD = re.compile(r"[0-9a-f]{32}")
 _KIND = re.compile(r"[a-z]{1,16}")
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
+class CheckerTask(msgspec.Struct, frozen=True, kw_only=True):
     """A task to do again."""
 
     contribution: int
@@ -42,23 +43,23 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     given: Submitted
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to an auditor: a task, or none, and how many wait."""
+class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to a checker: a task, or none, and how many wait."""
 
-    task: Audit | None
+    task: CheckerTask | None
     revealed: int  # that could be done now, by whomever
     asked: int  # whose volunteers were asked for their states
 
 
-class Settled(msgspec.Struct, frozen=True, kw_only=True):
+class CheckerVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a recompute; "" where others are to do it."""
 
     result: str
     message: str
 
 
-class Auditing:
-    """Gives recomputes to auditors, and settles what they report."""
+class Checkers:
+    """Gives recomputes to checkers, and settles what they report."""
 
     def __init__(
         self, db: Database, clock: Clock, signals: Signals, recomputes: Recomputes
@@ -68,8 +69,8 @@ class Auditing:
         self._signals = signals
         self._recomputes = recomputes
 
-    async def take(self, name: str, machine: Machine, hold: str) -> Offer:
-        """Return a recompute for an auditor, which has it under the name `hold`: the same again
+    async def take(self, name: str, machine: Machine, hold: str) -> CheckerOffer:
+        """Return a recompute for a checker, which has it under the name `hold`: the same again
         gives the same. Raises BadRequest.
         """
         if not _HOLD.fullmatch(hold):
@@ -79,23 +80,23 @@ class Auditing:
 
         def taken(conn: Connection) -> tuple[RecomputeRow | None, dict[str, int]]:
             now = self._clock.now()
-            if recomputes.see_auditor(conn, name, machine.kind, now):
-                audit.append(conn, "organiser", "audit.work", name, machine.kind, now)
+            if recomputes.see_checker(conn, name, machine.kind, now):
+                audit.append(conn, "organiser", "checker.work", name, machine.kind, now)
             served = recomputes.served(conn, now)
             found = recomputes.hold(conn, hold, machine.kind, served, now)
             return found, recomputes.waiting(conn)
 
-        for _ in range(OPEN_MAX):
+        for _ in range(ENDED_MAX):
             row, waiting = await self._db.write(taken)
             task = None
             if row is not None and (task := await self._task(row)) is None:
                 continue  # it ended without work: the next one
-            return Offer(
+            return CheckerOffer(
                 task=task, revealed=waiting.get("revealed", 0), asked=waiting.get("asked", 0)
             )
         raise Conflict("too many recomputes ended at once: ask again")
 
-    async def _task(self, row: RecomputeRow) -> Audit | None:
+    async def _task(self, row: RecomputeRow) -> CheckerTask | None:
         try:
             prepared = await self._recomputes.prepare(row)
         except VolunteerError:  # what the server's own loop ends with a sentence
@@ -103,16 +104,18 @@ class Auditing:
             return None
         if prepared is None:
             return None
-        return Audit(contribution=row.contribution_id, case=prepared.case, given=prepared.given)
+        return CheckerTask(
+            contribution=row.contribution_id, case=prepared.case, given=prepared.given
+        )
 
     async def renew(self, contribution: int, hold: str) -> bool:
-        """Let an auditor go on; False where what it has is another's by now."""
+        """Let a checker go on; False where what it has is another's by now."""
         now = self._clock.now()
         return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
 
     async def report(
         self, contribution: int, hold: str, found: Redone, on: Machine, seconds: float
-    ) -> Settled:
+    ) -> CheckerVerdict:
         """Settle a recompute by its figures. Raises Conflict where it is another's by now."""
         row = await self._held(contribution, hold)
         if row.state != "done":
@@ -121,17 +124,17 @@ class Auditing:
                 await self._recomputes.judge(row, prepared, found, on, seconds)
         return await self._settled(contribution)
 
-    async def refute(self, contribution: int, hold: str, why: str) -> Settled:
+    async def refute(self, contribution: int, hold: str, why: str) -> CheckerVerdict:
         """Settle a recompute whose evidence is of no use. Raises Conflict."""
         row = await self._held(contribution, hold)
         if row.state != "done":
             await self._recomputes.refute(row, why)
         return await self._settled(contribution)
 
-    async def give_back(self, contribution: int, hold: str, *, failed: bool) -> Settled:
-        """Let others do what an auditor has; where it `failed`, twice at most."""
+    async def give_back(self, contribution: int, hold: str, *, failed: bool) -> CheckerVerdict:
+        """Let others do what a checker has; where it `failed`, twice at most."""
         await self._give_back(contribution, hold, failed=failed)
-        return Settled(result="", message="")
+        return CheckerVerdict(result="", message="")
 
     async def _give_back(self, contribution: int, hold: str, *, failed: bool) -> None:
         await self._db.write(
@@ -150,7 +153,7 @@ class Auditing:
             )
         return row
 
-    async def _settled(self, contribution: int) -> Settled:
+    async def _settled(self, contribution: int) -> CheckerVerdict:
         row = await self._db.read(lambda conn: recomputes.get(conn, contribution))
         assert row is not None
-        return Settled(result=row.result, message=row.message)
+        return CheckerVerdict(result=row.result, message=row.message)

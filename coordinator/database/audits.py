@@ -1,7 +1,6 @@
-"""Audits, from the order to what becomes of the answer.
+"""Audits: recomputes that are offered to volunteers, too, up to what becomes of the answer.
 
-ordered   with a verdict; the states that the task takes are asked for
-open      they are here: its task waits for an auditor, or is done by one
+open      its task waits for an auditor, or is done by one; the server may be faster
 answered  the organiser does the task again
 done      settled, or left to the organiser without an answer
 """
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its, one_of
@@ -23,13 +22,20 @@ from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import audits, recomputes
 from coordinator.database.tasks import FREE, add_beside, awaits_verdict
-from coordinator.rules.audits import AUDIT, LEASES_PER_AUDIT, OPEN_MAX, WAIT_S, Person, Terms
-from coordinator.rules.checks import Machine, Result
+from coordinator.rules.audits import (
+    AUDIT,
+    LEASES_PER_AUDIT,
+    OFFERED_AFTER_S,
+    OPEN_MAX,
+    Person,
+    Terms,
+)
+from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX, Machine, Result
 from shared.decoding import decode
 from shared.protocol.leases import AuditWork
 from shared.workloads.base import DatasetManifest, Job
 
-State = Literal["ordered", "open", "answered", "done"]
+State = Literal["open", "answered", "done"]
 NONE, OTHER = -1, -2  # no invite of an account, and of one that must differ from it
 SEEN_S = 86_400.0  # a machine of an auditor to be
 
@@ -67,10 +73,7 @@ _A, _R, _T, _V = audits.c, recomputes.c, tasks.c, volunteers.c
 _GET = select(audits).where(its(_A.contribution_id))
 _BY_TASK = select(audits).where(its(_A.task_id))
 _ADD = insert(audits)
-_CROWD = select(
-    func.count(),
-    func.coalesce(func.sum(case((_A.volunteer_id == bindparam("volunteer"), 1), else_=0)), 0),
-).where(_A.state.in_(("ordered", "open")))
+_OPEN_NOW = select(func.count()).where(one_of(_A.state, ("open",)))
 _ELSEWHERE = (
     select(_V.id)
     .join(workers, workers.c.volunteer_id == _V.id)
@@ -81,10 +84,12 @@ _ELSEWHERE = (
     .limit(1)
 )
 _TO_OPEN = (
-    select(_A.contribution_id)
-    .join(recomputes, _R.contribution_id == _A.contribution_id)
-    .where(_A.state == "ordered", _R.state == "revealed")
-    .order_by(_A.contribution_id)
+    select(_R.contribution_id)
+    .outerjoin(audits, _A.contribution_id == _R.contribution_id)
+    .where(_A.contribution_id.is_(None), _R.state == "revealed", _R.hold == "")
+    .where(or_(_R.asked_at < bindparam("before"), _R.flops > RECOMPUTE_FLOPS_MAX))
+    .order_by(_R.contribution_id)
+    .limit(bindparam("most"))
 )
 _WAITING = select(_A.task_id, _A.seed, _A.opened_at, _A.work).where(
     _A.state == "open", among(_A.task_id, "ids")
@@ -98,24 +103,22 @@ _HAD = (
     .where(one_of(_T.kind, (AUDIT,)))  # what it gave back, too: it had it
     .group_by(_T.volunteer_id)
 )
-_PASSED = select(func.count()).where(its(_A.auditor_id), _A.result == "passed")
 _CHANGE = update(audits).where(its(_A.contribution_id))
-# never from an auditor of the organiser's that is at it
-_HELD = update(recomputes).where(its(_R.contribution_id), _R.state != "done", _R.hold == "")
 _CANCEL = update(tasks).where(its(_T.id), _T.state.in_(("todo", "discarded")))
-# A run may end while a task of it is opened, which its end then has not cancelled.
-_ENDED = and_(_T.state == "todo", runs.c.state.not_in(OPEN))
+# Nobody is given its task any more, or its recompute has ended without it.
 _ASTRAY = (
     select(audits)
     .join(tasks, _T.id == _A.task_id)
     .join(runs, runs.c.id == _A.run_id)
+    .join(recomputes, _R.contribution_id == _A.contribution_id)
     .where(_A.state == "open", ~awaits_verdict())
-    .where(or_(_T.state.in_(("discarded", "cancelled")), _ENDED))
-)
-_OVER = (
-    select(_T.id)
-    .join(audits, _A.task_id == _T.id)
-    .where(_A.state == "done", _T.state == "todo", ~awaits_verdict())
+    .where(
+        or_(
+            _T.state.in_(("discarded", "cancelled")),
+            and_(_T.state == "todo", runs.c.state.not_in(OPEN)),
+            and_(_T.state == "todo", _R.state == "done"),
+        )
+    )
 )
 _LENT = (
     select(_A.work)
@@ -144,29 +147,20 @@ def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> AuditRow |
     return None if row is None else AuditRow(**row)
 
 
-def has_room(conn: Connection, row: ContributionRow, worker: Person, now: float) -> bool:
-    """Return True if one more may be ordered: few are under way, none of this account, of those on
-    probation half as many, and somebody else is there.
+def to_open(conn: Connection, now: float) -> list[int]:
+    """Return the contributions whose recompute has waited so long, or is so large, that volunteers
+    may make it, too.
     """
-    everybody, own = conn.execute(_CROWD, {"volunteer": row.volunteer_id}).one()
-    if own or everybody >= (OPEN_MAX if row.vetted else OPEN_MAX // 2):
-        return False
+    room = OPEN_MAX - int(conn.execute(_OPEN_NOW).scalar_one())
+    given = {"before": now - OFFERED_AFTER_S, "most": max(0, room)}
+    return list(conn.execute(_TO_OPEN, given).scalars())
+
+
+def is_anybody(conn: Connection, worker: Person, now: float) -> bool:
+    """Return True if somebody is there who may audit the work of another."""
     invite = OTHER if worker.invite is None else worker.invite
-    given = {"volunteer": row.volunteer_id, "invite": invite, "network": worker.network}
+    given = {"volunteer": worker.volunteer, "invite": invite, "network": worker.network}
     return conn.execute(_ELSEWHERE, given | {"since": now - SEEN_S}).first() is not None
-
-
-def add(conn: Connection, row: ContributionRow, seed: int, until: float) -> None:
-    """Order an audit; its recompute is left to it `until` then."""
-    values = {"contribution_id": row.id, "run_id": row.run_id, "volunteer_id": row.volunteer_id}
-    values |= {"state": "ordered", "seed": seed, "task_id": None, "work": "", "result": ""}
-    conn.execute(_ADD, values)
-    _hold(conn, row.id, until)
-
-
-def to_open(conn: Connection) -> list[int]:
-    """Return the contributions of those whose evidence is here."""
-    return list(conn.execute(_TO_OPEN).scalars())
 
 
 def evidence_sizes(conn: Connection, contribution_id: int) -> dict[str, int]:
@@ -174,8 +168,8 @@ def evidence_sizes(conn: Connection, contribution_id: int) -> dict[str, int]:
     return {sha: int(size) for sha, size in conn.execute(_SIZES, {"number": contribution_id})}
 
 
-def open_task(conn: Connection, row: ContributionRow, work: Work, now: float) -> None:
-    """Let the task of an audit wait for its auditor; of one that is `ordered`, and locked."""
+def open_task(conn: Connection, row: ContributionRow, work: Work, seed: int, now: float) -> None:
+    """Let the task of an audit wait for its auditor."""
     job = work.job
     values = {
         "run_id": row.run_id,
@@ -189,9 +183,9 @@ def open_task(conn: Connection, row: ContributionRow, work: Work, now: float) ->
         "options": msgspec.json.encode({"base_version": row.base_version}).decode(),
     }
     number = add_beside(conn, values, now)
-    told = {"state": "open", "task_id": number, "opened_at": now}
-    _change(conn, row.id, **told, work=msgspec.json.encode(work).decode())
-    _hold(conn, row.id, now + WAIT_S)
+    told = {"contribution_id": row.id, "run_id": row.run_id, "volunteer_id": row.volunteer_id}
+    told |= {"state": "open", "task_id": number, "opened_at": now, "seed": seed, "result": ""}
+    conn.execute(_ADD, told | {"work": msgspec.json.encode(work).decode()})
 
 
 def waiting(conn: Connection, ids: Sequence[int], now: float) -> dict[int, Terms]:
@@ -215,7 +209,7 @@ def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
     machine.
     """
     row = by_task(conn, task_id, lock=True)
-    if row is not None and row.work:
+    if row is not None:
         work = decode(row.work, Work)
         work = msgspec.structs.replace(work, declined=work.declined | {volunteer_id})
         _change(conn, row.contribution_id, work=msgspec.json.encode(work).decode())
@@ -256,17 +250,10 @@ def is_lent(conn: Connection, worker_id: str, sha256: str) -> bool:
     return False
 
 
-def passed_by(conn: Connection, volunteer_id: str) -> int:
-    """Return how many answers of an auditor the organiser's own recompute confirmed."""
-    return int(conn.execute(_PASSED, {"its_auditor_id": volunteer_id}).scalar_one())
-
-
 def answer(conn: Connection, row: AuditRow, by: ContributionRow, sums: bytes, state: State) -> None:
-    """Store an answer; unless it is `done` the organiser's recompute may begin now."""
+    """Store an answer; unless it is `done` the organiser does the task again."""
     told = {"answer_id": by.id, "auditor_id": by.volunteer_id, "sums": sums, "state": state}
     _change(conn, row.contribution_id, **told)
-    if state != "done":
-        _hold(conn, row.contribution_id, 0.0)
 
 
 def settle(conn: Connection, row: AuditRow, result: Result | Literal[""], now: float) -> None:
@@ -278,27 +265,11 @@ def settle(conn: Connection, row: AuditRow, result: Result | Literal[""], now: f
         )
 
 
-def leave(conn: Connection, row: AuditRow) -> None:
-    """Leave a recompute to the organiser, without an audit."""
-    _change(conn, row.contribution_id, state="done")
-    _hold(conn, row.contribution_id, 0.0)
-
-
-def tidy(conn: Connection, now: float) -> bool:
-    """Cancel tasks of audits that are settled, which came back behind that, and leave to the
-    organiser what nobody is given any more; True if it has something to do by that.
-    """
-    astray = [AuditRow(**row) for row in conn.execute(_ASTRAY).mappings()]
-    for row in astray:
-        leave(conn, row)
-    for number in conn.execute(_OVER).scalars().all():
-        conn.execute(_CANCEL, {"its_id": number, "state": "cancelled", "ended_at": now, **FREE})
-    return bool(astray)
+def tidy(conn: Connection, now: float) -> None:
+    """Leave to the organiser what nobody is given any more."""
+    for row in conn.execute(_ASTRAY).mappings().all():
+        settle(conn, AuditRow(**row), "", now)
 
 
 def _change(conn: Connection, contribution_id: int, **values: object) -> None:
     conn.execute(_CHANGE, {"its_contribution_id": contribution_id, **values})
-
-
-def _hold(conn: Connection, contribution_id: int, until: float) -> None:
-    conn.execute(_HELD, {"its_contribution_id": contribution_id, "held_until": until})

@@ -1,4 +1,4 @@
-"""An auditor of the organiser's own: takes recomputes from a coordinator, makes them on a device of
+"""A checker, a machine of the organiser's own: takes recomputes from a coordinator, makes them on a device of
 this machine, and reports what it found.
 """
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import structlog
 
-from coordinator.checking.auditing import Audit, Offer, Settled
 from coordinator.checking.case import Local
+from coordinator.checking.checkers import CheckerOffer, CheckerTask, CheckerVerdict
 from coordinator.checking.redo import Files, missing_library, redo
 from coordinator.compute import Compute
 from coordinator.rules.checks import HOLD_S, Machine, Redone
@@ -38,9 +38,9 @@ TRIES, AGAIN_S = 9, 1.0  # of a server that cannot be reached: four minutes
 POLL_S = 10.0  # between questions for work
 RENEW_S = HOLD_S / 6
 GIVEN_BACK = "given back"
-RESULTS = ("passed", "failed", "unclear", "unproven", GIVEN_BACK)
+RESULTS = ("passed", "failed", "unproven", GIVEN_BACK)
 
-log = structlog.get_logger("auditor")
+log = structlog.get_logger("checker")
 
 
 class Ask(Protocol):
@@ -90,8 +90,8 @@ async def patiently(ask: Callable[[], Any]) -> Any:
     return await ask()
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """One recompute as an auditor tells of it."""
+class CheckerResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One recompute as a checker tells of it."""
 
     contribution: int
     run: str
@@ -100,7 +100,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class CheckerStep(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a recompute."""
 
     contribution: int
@@ -109,8 +109,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of an auditor, counted."""
+class CheckerSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of a checker, counted."""
 
     results: dict[str, int]
     seconds: float  # spent on recomputes
@@ -118,8 +118,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     asked: int  # whose volunteers have not revealed their states yet
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a recompute: figures, evidence of no use, or trouble of this auditor's own."""
+class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """CheckerOutcome of a recompute: figures, evidence of no use, or trouble of this checker's own."""
 
     found: Redone | None = None
     unusable: str = ""
@@ -128,7 +128,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Auditor:
+class Checker:
     """One worker on one device. `tell` hears of progress and results."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Auditor:
         blobs: Local,
         compute: Compute,
         of: tuple[str, str, Machine],
-        tell: Callable[[Step | Found], None],
+        tell: Callable[[CheckerStep | CheckerResult], None],
     ) -> None:
         self._ask = ask
         self._blobs = blobs
@@ -146,11 +146,11 @@ class Auditor:
         self._tell = tell
         self._results = dict.fromkeys(RESULTS, 0)
         self._seconds = 0.0
-        self._offer = Offer(task=None, revealed=0, asked=0)
+        self._offer = CheckerOffer(task=None, revealed=0, asked=0)
 
     @property
-    def summary(self) -> Summary:
-        return Summary(
+    def summary(self) -> CheckerSummary:
+        return CheckerSummary(
             results=self._results,
             seconds=self._seconds,
             revealed=self._offer.revealed,
@@ -158,7 +158,7 @@ class Auditor:
         )
 
     async def run(self, stop: asyncio.Event, *, once: bool = False) -> None:
-        """Make recomputes until `stop`, or with `once` until none waits that this auditor may
+        """Make recomputes until `stop`, or with `once` until none waits that this checker may
         have. What is under way when it is stopped is given back.
         """
         while not stop.is_set():
@@ -174,7 +174,7 @@ class Auditor:
         hold = secrets.token_hex(16)
         kind, model = self._machine.kind, self._machine.model
         self._offer = await patiently(
-            lambda: self._ask("audit.take", name=self._name, kind=kind, model=model, hold=hold)
+            lambda: self._ask("checker.take", name=self._name, kind=kind, model=model, hold=hold)
         )
         task = self._offer.task
         if task is None:
@@ -183,7 +183,7 @@ class Auditor:
         settled = await self._reported(task, hold, outcome)
         if isinstance(self._blobs, Downloads):
             self._blobs.tidy()
-        found = Found(
+        found = CheckerResult(
             contribution=task.contribution,
             run=task.case.run.name,
             result=settled.result or GIVEN_BACK,
@@ -195,7 +195,9 @@ class Auditor:
         self._tell(found)
         return True
 
-    async def _reported(self, task: Audit, hold: str, outcome: Outcome) -> Settled:
+    async def _reported(
+        self, task: CheckerTask, hold: str, outcome: CheckerOutcome
+    ) -> CheckerVerdict:
         figures = None if outcome.found is None else msgspec.to_builtins(outcome.found)
         told = {
             "contribution": task.contribution,
@@ -208,13 +210,13 @@ class Auditor:
             "seconds": outcome.seconds,
         }
         try:
-            settled: Settled = await patiently(lambda: self._ask("audit.report", **told))
+            settled: CheckerVerdict = await patiently(lambda: self._ask("checker.report", **told))
         except (Conflict, NotFound) as error:
-            return Settled(result="", message=error.message)
+            return CheckerVerdict(result="", message=error.message)
         return settled
 
-    async def _made(self, task: Audit, hold: str, stop: asyncio.Event) -> Outcome:
-        """Return what became of a task: given back where this auditor is to stop, or has lost
+    async def _made(self, task: CheckerTask, hold: str, stop: asyncio.Event) -> CheckerOutcome:
+        """Return what became of a task: given back where this checker is to stop, or has lost
         it.
         """
         ended = Event()
@@ -230,17 +232,19 @@ class Auditor:
                 each.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
-    async def _redone(self, task: Audit, ended: Event) -> Outcome:
+    async def _redone(self, task: CheckerTask, ended: Event) -> CheckerOutcome:
         def tell(step: int, steps: int) -> None:
             if ended.is_set():
                 raise Unavailable("it was interrupted")
             contribution, run = task.contribution, task.case.run.name
-            self._tell(Step(contribution=contribution, run=run, step=step, steps=steps))
+            self._tell(CheckerStep(contribution=contribution, run=run, step=step, steps=steps))
 
         try:
             lacking = missing_library(task.case)  # its workload itself is installed here
             if lacking is not None:
-                return Outcome(failed=True, trouble=f"the library {lacking} is not installed here")
+                return CheckerOutcome(
+                    failed=True, trouble=f"the library {lacking} is not installed here"
+                )
             files = await Files.of(task.case, task.given, self._blobs)
             data = await task.case.data(self._blobs)
         except (VolunteerError, OSError) as error:
@@ -249,25 +253,27 @@ class Auditor:
         try:
             found, seconds = await self._compute.timed(*work)
         except (NotFound, InvalidFrame) as error:  # of what was revealed: the rest is checked
-            return Outcome(unusable=error.message)
+            return CheckerOutcome(unusable=error.message)
         except Unavailable as error:
             return _trouble(error, failed=not ended.is_set())
         except Exception as error:  # of the device, as like as not
             return _trouble(error)
-        return Outcome(found=found, seconds=seconds)
+        return CheckerOutcome(found=found, seconds=seconds)
 
-    async def _lost(self, task: Audit, hold: str) -> None:
+    async def _lost(self, task: CheckerTask, hold: str) -> None:
         """Return when the recompute is another's by now."""
         held = True
         while held:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(VolunteerError):
-                renewed = await self._ask("audit.renew", contribution=task.contribution, hold=hold)
+                renewed = await self._ask(
+                    "checker.renew", contribution=task.contribution, hold=hold
+                )
                 held = renewed.held
 
 
-def _trouble(error: Exception, *, failed: bool = True) -> Outcome:
+def _trouble(error: Exception, *, failed: bool = True) -> CheckerOutcome:
     """Return the outcome of a task that is given back, with the sentence for who watches."""
     message = error.message if isinstance(error, VolunteerError) else why(error)
     said = message or type(error).__name__
-    return Outcome(failed=failed, trouble=said)
+    return CheckerOutcome(failed=failed, trouble=said)

@@ -1,0 +1,74 @@
+"""Commands of checkers: recomputes on machines of the organiser's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from coordinator.admin.command import Ask, Command, reason
+from coordinator.checking.checkers import CheckerOffer, CheckerVerdict
+from coordinator.rules.checks import Machine, Redone
+
+if TYPE_CHECKING:
+    from coordinator.services import Coordinator
+
+
+class TakeRecompute(Ask, frozen=True, kw_only=True):
+    """A checker with this device asks for a task to do again, to hold under a name of its own."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    kind: str
+    model: Annotated[str, Meta(max_length=128)] = ""
+    hold: str
+
+
+class HeldRecompute(Ask, frozen=True, kw_only=True):
+    """A recompute that a checker has."""
+
+    contribution: int
+    hold: str
+
+
+class RenewedRecompute(msgspec.Struct, frozen=True, kw_only=True):
+    """True where the checker goes on."""
+
+    held: bool
+
+
+class ReportRecompute(HeldRecompute, frozen=True, kw_only=True):
+    """End of a recompute: figures, evidence of no use, or given back (`failed` or not)."""
+
+    kind: str
+    model: Annotated[str, Meta(max_length=128)] = ""
+    found: Redone | None = None
+    unusable: str = ""
+    failed: bool = False
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
+
+
+async def take(coordinator: Coordinator, ask: TakeRecompute) -> CheckerOffer:
+    machine = Machine(kind=ask.kind, model=ask.model)
+    return await coordinator.checkers.take(ask.name, machine, ask.hold)
+
+
+async def renew(coordinator: Coordinator, ask: HeldRecompute) -> RenewedRecompute:
+    return RenewedRecompute(held=await coordinator.checkers.renew(ask.contribution, ask.hold))
+
+
+async def report(coordinator: Coordinator, ask: ReportRecompute) -> CheckerVerdict:
+    checkers, place = coordinator.checkers, (ask.contribution, ask.hold)
+    if ask.found is not None:
+        machine = Machine(kind=ask.kind, model=ask.model)
+        return await checkers.report(*place, ask.found, machine, ask.seconds)
+    if ask.unusable:
+        return await checkers.refute(*place, reason(ask.unusable))
+    return await checkers.give_back(*place, failed=ask.failed)
+
+
+COMMANDS = (
+    Command(name="checker.take", request=TakeRecompute, reply=CheckerOffer, run=take),
+    Command(name="checker.renew", request=HeldRecompute, reply=RenewedRecompute, run=renew),
+    Command(name="checker.report", request=ReportRecompute, reply=CheckerVerdict, run=report),
+)

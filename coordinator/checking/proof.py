@@ -1,0 +1,83 @@
+"""Proof: what the result of a draw does to an account, its pay and its update, in one transaction.
+
+passed    frees what was accepted up to it, as far as no older draw is open; ten vet
+failed    suspends: all that is at stake is forfeit, and so is the pay of this contribution
+unproven  all that is at stake is given up, and the account begins its probation again, unless
+          the organiser vouched for it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.accounts.suspension import give_up, suspend
+from coordinator.database import contributions, recomputes, runs, verdicts
+from coordinator.database import volunteers as accounts
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import escrow
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.ledger.reversal import take_back
+from coordinator.database.recomputes import RecomputeRow
+from coordinator.database.volunteers import VolunteerRow
+from coordinator.plan.plan import staleness_weight
+from coordinator.rules import standing
+from coordinator.rules.checks import Result
+from coordinator.runs import phases
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+def settle(
+    conn: Connection, row: RecomputeRow, result: Result, told: tuple[str, str], now: float
+) -> bool:
+    """End a draw, with (sentence, figures as JSON); False where it has ended before."""
+    if not recomputes.end(conn, row.contribution_id, result, told, now):
+        return False
+    account = accounts.locked(conn, row.volunteer_id)
+    if account.standing == "suspended":
+        return True
+    contribution = contributions.by_id(conn, row.contribution_id)
+    if result == "failed":
+        why = f"task {row.task_id} was done again here and is not what was submitted"
+        suspend(conn, account.id, why, now)
+        take_back(conn, [Payment.of(contribution)], why, now)
+        return True
+    before = standing.Account(
+        state=account.standing, invited=account.invited, proofs=account.proofs
+    )
+    fresh = result == "passed" and recomputes.is_fresh(conn, row)
+    after = standing.after_draw(before, result, fresh=fresh)
+    if result == "unproven" and not account.invited:
+        give_up(conn, account.id, f"task {row.task_id} could not be proved: {told[0]}", now)
+    accounts.set_volunteer(conn, account.id, proofs=after.proofs)
+    if after.state != before.state:
+        (accounts.vet if after.state == "vetted" else accounts.doubt)(conn, account.id)
+    if result == "passed":
+        release(conn, account, now)
+        if contribution.unproven and contribution.state == "accepted":
+            _admit(conn, contribution, account, now)
+    return True
+
+
+def release(conn: Connection, account: VolunteerRow, now: float) -> None:
+    """Free what the draws of an account prove by now."""
+    last = recomputes.proven_to(conn, account.id, account.lost_to)
+    if last > account.proven_to:
+        accounts.set_volunteer(conn, account.id, proven_to=last)
+        escrow.free(conn, account.id, last, now)
+
+
+def _admit(conn: Connection, row: ContributionRow, account: VolunteerRow, now: float) -> None:
+    """Let an update that waited for its proof be merged, if it is not too old by now."""
+    run = runs.by_id(conn, row.run_id)
+    plan = phases.at_head(run)
+    weight = 0.0
+    if row.kind == plan.update:
+        weight = staleness_weight(plan, run.head - row.base_version) * account.trust
+    if weight > 0.0:
+        contributions.proved(conn, row.id, weight)
+        return
+    message = f"version {run.head} was merged while it was proved; {verdicts.PAID}"
+    verdicts.decide(conn, row, "superseded", now=now, message=message)
+    escrow.pay(conn, [row], now)

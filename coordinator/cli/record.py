@@ -1,0 +1,67 @@
+"""record: who did what, and whether that was ever changed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from coordinator.cli.listing import as_json, table, when
+from coordinator.cli.runs import Json
+from coordinator.cli.target import HERE, Where, call
+
+app = App(
+    name="record",
+    help="The record of who did what: list its lines, verify that none was changed.",
+)
+
+
+@app.command(name="list")
+def listing(
+    *,
+    limit: Annotated[int, Parameter(help="Number of lines, 1 to 500.")] = 100,
+    before: Annotated[
+        int | None, Parameter(help="Only lines below this number: the last of a page goes on.")
+    ] = None,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """List what organisers, the coordinator and volunteers did, newest first."""
+    rows = call(where, "record.list", limit=limit, before=before).rows
+    if json:
+        as_json(rows)
+        return
+    columns = {
+        "line": lambda row: row.id,
+        "at": lambda row: when(row.at),
+        "who": lambda row: row.actor,
+        "what": lambda row: row.action,
+        "to": lambda row: row.subject,
+        "detail": lambda row: row.detail[:100],
+    }
+    table(rows, columns, "Nothing was done yet.")
+
+
+@app.command
+def verify(*, where: Where = HERE, json: Json = False) -> int:
+    """Compute hash chains and the Merkle tree of ledger and record again from their rows.
+
+    Exit code 1 where anything was changed, removed or swapped.
+    """
+    report = call(where, "record.verify")
+    if json:
+        as_json(report)
+        return 1 if report.breaches else 0
+    for breach in report.breaches:
+        print(f"BREACH  {breach}")
+    state = f"{len(report.breaches)} breaches" if report.breaches else "all is well"
+    waiting = f", {report.waiting:,} wait to be sealed" if report.waiting else ""
+    print(
+        f"{state}: {report.audit:,} lines of the record and {report.events:,} entries of the "
+        f"ledger, {report.size:,} in the tree with the root {report.root[:16]}{waiting}"
+    )
+    return 1 if report.breaches else 0
+
+
+def add_to(parent: App) -> None:
+    parent.command(app)

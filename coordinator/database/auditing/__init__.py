@@ -1,1 +1,0 @@
-"""Audits: tasks that volunteers do again for others."""
