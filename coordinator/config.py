@@ -30,7 +30,7 @@ FLAGS = "command line"  # the last of the sources
 MIB, GIB = 1 << 20, 1 << 30
 MAIL_ADDRESSES_MAX = 10
 
-ENGINES = ("off", "builtin", "transformers")  # that answer prompts; else one at an address
+ENGINES = ("off", "builtin")  # that answer prompts; else one at an address
 _ADDRESS = re.compile(r"https?://[^\s@?#]+")
 _MODEL = re.compile(r"(?P<run>[^\s=@]+)(@(?P<version>[0-9]{1,9}))?\s*=\s*(?P<name>[^\s=]{1,200})")
 _MAIL = re.compile(r"[^\s@,<>\x00-\x1f]{1,64}@[A-Za-z0-9.\-\[\]:]{1,190}")
@@ -249,9 +249,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inference: Annotated[
         str,
         Meta(
-            description="Engine that answers prompts: builtin, transformers (this library's "
-            "continuous batching, with the extra hf), off, or the address of an OpenAI-compatible "
-            "server of yours, e.g. http://127.0.0.1:8000/v1.",
+            description="Engine that answers prompts: builtin, off, or the address of an "
+            "OpenAI-compatible server of yours, e.g. http://127.0.0.1:8000/v1.",
             max_length=2000,
         ),
     ] = "builtin"
