@@ -28,12 +28,10 @@ from shared.proof_of_work import BITS_MAX
 PREFIX = "COORDINATOR_"
 FLAGS = "command line"  # the last of the sources
 MIB, GIB = 1 << 20, 1 << 30
-MAIL_ADDRESSES_MAX = 10
 
-ENGINES = ("off", "builtin", "transformers")  # that answer prompts; else one at an address
+ENGINES = ("off", "builtin")  # that answer prompts; else one at an address
 _ADDRESS = re.compile(r"https?://[^\s@?#]+")
 _MODEL = re.compile(r"(?P<run>[^\s=@]+)(@(?P<version>[0-9]{1,9}))?\s*=\s*(?P<name>[^\s=]{1,200})")
-_MAIL = re.compile(r"[^\s@,<>\x00-\x1f]{1,64}@[A-Za-z0-9.\-\[\]:]{1,190}")
 _Seconds = {"unit": "s"}
 _Bytes = {"unit": "bytes"}
 
@@ -105,33 +103,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="Address that alerts are sent to as JSON by POST; empty = the log only.",
             pattern=r"^(https?://[^\s]+)?$",
             max_length=2000,
-        ),
-    ] = ""
-    alert_mail_to: Annotated[
-        str,
-        Meta(
-            description="Addresses that alerts are mailed to, with commas between; needs smtp_host.",
-            max_length=1000,
-        ),
-    ] = ""
-    alert_mail_from: Annotated[
-        str,
-        Meta(description="Sender of these mails (default: coordinator@smtp_host).", max_length=254),
-    ] = ""
-    smtp_host: Annotated[str, Meta(description="Server that takes these mails.")] = ""
-    smtp_port: Annotated[int, Meta(description="Its port.", ge=1, le=65535)] = 587
-    smtp_security: Annotated[
-        Literal["starttls", "tls", "none"],
-        Meta(
-            description="How it is spoken to: starttls (port 587), tls (465), none for one on this "
-            "machine."
-        ),
-    ] = "starttls"
-    smtp_user: Annotated[
-        str,
-        Meta(
-            description="Name to sign in with; the password is the line of smtp.password in the "
-            "data directory."
         ),
     ] = ""
     alert_stalled_s: Annotated[
@@ -249,9 +220,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inference: Annotated[
         str,
         Meta(
-            description="Engine that answers prompts: builtin, transformers (this library's "
-            "continuous batching, with the extra hf), off, or the address of an OpenAI-compatible "
-            "server of yours, e.g. http://127.0.0.1:8000/v1.",
+            description="Engine that answers prompts: builtin, off, or the address of an "
+            "OpenAI-compatible server of yours, e.g. http://127.0.0.1:8000/v1.",
             max_length=2000,
         ),
     ] = "builtin"
@@ -376,16 +346,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.directory / "admin.token"
 
     @property
-    def mail_addresses(self) -> tuple[str, ...]:
-        """Those that alerts are mailed to."""
-        return tuple(filter(None, (each.strip() for each in self.alert_mail_to.split(","))))
-
-    @property
-    def smtp_password_file(self) -> Path:
-        """The organiser may put the password of the mail server here."""
-        return self.directory / "smtp.password"
-
-    @property
     def metrics_token_file(self) -> Path:
         """The token of who reads the metrics; made on first start, 0600."""
         return self.directory / "metrics.token"
@@ -492,31 +452,12 @@ def model_names(settings: Settings) -> dict[str, str]:
     return found
 
 
-def _check_mail(settings: Settings) -> None:
-    """Raise Configuration for addresses and a server that no mail could go to."""
-    sender = (settings.alert_mail_from,) if settings.alert_mail_from else ()
-    for address in (*settings.mail_addresses, *sender):
-        if not _MAIL.fullmatch(address):
-            raise Configuration(f'"{address[:80]}" is no mail address: write name@example.org')
-    if len(settings.mail_addresses) > MAIL_ADDRESSES_MAX:
-        raise Configuration(f"alert_mail_to takes {MAIL_ADDRESSES_MAX} addresses at most")
-    if settings.alert_mail_to and not settings.smtp_host:
-        raise Configuration("alert_mail_to needs smtp_host: the server that takes the mails")
-    clear = settings.smtp_security == "none" and not is_loopback(settings.smtp_host)
-    if settings.smtp_user and clear:
-        raise Configuration(
-            "smtp_user with smtp_security = none would send the password in the clear: use "
-            "starttls or tls"
-        )
-
-
 def _check(settings: Settings) -> None:
     model_names(settings)
     if settings.inference not in ENGINES and not _reachable(settings.inference):
         raise Configuration(
             f"inference must be {', '.join(ENGINES)} or an address like http://HOST:PORT/v1"
         )
-    _check_mail(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise Configuration("tls_cert and tls_key go together: give both or neither")
     if settings.open and settings.invite_only:

@@ -324,7 +324,7 @@ class Coordinator:
         """Connect the engine that the settings name. Raises Configuration."""
         wanted = self.settings
         engine: Engine | None = None
-        if wanted.inference in ("builtin", "transformers"):
+        if wanted.inference == "builtin":
             power = Power.of(wanted)
             own = BuiltinEngine(self.db, self.clock, self.blobs, power)
             on, manifest = (self.db, self.blobs), self.run_queries.manifest

@@ -36,7 +36,7 @@ async def backup(coordinator: Coordinator, ask: Backup) -> Saved:
     return await make_backup(c.db, c.blobs, c.settings, c.clock, Path(ask.to))
 
 
-async def alerts_test(coordinator: Coordinator, ask: Nothing) -> tuple[Delivered, ...]:
+async def alerts_test(coordinator: Coordinator, ask: Nothing) -> Delivered:
     return await coordinator.alerts.test()
 
 
@@ -45,7 +45,7 @@ async def alerts_list(coordinator: Coordinator, ask: Nothing) -> tuple[Standing,
 
 
 UPKEEP = (
-    Command(name="alerts.test", request=Nothing, reply=tuple[Delivered, ...], run=alerts_test),
+    Command(name="alerts.test", request=Nothing, reply=Delivered, run=alerts_test),
     Command(
         name="alerts.list",
         request=Nothing,

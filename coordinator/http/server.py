@@ -34,7 +34,6 @@ from coordinator.database import runs
 from coordinator.database.runs import RunRow
 from coordinator.http.app import create_app
 from coordinator.http.deadlines import Guard, protocol
-from coordinator.inference.builtin import check_host
 from coordinator.log import configure
 from coordinator.plan.plan import plan
 from coordinator.rules import run_file
@@ -65,7 +64,6 @@ JOIN = "  join    volunteer join "  # begins the line with the join link
 def serve(settings: Settings, say: Callable[[str], None] = print) -> int:
     """Serve until a signal; returns the exit code. Raises Configuration when it cannot begin."""
     configure(settings.log_level, as_json=settings.json_logs)
-    check_host(settings)
     certificate = _certificate(settings)
     listener = listen(settings.host, settings.port)
     with (

@@ -1,5 +1,4 @@
-"""The engine that comes with the coordinator: versions answer in a process of its own, by our own
-batch or by that of the library transformers.
+"""The engine that comes with the coordinator: versions answer in a process of its own.
 
 The process starts with the first prompt, and again, ever later, after it died: whatever it was
 working on is Unavailable then, and nothing else is.
@@ -14,8 +13,7 @@ import secrets
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -50,7 +48,7 @@ from coordinator.inference.messages import (
 )
 from coordinator.runs.definition import definition
 from shared.clock import Clock
-from shared.errors import BY_CODE, Configuration, Internal, Unavailable
+from shared.errors import BY_CODE, Internal, Unavailable
 from shared.workloads.base import ChunkRef
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.generation.batch import Sequence as Wanted
@@ -68,44 +66,20 @@ RESTART_S, RESTART_MAX_S = 1.0, 60.0  # after the first death, and after many in
 log = structlog.get_logger("inference")
 
 
-Host = Literal["builtin", "transformers"]  # whose code writes the texts in the process
-TRANSFORMERS_MIN = (5, 23)  # the library's continuous batching as it is used here
-
-
 class Power(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the machine that the process may take."""
 
     threads: int = 0  # 0: half the cores
     memory_bytes: int = 0  # 0: half of the memory
     device: str = "cpu"
-    host: Host = "builtin"
 
     @classmethod
     def of(cls, settings: Settings) -> Power:
         """Return what the settings allow."""
         return cls(
-            host="transformers" if settings.inference == "transformers" else "builtin",
             threads=settings.inference_threads,
             memory_bytes=settings.inference_memory_bytes,
             device=settings.inference_device,
-        )
-
-
-def check_host(settings: Settings) -> None:
-    """Raise Configuration where the library that the settings name is missing, or too old."""
-    if settings.inference != "transformers":
-        return
-    try:
-        found = version("transformers")
-    except PackageNotFoundError:
-        found = ""
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
-    if numbers < TRANSFORMERS_MIN:
-        least = ".".join(map(str, TRANSFORMERS_MIN))
-        raise Configuration(
-            f"the engine transformers needs this library from version {least} on, and here is "
-            f"{found or 'none'}: pip install 'volunteer[hf]' 'transformers>={least}', or set "
-            "inference to builtin"
         )
 
 
@@ -231,7 +205,6 @@ class BuiltinEngine:
                     str(self._power.threads or max(1, (os.cpu_count() or 1) // 2)),
                     str(self._power.memory_bytes),
                     self._power.device,
-                    self._power.host,
                     pass_fds=[its.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                 )

@@ -14,13 +14,10 @@ import resource
 import signal
 import socket
 import sys
-import traceback
 from collections import OrderedDict
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import Protocol
 
 import msgspec
 import psutil
@@ -49,7 +46,7 @@ from coordinator.inference.messages import (
 from shared import gc_freeze
 from shared.errors import BadRequest, Internal, VolunteerError
 from shared.workloads.base import Reader
-from shared.workloads.generation.batch import Batch, Made, Sequence
+from shared.workloads.generation.batch import Batch, Made
 from shared.workloads.generation.sampling import agrees, uniform
 
 SLOTS = 16
@@ -58,34 +55,14 @@ MEMORY_SHARE = 0.5  # of the machine's, or of the GPU's; beyond that a version i
 ROOM = 0.9  # of it is filled before versions that nobody asks are dropped
 LOADING = 3.0  # memory that loading a version takes, beside the size of its file: its parts are
 # there twice for a moment, and the keys and values of its slots
-TRANSFORMERS = "transformers"  # the library, and the format that it loads
-PAGES_SHARE = 0.25  # of the memory, for the keys and values of one version in pages
 NICENESS = 10  # sockets go first, then checks and evaluation
 EXPENDABLE = "900"  # short of memory, the kernel ends this process first
-
-
-class Texts(Protocol):
-    """The texts that one version writes: those of `Batch`, or of the library transformers."""
-
-    def __len__(self) -> int: ...
-
-    def add(self, sequence: Sequence) -> None:
-        """Take in a sequence. Raises TooManyRequests when too many wait."""
-
-    def cancel(self, id: str) -> None:
-        """Forget a sequence."""
-
-    def step(self) -> Iterator[Made]:
-        """Yield what was made next, of some sequences or of none."""
-
-    def close(self) -> None:
-        """Let go of the memory; nothing is asked any more."""
 
 
 class Loaded:
     """A version that answers, and what it is asked."""
 
-    def __init__(self, reader: Reader, texts: Texts, template: str | None) -> None:
+    def __init__(self, reader: Reader, texts: Batch, template: str | None) -> None:
         self.reader = reader
         self.texts = texts
         self._template = template
@@ -112,9 +89,8 @@ class Loaded:
 class Worker:
     """Carries out the orders of a server, one token of each sequence at a time."""
 
-    def __init__(self, server: socket.socket, memory: Memory, host: str) -> None:
+    def __init__(self, server: socket.socket, memory: Memory) -> None:
         self._server = server
-        self._host = host
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._memory = memory
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()  # the least lately asked first
@@ -196,11 +172,11 @@ class Worker:
             while not self._memory.holds(size) and self._drop():
                 pass
             try:
-                found = _load(model, self._memory, self._host)
+                found = _load(model, self._memory.device)
             except (MemoryError, RuntimeError) as error:
                 if not _too_large(error) or not self._drop(everything=True):
                     raise
-                found = _load(model, self._memory, self._host)
+                found = _load(model, self._memory.device)
             self._loaded[model.key] = found
         self._loaded.move_to_end(model.key)
         return found
@@ -209,7 +185,7 @@ class Worker:
         """Forget the version that was asked least lately, or all; none that is being asked."""
         idle = [key for key, each in self._loaded.items() if not len(each.texts)]
         for key in idle if everything else idle[:1]:
-            self._loaded.pop(key).texts.close()
+            del self._loaded[key]
         gc.collect()
         return bool(idle)
 
@@ -353,7 +329,7 @@ def _device(wanted: str) -> str:
     return "cuda" if there and wanted != "cpu" else "cpu"
 
 
-def _load(model: ModelFiles, memory: Memory, host: str) -> Loaded:
+def _load(model: ModelFiles, device: str) -> Loaded:
     from coordinator.runs.definition import of_file
     from coordinator.runs.version_files import read_weights
 
@@ -362,28 +338,14 @@ def _load(model: ModelFiles, memory: Memory, host: str) -> Loaded:
     tokenizer = None if model.tokenizer is None else Path(model.tokenizer).read_bytes()
     files = {name: Path(path) for name, path in model.files.items()}
     weights = workload.whole(config, read_weights(Path(model.weights), about), files)
-    if host == TRANSFORMERS and TRANSFORMERS in workload.formats:
-        from coordinator.inference.paged_batch import PagedBatch, Room
-
-        room = Room(
-            context=workload.items_per_sample(config),
-            cache_bytes=int(memory.bytes_max * PAGES_SHARE),
-            device=memory.device,
-        )
-        paged = PagedBatch(
-            workload.convert(TRANSFORMERS, config, weights, tokenizer), tokenizer, room
-        )
-        return Loaded(paged, paged, model.template)
-    found = workload.decoder(config, weights, tokenizer, SLOTS, memory.device)
+    found = workload.decoder(config, weights, tokenizer, SLOTS, device)
     if found is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
     return Loaded(found, Batch(found), model.template)
 
 
-def main(descriptor: str, threads: str, memory_bytes: str, wanted: str, host: str) -> None:
-    """Serve the socket of this number with so many threads and so much memory on a device, by the
-    code of a host.
-    """
+def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
+    """Serve the socket of this number with so many threads and so much memory on a device."""
     if wanted == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries look for memory where a GPU is
     with gc_freeze.spared():
@@ -397,11 +359,7 @@ def main(descriptor: str, threads: str, memory_bytes: str, wanted: str, host: st
     torch.set_num_threads(int(threads))
     memory = Memory(int(memory_bytes), _device(wanted))
     memory.limit()
-    try:
-        Worker(socket.socket(fileno=int(descriptor)), memory, host).run()
-    except Exception:
-        traceback.print_exc()
-        os._exit(1)  # whatever threads of a library still run
+    Worker(socket.socket(fileno=int(descriptor)), memory).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Alerts to the organiser: a line in the log, a POST to `alert_webhook`, a mail by `smtp_host`.
+"""Alerts to the organiser: a line in the log, a POST to `alert_webhook`.
 
 Each is said once, and once more when it is over. What stands and what is still to be delivered is
 one value in the database: a restart says nothing twice and forgets nothing, and of several replicas
@@ -26,7 +26,7 @@ from coordinator.upkeep.alert_conditions import (
     here,
     in_database,
 )
-from coordinator.upkeep.alert_delivery import Ways
+from coordinator.upkeep.alert_delivery import deliver
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError
@@ -82,7 +82,6 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     """An alert on its way."""
 
     id: int
-    way: str
     alert: Alert
     tries: int = 0
     next_at: float = 0.0
@@ -103,9 +102,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a test of one way."""
+    """Result of a test."""
 
-    way: str
     problem: str = ""  # "" = it arrived
 
 
@@ -117,7 +115,6 @@ class Alerts:
         self._clock = clock
         self._settings = settings
         self._space = space
-        self._ways = Ways(settings)
         self._machine = socket.gethostname()[:64]
         self._state = State(checked_at=clock.now())
         self._failed_said = -1  # tries to say that the database failed; nothing can be stored then
@@ -187,10 +184,9 @@ class Alerts:
         found = [*local, *in_database(conn, self._settings, now, state.since, _said(state))]
         standing, alerts = advance(state, found, now, self._machine, self._settings.name)
         letters, number = list(state.letters), state.letter
-        for alert in alerts:
-            for way in self._ways.names:
-                number += 1
-                letters.append(Letter(id=number, way=way, alert=alert, next_at=now))
+        for alert in alerts if self._settings.alert_webhook else ():
+            number += 1
+            letters.append(Letter(id=number, alert=alert, next_at=now))
         # A transaction may show an event a little late.
         quiet = not any(each.kind in EVENTS for each in standing) and standing != state.standing
         return State(
@@ -250,11 +246,11 @@ class Alerts:
     async def _send(self, letter: Letter) -> str:
         """Send one; return what went wrong, or ""."""
         alert = letter.alert
-        problem = await self._ways.send(letter.way, alert)
+        problem = await deliver(self._settings.alert_webhook, alert)
         if problem:
             last = letter.tries > len(RETRY_S)
             event = "alert given up" if last else "alert not delivered"
-            log.warning(event, kind=alert.kind, way=letter.way, tries=letter.tries, error=problem)
+            log.warning(event, kind=alert.kind, tries=letter.tries, error=problem)
         return problem
 
     async def _say_failed(self, why: str) -> tuple[Alert, ...]:
@@ -266,8 +262,7 @@ class Alerts:
             log.warning("alert", kind=alert.kind, state=alert.state, message=alert.message)
         if self._failed_said <= len(RETRY_S):
             self._failed_said += 1
-            said = [await self._ways.send(way, alert) for way in self._ways.names]
-            if not any(said):
+            if not await deliver(self._settings.alert_webhook, alert):
                 self._failed_said = len(RETRY_S) + 1
         return (alert,) if first else ()
 
@@ -279,20 +274,12 @@ class Alerts:
 
     # --- for the organiser ---
 
-    async def test(self) -> tuple[Delivered, ...]:
-        """Send a test by every way that is set. Raises NotFound where there is none."""
-        if not self._ways.names:
-            raise NotFound(
-                "no way is set: alert_webhook, or alert_mail_to with smtp_host, see"
-                " docs/monitoring.md"
-            )
+    async def test(self) -> Delivered:
+        """Send a test to the webhook. Raises NotFound where none is set."""
+        if not self._settings.alert_webhook:
+            raise NotFound("alert_webhook is not set, see docs/monitoring.md")
         alert = self._alert("test", "a test: alerts of this server arrive here", self._clock.now())
-        return tuple(
-            [
-                Delivered(way=way, problem=await self._ways.send(way, alert))
-                for way in self._ways.names
-            ]
-        )
+        return Delivered(problem=await deliver(self._settings.alert_webhook, alert))
 
     async def list(self) -> tuple[Standing, ...]:
         """Return what was said and is not over."""

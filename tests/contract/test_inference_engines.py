@@ -1,5 +1,5 @@
-"""One contract, three engines: the built-in one, that of the library transformers, and a URL, which
-is that of another coordinator. Each writes what a plain loop over the model writes.
+"""One contract, two engines: the built-in one, and a URL, which is that of another coordinator. Each
+writes what a plain loop over the model writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coordinator.runs.definition import of_file
 from coordinator.runs.version_files import read_weights
 from shared.clock import SystemClock
 from shared.errors import BadRequest, NotFound, Unavailable
-from shared.workloads.base import Decoder, is_here
+from shared.workloads.base import Decoder
 from shared.workloads.generation.batch import Batch, Sequence
 from tests.support.answering import Answering, answering
 from tests.support.local_coordinator import RUN
@@ -37,7 +37,7 @@ tokens = 4096
 tokens_waiting = 1000000
 """
 PROMPT = "1 plus 1 is"
-NAMES = ["builtin", "url", *(["transformers"] if is_here("transformers") else [])]
+NAMES = ["builtin", "url"]
 
 
 @dataclass
@@ -46,7 +46,6 @@ class Engines:
 
     house: Answering
     builtin: BuiltinEngine
-    transformers: BuiltinEngine
     url: UpstreamEngine
     decoders: list[Decoder]
 
@@ -66,16 +65,16 @@ class Engines:
         return made
 
 
-def process(house: Answering, **power: Any) -> BuiltinEngine:
+def process(house: Answering) -> BuiltinEngine:
     inside = house.coordinator
-    return BuiltinEngine(inside.db, SystemClock(), inside.blobs, Power(threads=1, **power))
+    return BuiltinEngine(inside.db, SystemClock(), inside.blobs, Power(threads=1))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
     async with answering(tmp_path_factory.mktemp("house"), LONG + MANY) as house:
         inside = house.coordinator
-        own, library = process(house), process(house, host="transformers")
+        own = process(house)
         inside.answers.connect(own)
         there = Upstream(url=f"{house.url}/v1", key=house.key)
         url = UpstreamEngine(inside.db, SystemClock(), inside.blobs, there)
@@ -90,13 +89,13 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
             assert found is not None
             decoders.append(found)
         try:
-            yield Engines(house, own, library, url, decoders)
+            yield Engines(house, own, url, decoders)
         finally:
-            for each in (own, library, url):
+            for each in (own, url):
                 await each.close()
 
 
-@pytest.fixture(params=NAMES)  # transformers is left out where the extra is not installed
+@pytest.fixture(params=NAMES)
 def engine(request: pytest.FixtureRequest, engines: Engines) -> Engine:
     return engines.named(request.param)
 
@@ -196,10 +195,8 @@ async def test_killed_processes_cost_what_they_worked_on_and_nothing_else(
     every = [engines.named(name) for name in NAMES]
     streams = [await begin(each, max_tokens=900) for each in every]
     await asyncio.gather(*(anext(stream) for stream in streams))
-    pids = [each.pid for each in (engines.builtin, engines.transformers) if each.pid is not None]
-    assert len(pids) == len(NAMES) - 1  # the one at the URL is the built-in one
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    assert engines.builtin.pid is not None  # the one at the URL is another process
+    os.kill(engines.builtin.pid, signal.SIGKILL)
     for stream in streams:
         with pytest.raises(Unavailable):
             async for _ in stream:

@@ -16,10 +16,6 @@ from coordinator.database.tables.schema import metadata
 from shared.errors import Configuration, Conflict
 
 BATCH_ROWS = 1000
-DROPPED = {  # columns that backups of earlier revisions still have
-    "runs": frozenset({"pass_seed", "median_task_s", "last_merge_at"}),
-    "versions": frozenset({"merge_s"}),
-}
 
 
 def begin_snapshot(conn: Connection) -> None:
@@ -51,13 +47,12 @@ def check_empty(conn: Connection) -> None:
 
 
 def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as they were, without columns that were dropped since; new ones get defaults.
+    """Insert rows as they were.
 
-    Raises Configuration for columns this version does not know.
+    Raises Configuration for a table or columns that this version does not know.
     """
     table = metadata.tables.get(name)
-    gone = DROPPED.get(name, frozenset())
-    if table is None or any(set(row) - gone - set(table.columns.keys()) for row in batch):
+    if table is None or any(set(row) - set(table.columns.keys()) for row in batch):
         raise Configuration(
             "the backup was made by another version; use that version to restore it"
         )
@@ -72,11 +67,7 @@ def _typed(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of JSON with the types of the columns: SQLite keeps booleans as numbers, and
     bytes are base64.
     """
-    return {
-        key: _value(table.columns[key].type, value)
-        for key, value in row.items()
-        if key in table.columns
-    }
+    return {key: _value(table.columns[key].type, value) for key, value in row.items()}
 
 
 def _value(kind: object, value: Any) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-FROZEN = ("postings", "versions")  # no row changes, none goes
-TREE = ("merkle_leaves", "merkle_nodes")  # the same, since the sixth revision
+# No row changes, none is deleted.
+FROZEN = ("postings", "versions", "merkle_leaves", "merkle_nodes")
 SEALED = {  # only the hash chain may be filled in, once
     "events": ("id", "key", "digest", "kind", "run_id", "contribution_id", "memo", "at"),
     "audit": ("id", "at", "actor", "action", "subject", "detail"),
@@ -52,16 +52,8 @@ $$
 """
 
 
-def freeze(connection: Connection, tables: Sequence[str]) -> None:
-    """Let no row of further tables change or go, in a later revision."""
-    build = _postgresql if connection.dialect.name == "postgresql" else _sqlite
-    for table in tables:
-        for statement in build(table, ()):
-            connection.exec_driver_sql(statement)
-
-
 def create(connection: Connection) -> None:
-    """Make the triggers of the first revision."""
+    """Make the triggers of every guarded table."""
     postgresql = connection.dialect.name == "postgresql"
     if postgresql:
         connection.exec_driver_sql(FUNCTION)

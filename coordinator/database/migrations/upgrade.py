@@ -10,26 +10,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 # Oldest first. Known here too, so that opening a database need not load alembic; a test compares.
-REVISIONS: tuple[str, ...] = (
-    "0001",
-    "0002",
-    "0003",
-    "0004",
-    "0005",
-    "0006",
-    "0007",
-    "0009",
-    "0011",
-    "0012",
-    "0020",
-    "0080",
-    "0050",
-    "0060",
-    "0094",
-    "0091",
-    "0101",
-    "0102",
-)
+REVISIONS: tuple[str, ...] = ("0001",)
 
 
 def settings(connection: Connection) -> Config:

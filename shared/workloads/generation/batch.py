@@ -129,14 +129,6 @@ class Batch:
         if (found := self._running.pop(id, None)) is not None:
             self._release(found)
 
-    def close(self) -> None:
-        """Forget every sequence."""
-        for each in (*self._reading, *self._running.values()):
-            self._release(each)
-        self._waiting.clear()
-        self._reading.clear()
-        self._running.clear()
-
     def step(self) -> Iterator[Made]:
         """Advance by a token; yield what was made."""
         self._admit()

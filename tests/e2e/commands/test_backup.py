@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from coordinator.config import Settings
 from coordinator.http.app import opened
-from shared.signing import SigningKey
 from tests.support.command_line import Run, worked
 
 READING = [
@@ -104,40 +102,6 @@ def test_a_backup_brings_everything_back(here: Run, busy: Path, run: Run, tmp_pa
     twice = run("restore", tmp_path / "saved", "--data-dir", new)
     assert twice.code == 1
     assert "new, empty place" in twice.err
-
-
-def _as_of_the_first_revision(saved: Path) -> None:
-    """Give a backup the columns that revision 0001 had, and sign it again."""
-    listed = json.loads((saved / "backup.json").read_bytes())
-    dead = {
-        "runs": {"pass_seed": 7, "median_task_s": None, "last_merge_at": 1.5},
-        "versions": {"merge_s": 0.25},
-    }
-    for name, columns in dead.items():
-        path = saved / "tables" / f"{name}.jsonl"
-        rows = [json.loads(line) | columns for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        listed["tables"][name]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    listed["revision"] = "0001"
-    payload = json.dumps(listed).encode()
-    key = SigningKey.load_or_create(saved / "keys" / "signing.key")
-    (saved / "backup.json").write_bytes(payload)
-    (saved / "backup.sig").write_text(key.sign(payload).hex())
-
-
-def test_a_backup_of_the_first_revision_is_restored(
-    here: Run, busy: Path, run: Run, tmp_path: Path, database_url: str
-) -> None:
-    saved = tmp_path / "saved"
-    here("backup", saved)
-    _as_of_the_first_revision(saved)
-    if database_url.startswith("sqlite"):
-        database_url = f"sqlite:///{tmp_path}/elsewhere.sqlite3"
-    place = ("--data-dir", tmp_path / "new", "--database", database_url)
-    restored = run("restore", saved, *place)
-    assert restored.code == 0, restored.err
-    assert "all is well" in run("check", *place).out
-    assert run("run", "show", "tiny", *place).out == here("run", "show", "tiny").out
 
 
 @pytest.mark.parametrize("part", ["backup.json", "tables/tasks.jsonl", "keys/signing.key", "blobs"])

@@ -390,22 +390,3 @@ def test_a_read_only_data_directory_is_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 78
     assert "cannot be made" in done.stderr
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_an_engine_without_its_library_is_refused_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = tmp_path / "transformers-4.57.0.dist-info"
-    old.mkdir()
-    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    data = str(tmp_path / "data")
-    monkeypatch.setattr(
-        "sys.argv", ["coordinator", "serve", "--inference", "transformers", "--data-dir", data]
-    )
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 78
-    said = " ".join(capsys.readouterr().err.split())
-    assert "from version 5.23 on, and here is 4.57.0: pip install 'volunteer[hf]'" in said
