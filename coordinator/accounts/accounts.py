@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -365,7 +365,7 @@ class Volunteers:
             row = _find(conn, who)
             store.vet(conn, row.id)
             store.set_volunteer(conn, row.id, invited=True)
-            detail = {"vested": escrow.free(conn, row.id, None, now)}
+            detail = {"vested": escrow.free_all(conn, row.id, now)}
             audit.append(conn, "organiser", "volunteer.vouch", row.id, detail, now)
             return row.nickname
 

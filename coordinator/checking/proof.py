@@ -21,7 +21,7 @@ from coordinator.database.recomputes import RecomputeRow
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.plan.plan import staleness_weight
 from coordinator.rules import standing
-from coordinator.rules.checks import Result
+from coordinator.rules.checks import Result, bond
 from coordinator.runs import phases
 
 if TYPE_CHECKING:
@@ -63,9 +63,8 @@ def settle(
 def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     """Free what the draws of an account prove by now."""
     last = recomputes.proven_to(conn, account.id, account.lost_to)
-    if last > account.proven_to:
-        accounts.set_volunteer(conn, account.id, proven_to=last)
-        escrow.free(conn, account.id, last, now)
+    mean = account.accepted_micro / max(1, account.accepted)
+    escrow.free(conn, account.id, last, bond(account.draws, mean), now)
 
 
 def _admit(conn: Connection, row: ContributionRow, account: VolunteerRow, now: float) -> None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open import Database
     from coordinator.storage.blobs import BlobStore
 
+Drawn = Literal["", "drawn", "never"]  # "never": nobody could do its task again
 POLL_S = 60.0  # for evidence that is overdue
 SENTENCE_CHARS_MAX = 500
 GIVEN_UP = "its owner gave it up"
@@ -82,9 +83,7 @@ class Recomputes:
         self._draws = draws
         self._begin_at_once = False  # one was ordered that needs no evidence
 
-    def order(
-        self, conn: Connection, row: ContributionRow, run: RunRow
-    ) -> Literal["", "drawn", "never"]:
+    def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> Drawn:
         """Order the recompute of an update, with its verdict, if it is drawn; "never" where nobody
         could do its task again.
         """
@@ -257,6 +256,7 @@ class Recomputes:
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
             self._signals.notify("contributions")  # what waited for its proof may be merged
             self._signals.notify("queue")  # and its machine has no open question
+            self._signals.notify(f"run:{row.run_id}")
 
     def _settle(
         self,

@@ -269,6 +269,7 @@ _AWAITED = exists().where(
     _W.worker_id == tasks.c.worker_id,
     one_of(_W.kind, UPDATES),
     one_of(_W.state, ("received", "checking", "accepted")),
+    _W.unproven.is_(False),  # what waits for its proof may wait for long
 )
 _AWAITS = (
     select(tasks.c.run_id, runs.c.phase)

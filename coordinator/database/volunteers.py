@@ -48,7 +48,6 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     accepted_micro: int = 0
     draws: int = 0
     proofs: int = 0
-    proven_to: int = 0
     lost_to: int = 0
     suspended_reason: str = ""
 

@@ -22,7 +22,7 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.checking.audits import Audits
-from coordinator.checking.recompute import Recomputes
+from coordinator.checking.recompute import Drawn, Recomputes
 from coordinator.database import (
     contributions,
     runs,
@@ -286,8 +286,11 @@ class Intake:
         if judgement.state == "rejected":
             self._reject(conn, row, found.run, judgement, now)
             return
+        drawn: Drawn = ""
+        if judgement is not validation.SUSPENDED:  # before its part is split off its task
+            drawn = self._recomputes.order(conn, row, found.run)
         submissions.through(conn, row, task, now)
-        self._take(conn, row, found, judgement, now)
+        self._take(conn, row, found, judgement, drawn)
         if judgement.state == "accepted" and self._sketches is not None:
             self._sketches.keep(conn, row, seen)
 
@@ -297,10 +300,10 @@ class Intake:
         row: ContributionRow,
         found: Background,
         judgement: Judgement,
-        now: float,
+        drawn: Drawn,
     ) -> None:
-        """Promise the pay of good work, and draw it; what needs no merge is paid at once."""
-        accepted, lost_to, drawn = judgement.state == "accepted", found.lost_to, ""
+        """Promise the pay of good work; what needs no merge is paid at once."""
+        now, accepted, lost_to = self._clock.now(), judgement.state == "accepted", found.lost_to
         if accepted:
             move, worker, price = trust.accepted, row.worker_id, row.price_micro
             lost_to = accounts.set_trust(conn, row.volunteer_id, move, worker, accepted_micro=price)
@@ -308,7 +311,6 @@ class Intake:
         if judgement is validation.SUSPENDED:
             escrow.withhold(conn, [row], now)
             return
-        drawn = self._recomputes.order(conn, row, found.run)
         if drawn and accepted and not row.vetted:
             contributions.wait_for_proof(conn, row.id)
         never = drawn == "never" and not found.invited

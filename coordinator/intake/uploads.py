@@ -426,6 +426,7 @@ class Uploads:
 
         if await self._db.write(store):
             self._signals.notify("recomputes")
+            self._signals.notify("queue")  # its machine may have other work
         return self._view(row, row.size, complete=True)
 
     async def _drop(self, upload_ids: list[str]) -> None:

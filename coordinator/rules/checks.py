@@ -1,6 +1,6 @@
 """Draws: which contributions are done again, by whom, and what a result proves. Pure rules.
 
-    passed    the recompute agrees: all that was accepted before it is the account's own
+    passed    the recompute agrees: what was accepted before it is the account's own, but for a bond
     failed    it differs on comparable arithmetic: the account is suspended
     unproven  nothing shows that the work was done: what is at stake is given up
 
@@ -58,6 +58,15 @@ def chance(draws: int, price: int, mean: float, floor: float) -> float:
     if not floor:
         return 0.0
     return min(1.0, price / max(1.0, mean) * max(floor, 1.0 / (1 + draws)))
+
+
+def bond(draws: int, mean: float) -> int:
+    """Return the pay that stays at stake when a draw passes: what one could win by faking until the
+    next draw. Where a task is drawn with probability h, whoever fakes it gains its price with
+    1 - h and loses the stake with h, so it never pays with price / h at stake: at any time, also
+    right behind a draw.
+    """
+    return math.ceil(mean / max(FLOOR, 1.0 / (1 + draws)))
 
 
 def drawn(secret: bytes, kind: Kind, contribution: int, digest: str, chance: float) -> bool:

@@ -9,14 +9,17 @@ from sqlalchemy import Connection, insert
 
 from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.suspension import suspend
+from coordinator.checking import proof
 from coordinator.config import Settings
-from coordinator.database import audit, contributions, verdicts, volunteers
+from coordinator.database import audit, contributions, recomputes, verdicts, volunteers
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
+from coordinator.database.recomputes import Order, RecomputeRow
 from coordinator.database.tables import accounts as tables
 from coordinator.database.verdicts import Ruling
-from coordinator.rules.standing import DAY_S, VEST_AFTER, VEST_DAYS
+from coordinator.rules.checks import Result
+from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, Conflict
 from shared.protocol.contributions import Verdict
 from tests.support.account_rows import add_contribution, add_run, breaches
@@ -43,9 +46,8 @@ def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0
     """A contribution that is accepted, counted and merged; its number."""
     number = add_contribution(conn, run, who, "merged", PRICE, weight=weight, version=1)
     row = contributions.by_id(conn, number)
-    volunteers.set_trust(conn, who, as_before, accepted=1)
+    volunteers.set_trust(conn, who, as_before, accepted_micro=PRICE)
     payments.post_pending_many(conn, [Payment.of(row)], now)
-    escrow.vest_due(conn, who, now)
     verdicts.record(conn, [row], Ruling(state="merged", message="merged into version 1"), now)
     escrow.pay(conn, [row], now)
     return number
@@ -56,6 +58,19 @@ def accepted(conn: Connection, run: int, who: str, now: float) -> int:
     number = add_contribution(conn, run, who, "accepted", PRICE, weight=1.0)
     payments.post_pending_many(conn, [Payment.of(contributions.by_id(conn, number))], now)
     return number
+
+
+def draw(conn: Connection, number: int, wanted: tuple[str, ...] = ()) -> RecomputeRow:
+    """The draw of a contribution, whose machine is asked for these files."""
+    row = contributions.by_id(conn, number)
+    order = Order(wanted=list(wanted), work="{}", flops=1e9, kind="cpu", due_at=10.0)
+    volunteers.count_draw(conn, row.volunteer_id)
+    return recomputes.add(conn, row, order)
+
+
+def settle(conn: Connection, row: RecomputeRow, result: Result, now: float = 5.0) -> None:
+    """The end of a draw."""
+    assert proof.settle(conn, row, result, ("", '{"cosine":1.0,"norm_ratio":1.0}'), now)
 
 
 async def verdict(db: Database, number: int) -> Verdict:
@@ -78,33 +93,82 @@ async def setting(db: Database, **values: object) -> int:
     return await db.write(write)
 
 
-async def test_who_is_vouched_for_is_paid_at_once_and_a_stranger_after_later_work(
+async def test_a_stranger_is_paid_by_a_later_draw_that_passes_and_nothing_else(
     database: Database,
 ) -> None:
     run = await setting(database)
     await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
-    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
     assert await have(database, FRIEND) == (0, 0, PRICE)
-    assert await have(database) == (0, PRICE, 0)
-    for _ in range(VEST_AFTER - 1):
+    for _ in range(60):  # neither number nor time frees anything
         await database.write(lambda conn: merged(conn, run, NEW, 2.0))
-    assert await have(database) == (0, PRICE * VEST_AFTER, 0)
-    await database.write(lambda conn: merged(conn, run, NEW, 3.0))
-    assert await have(database) == (0, PRICE * VEST_AFTER, PRICE)
+    assert await have(database) == (0, 60 * PRICE, 0)
+
+    def drawn(conn: Connection) -> None:
+        row = draw(conn, merged(conn, run, NEW, 3.0))
+        waiting = accepted(conn, run, NEW, 3.0)
+        settle(conn, row, "passed", 1e9)
+        assert waiting > row.contribution_id
+
+    await database.write(drawn)
+    kept = 2 * PRICE  # the bond of one draw
+    assert await have(database) == (PRICE, kept, 59 * PRICE)
     assert await breaches(database) == []
 
 
-async def test_time_vests_only_with_a_check_passed_since(database: Database) -> None:
+async def test_nothing_is_freed_past_an_open_question(database: Database) -> None:
+    """Else a machine that never answers for its faked work is paid by the honest one beside it."""
     run = await setting(database)
-    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
-    late = VEST_DAYS * DAY_S + 2.0
-    assert await database.write(lambda conn: escrow.vest_aged(conn, late)) == 0
-    await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, passed=1))
-    assert await database.write(lambda conn: escrow.vest_aged(conn, late - 5.0)) == 0
-    assert await database.write(lambda conn: escrow.vest_aged(conn, late)) == 1
-    assert await have(database) == (0, 0, PRICE)
-    assert await database.write(lambda conn: escrow.vest_aged(conn, late)) == 0
+
+    def drawn(conn: Connection) -> tuple[RecomputeRow, RecomputeRow]:
+        for _ in range(4):
+            merged(conn, run, NEW, 1.0)
+        first = draw(conn, merged(conn, run, NEW, 2.0), ("a" * 64,))
+        second = draw(conn, merged(conn, run, NEW, 3.0))
+        settle(conn, second, "passed")
+        return first, second
+
+    first, _ = await database.write(drawn)
+    assert await have(database) == (0, 6 * PRICE, 0)
+    await database.write(lambda conn: settle(conn, first, "passed"))
+    assert await have(database) == (0, 3 * PRICE, 3 * PRICE)
     assert await breaches(database) == []
+
+
+async def test_what_proves_nothing_costs_all_that_is_at_stake(database: Database) -> None:
+    """Also what was accepted behind it, and what is still being checked at that moment."""
+    run = await setting(database, standing="vetted", proofs=12)
+
+    def drawn(conn: Connection) -> int:
+        for _ in range(3):
+            merged(conn, run, NEW, 1.0)
+        settle(conn, draw(conn, merged(conn, run, NEW, 1.0)), "passed")
+        bad = draw(conn, merged(conn, run, NEW, 2.0))
+        merged(conn, run, NEW, 3.0)
+        accepted(conn, run, NEW, 3.0)
+        checking = add_contribution(conn, run, NEW, "checking", PRICE)
+        settle(conn, bad, "unproven")
+        account = volunteers.existing(conn, NEW)
+        assert (account.standing, account.proofs, account.draws) == ("probation", 0, 0)
+        assert account.lost_to == checking
+        settle(conn, draw(conn, merged(conn, run, NEW, 9.0)), "passed")
+        return checking
+
+    await database.write(drawn)
+    assert await have(database) == (0, PRICE, 2 * PRICE)
+    assert await breaches(database) == []
+
+
+async def test_ten_draws_of_different_tasks_vet(database: Database) -> None:
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> list[str]:
+        states = []
+        for _ in range(PROOFS_MIN):
+            settle(conn, draw(conn, merged(conn, run, NEW, 1.0)), "passed")
+            states.append(volunteers.existing(conn, NEW).standing)
+        return states
+
+    assert await database.write(drawn) == ["probation"] * (PROOFS_MIN - 1) + ["vetted"]
 
 
 async def test_a_suspended_account_forfeits_and_is_not_paid_for_what_is_under_way(
@@ -128,11 +192,11 @@ async def test_a_suspended_account_forfeits_and_is_not_paid_for_what_is_under_wa
     assert said.credits_micro == 0
     said = await verdict(database, waiting)
     assert (said.message, said.credits_micro) == (
-        "this account was suspended: neither merged nor paid", 0,
+        "what this account had at stake is given up: neither merged nor paid", 0,
     )  # fmt: skip
     lines = await database.read(lambda conn: payments.history(conn, NEW, None, 10))
     assert [(line.kind, line.amount_micro, line.memo) for line in reversed(lines)] == [
-        ("pending", PRICE, ""), ("in escrow", PRICE, ""), ("pending", PRICE, ""),
+        ("pending", PRICE, ""), ("at stake", PRICE, ""), ("pending", PRICE, ""),
         ("forfeited", -PRICE, "copies"), ("forfeited", -PRICE, "copies"),
         ("pending", PRICE, ""), ("void", -PRICE, ""),
     ]  # fmt: skip

@@ -11,9 +11,8 @@ import pytest
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from coordinator.accounts.accounts import COUNTED_S
+from coordinator.database import audits, evaluations, recomputes, runs
 from coordinator.database import contributions as contribution_rows
-from coordinator.database import evaluations, recomputes, runs
-from coordinator.database import audits
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.contributions import contributions

@@ -1,4 +1,4 @@
-"""Recomputes from the order to the result, on SQLite and PostgreSQL."""
+"""Draws from the order to the result, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,31 +6,17 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, insert, update
 
-from coordinator.database import checks, contributions, recomputes, volunteers
+from coordinator.checking import proof
+from coordinator.database import contributions, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
-from coordinator.database.ledger import escrow
+from coordinator.database.recomputes import Order, RecomputeRow
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads
-from coordinator.rules.checks import (
-    ACCOUNT_OPEN_MAX,
-    AUDITOR_AWAY_S,
-    AUDITS_WAITING_MAX,
-    NEWCOMERS_OPEN_MAX,
-    Result,
-    device_kind,
-)
-from coordinator.rules.standing import (
-    DAY_S,
-    PASSED_MIN,
-    UNCOMPARED_MAX,
-    UNPROVEN_MAX,
-    VEST_AFTER,
-    VEST_DAYS,
-)
+from coordinator.rules.checks import CHECKER_AWAY_S, RECOMPUTE_FLOPS_MAX, device_kind
 from shared.protocol.contributions import Commitment, SubmitRequest
-from shared.workloads.base import ChunkRef, DatasetManifest, ForwardFigures
-from tests.contract.test_escrow import FRIEND, NEW, have, merged, setting
+from shared.workloads.base import ChunkRef, DatasetManifest
+from tests.contract.test_escrow import FRIEND, NEW, add, draw, have, merged, setting, settle
 from tests.support.account_rows import add_contribution
 
 INNER, LEFT = "a" * 64, "b" * 64
@@ -55,8 +41,18 @@ def committed(
     return contributions.by_id(conn, number)
 
 
-def order(conn: Connection, row: ContributionRow, wanted: list[str], due_at: float = 10.0) -> None:
-    recomputes.add(conn, row, (wanted, "{}"), withheld=False, due_at=due_at)
+def order(
+    conn: Connection,
+    row: ContributionRow,
+    wanted: tuple[str, ...] = (),
+    *,
+    flops: float = 1e9,
+    kind: str = "cpu",
+    work: str = "{}",
+) -> RecomputeRow:
+    """A draw of a contribution, whose machine is asked for these files."""
+    told = Order(wanted=list(wanted), work=work, flops=flops, kind=kind, due_at=10.0)
+    return recomputes.add(conn, row, told)
 
 
 def arrived(conn: Connection, row: ContributionRow, sha256: str) -> bool:
@@ -76,7 +72,7 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
 
     def play(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
-        order(conn, row, [INNER, LEFT])
+        order(conn, row, (INNER, LEFT))
         assert recomputes.waiting(conn) == {"asked": 1}
         assert recomputes.first(conn, 99.0) is None
         assert recomputes.wants(conn, row.id, NEW, LEFT)
@@ -88,10 +84,10 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
         found = recomputes.first(conn, 99.0)
         assert found is not None
         assert recomputes.overdue(conn, 99.0) == []
-        assert recomputes.end(conn, found, "passed", "", "{}", 2.0)
-        assert not recomputes.end(conn, found, "failed", "", "{}", 3.0)  # another replica
+        assert proof.settle(conn, found, "passed", ("", "{}"), 2.0)
+        assert not proof.settle(conn, found, "failed", ("", "{}"), 3.0)  # another replica
         account = volunteers.existing(conn, NEW)
-        assert (account.recompute_streak, account.passed, account.unproven) == (1, 1, 0)
+        assert (account.proofs, account.standing) == (1, "probation")
         assert recomputes.waiting(conn) == {}
         assert recomputes.blobs_in_use(conn) == set()
 
@@ -111,12 +107,10 @@ async def test_games_that_a_learner_read_are_kept_until_its_task_was_done_again(
     def play(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
         work = msgspec.json.encode({"window": window, "base_sha256": "e" * 64}).decode()
-        recomputes.add(conn, row, ([LEFT], work), withheld=False, due_at=10.0)
+        order(conn, row, (LEFT,), work=work)
         assert "d" * 64 in recomputes.blobs_in_use(conn)
         arrived(conn, row, LEFT)
-        found = recomputes.first(conn, 99.0)
-        assert found is not None
-        recomputes.end(conn, found, "passed", "", "{}", 2.0)
+        recomputes.end(conn, row.id, "passed", ("", "{}"), 2.0)
         assert recomputes.blobs_in_use(conn) == set()
 
     await database.write(play)
@@ -164,194 +158,16 @@ async def test_what_a_task_left_goes_on_once_and_only_from_good_work(
     await database.write(play)
 
 
-async def test_what_is_never_proved_is_paid_into_escrow_until_one_passes(
-    database: Database,
-) -> None:
-    run = await setting(database)
-
-    def unproven(conn: Connection) -> None:
-        for _ in range(UNPROVEN_MAX):
-            order(conn, committed(conn, run, "", LEFT), [LEFT])
-        for row in recomputes.overdue(conn, 11.0):
-            assert recomputes.end(conn, row, "unproven", "not revealed", "{}", 11.0)
-        for _ in range(VEST_AFTER + 1):
-            merged(conn, run, NEW, 12.0)
-
-    await database.write(unproven)
-    assert (await have(database))[2] == 0  # nothing is earned
-
-    def proved(conn: Connection) -> None:
-        row = committed(conn, run, "", LEFT)
-        order(conn, row, [])
-        found = recomputes.first(conn, 99.0)
-        assert found is not None
-        recomputes.end(conn, found, "passed", "", "{}", 13.0)
-        assert escrow.vest_due(conn, NEW, 13.0) > 0
-
-    await database.write(proved)
-    assert (await have(database))[2] > 0
-
-
-def redone(conn: Connection, run: int, result: Result, now: float = 2.0) -> None:
-    """A contribution whose task was done again, with figures."""
-    row = committed(conn, run, "", LEFT)
-    order(conn, row, [])
-    found = recomputes.first(conn, 99.0)
-    assert found is not None
-    assert recomputes.end(conn, found, result, "", '{"cosine": 0.5}', now)
-
-
-def looked_at(conn: Connection, run: int) -> None:
-    """A contribution that passed its forward check."""
-    row = committed(conn, run, "", LEFT)
-    checks.add(conn, row, ForwardFigures(drop=1.0, gap=1.0, noise=0.1), "passed", 2.0)
-
-
-@pytest.mark.parametrize("proof", ["recompute", "forward"])
-async def test_what_cannot_be_compared_is_earned_when_a_check_passed_and_never_suspends(
-    database: Database, proof: str
-) -> None:
-    run = await setting(database)
-
-    def named_another_class(conn: Connection) -> None:
-        for _ in range(VEST_AFTER + 1):
-            redone(conn, run, "unclear")
-        later = (VEST_DAYS + 1) * DAY_S
-        assert escrow.vest_aged(conn, later) == 0
-        account = volunteers.existing(conn, NEW)
-        assert (account.standing, account.trust) == ("probation", 1.0)
-
-    await database.write(named_another_class)
-    _, held, earned = await have(database)
-    assert held > 0
-    assert earned == 0
-
-    def compared(conn: Connection) -> None:
-        if proof == "recompute":
-            redone(conn, run, "passed", 3.0)
-        else:
-            looked_at(conn, run)
-        assert escrow.vest_due(conn, NEW, 3.0) > 0
-
-    await database.write(compared)
-    assert (await have(database))[2] > 0
-
-
-@pytest.mark.parametrize("invited", [False, True])
-async def test_what_can_never_be_compared_ends_the_time_as_a_vetted_account(
-    database: Database, invited: bool
-) -> None:
-    """A stranger vetted by honest work could name another class from then on, and send anything."""
-    run = await setting(database, standing="vetted", invited=invited, passed=PASSED_MIN)
-
-    def differs(conn: Connection) -> tuple[str, int, int, bool]:
-        waiting = add_contribution(conn, run, NEW, "accepted", vetted=True)
-        redone(conn, run, "unclear")
-        account = volunteers.existing(conn, NEW)
-        row = contributions.by_id(conn, waiting)
-        return account.standing, account.passed, account.forward_streak, row.vetted
-
-    def streak(conn: Connection) -> None:
-        volunteers.set_volunteer(conn, NEW, forward_streak=50)
-
-    await database.write(streak)
-    for _ in range(UNCOMPARED_MAX - 1):  # measured closely from the first on, and trusted so far
-        assert await database.write(differs) == ("vetted", PASSED_MIN, 0, True)
-    if invited:
-        assert await database.write(differs) == ("vetted", PASSED_MIN, 0, True)
-        return
-    assert await database.write(differs) == ("probation", 0, 0, False)
-
-    def works(conn: Connection) -> str:
-        for _ in range(PASSED_MIN):
-            looked_at(conn, run)
-        return volunteers.existing(conn, NEW).standing
-
-    assert await database.write(works) == "vetted"  # the way back is work that a check confirms
-
-
-async def test_a_passed_check_between_shows_that_a_device_only_differs(database: Database) -> None:
-    run = await setting(database, standing="vetted", passed=PASSED_MIN)
-
-    def play(conn: Connection) -> str:
-        for _ in range(3 * UNCOMPARED_MAX):
-            redone(conn, run, "unclear")
-            looked_at(conn, run)
-        return volunteers.existing(conn, NEW).standing
-
-    assert await database.write(play) == "vetted"
-
-
-async def test_trouble_of_the_servers_own_holds_no_pay(database: Database) -> None:
-    run = await setting(database)
-
-    def play(conn: Connection) -> None:
-        row = committed(conn, run, "", LEFT)
-        order(conn, row, [])
-        found = recomputes.first(conn, 99.0)
-        assert found is not None
-        recomputes.end(conn, found, "unclear", "its base is pruned", "{}", 2.0)
-        for _ in range(VEST_AFTER):
-            merged(conn, run, NEW, 3.0)
-
-    await database.write(play)
-    assert (await have(database))[2] > 0
-
-
-async def test_a_newcomer_that_commits_to_nothing_stays_on_probation_and_earns_nothing(
-    database: Database,
-) -> None:
-    run = await setting(database)
-
-    def silent(conn: Connection) -> None:
-        for _ in range(UNPROVEN_MAX):
-            row = committed(conn, run, "", "")
-            order(conn, row, [])
-            found = recomputes.first(conn, 99.0)
-            assert found is not None
-            recomputes.end(conn, found, "unproven", "not committed", "{}", 2.0)
-        for _ in range(max(VEST_AFTER, PASSED_MIN) + 1):
-            looked_at(conn, run)  # the cheap check passes all of it
-        assert escrow.vest_aged(conn, (VEST_DAYS + 1) * DAY_S) == 0
-        account = volunteers.existing(conn, NEW)
-        assert (account.standing, account.trust) == ("probation", 1.0)
-
-    await database.write(silent)
-    assert (await have(database))[2] == 0
-
-    def proves(conn: Connection) -> str:
-        redone(conn, run, "passed", 3.0)
-        return volunteers.existing(conn, NEW).standing
-
-    assert await database.write(proves) == "vetted"
-
-
 async def test_an_account_cannot_reveal_for_another(database: Database) -> None:
     run = await setting(database)
 
     def play(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
         assert not recomputes.wants(conn, row.id, NEW, LEFT)  # nobody asked
-        order(conn, row, [LEFT])
+        order(conn, row, (LEFT,))
         assert not recomputes.wants(conn, row.id + 1, NEW, LEFT)
 
     await database.write(play)
-
-
-@pytest.mark.parametrize("vetted", [True, False])
-async def test_ten_passed_make_an_account_vetted(database: Database, vetted: bool) -> None:
-    run = await setting(database)
-
-    def play(conn: Connection) -> str:
-        for _ in range(10 if vetted else 9):
-            row = committed(conn, run, "", LEFT)
-            order(conn, row, [])
-            found = recomputes.first(conn, 99.0)
-            assert found is not None
-            recomputes.end(conn, found, "passed", "", "{}", 2.0)
-        return volunteers.existing(conn, NEW).standing
-
-    assert await database.write(play) == ("vetted" if vetted else "probation")
 
 
 async def test_a_device_of_a_long_name_has_a_class_that_is_stored(database: Database) -> None:
@@ -361,7 +177,7 @@ async def test_a_device_of_a_long_name_has_a_class_that_is_stored(database: Data
     def play(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
         kind = device_kind("x" * 32)
-        recomputes.add(conn, row, ([], "{}"), withheld=False, due_at=10.0, kind=kind)
+        order(conn, row, kind=kind)
         assert recomputes.first(conn, 99.0) is not None
         assert recomputes.first(conn, 99.0, {kind}) is None
         assert recomputes.hold(conn, "a" * 32, kind, {kind}, 99.0) is not None
@@ -369,41 +185,113 @@ async def test_a_device_of_a_long_name_has_a_class_that_is_stored(database: Data
     await database.write(play)
 
 
-async def test_those_that_wait_for_an_auditor_do_not_fill_every_place(database: Database) -> None:
-    """A worker that names a class of device which nobody serves any more shuts out no check."""
-    run = await setting(database)
+async def test_a_checker_that_is_gone_serves_its_class_no_more(database: Database) -> None:
+    await setting(database)
 
     def play(conn: Connection) -> None:
-        assert recomputes.see_auditor(conn, "desk/cuda", "cuda", 10.0)
-        assert not recomputes.see_auditor(conn, "desk/cuda", "cuda", 11.0)
-        for _ in range(AUDITS_WAITING_MAX):
-            assert recomputes.left_to_auditors(conn, 12.0) == {"cuda"}
-            row = committed(conn, run, "", LEFT)
-            recomputes.add(conn, row, ([], "{}"), withheld=False, due_at=10.0, kind="cuda")
-        assert recomputes.left_to_auditors(conn, 12.0) == set()
-        assert recomputes.served(conn, 12.0 + AUDITOR_AWAY_S) == set()
+        assert recomputes.see_checker(conn, "desk/cuda", "cuda", 10.0)
+        assert not recomputes.see_checker(conn, "desk/cuda", "cuda", 11.0)
+        assert recomputes.served(conn, 12.0) == {"cuda"}
+        assert recomputes.served(conn, 12.0 + CHECKER_AWAY_S) == set()
 
     await database.write(play)
 
 
-async def test_neither_one_account_nor_newcomers_fill_every_place(database: Database) -> None:
+async def test_what_cannot_be_done_here_now_waits_with_its_reason(database: Database) -> None:
+    """A draw that is dropped would be work that nobody ever looks at."""
     run = await setting(database)
 
     def play(conn: Connection) -> None:
-        row = committed(conn, run, "", LEFT)
-        for _ in range(ACCOUNT_OPEN_MAX):
-            assert recomputes.has_room(conn, row)
-            order(conn, committed(conn, run, "", LEFT), [LEFT])
-        assert not recomputes.has_room(conn, row)  # its own
-        friend = msgspec.structs.replace(row, volunteer_id=FRIEND, vetted=True)
-        assert recomputes.has_room(conn, friend)
-        conn.execute(update(rows).values(vetted=False))
-        for number in range(NEWCOMERS_OPEN_MAX - ACCOUNT_OPEN_MAX):
-            sybil = committed(conn, run, "", LEFT)
-            order(conn, msgspec.structs.replace(sybil, volunteer_id=f"sybil-{number}"), [LEFT])
-        conn.execute(update(rows).values(vetted=False))
-        another = msgspec.structs.replace(row, volunteer_id="another", vetted=False)
-        assert not recomputes.has_room(conn, another)
-        assert recomputes.has_room(conn, friend)
+        large = order(conn, committed(conn, run, "", LEFT), flops=2 * RECOMPUTE_FLOPS_MAX)
+        assert recomputes.first(conn, 99.0) is None  # for a checker
+        assert recomputes.hold(conn, "a" * 32, "cpu", (), 99.0) is not None
+        small = order(conn, committed(conn, run, "", LEFT))
+        recomputes.postpone(conn, small.contribution_id, 600.0, "no library")
+        assert recomputes.first(conn, 599.0) is None
+        found = recomputes.first(conn, 600.0)
+        assert found is not None
+        assert (found.contribution_id, found.message) == (small.contribution_id, "no library")
+        assert recomputes.open_of(conn, NEW) == [large.contribution_id, small.contribution_id]
 
     await database.write(play)
+
+
+def sybil(conn: Connection, run: int, number: int, network: str, flops: float) -> None:
+    """An account of its own with a draw that waits."""
+    who = f"volunteer-sybil-{number:03}"
+    add(conn, who, network=network)
+    row = contributions.by_id(conn, add_contribution(conn, run, who, "accepted"))
+    order(conn, row, flops=flops)
+
+
+def done(conn: Connection, row: RecomputeRow, now: float) -> None:
+    settle(conn, row, "passed", now)
+
+
+async def test_a_crowd_of_one_network_waits_as_one(database: Database) -> None:
+    """New accounts cost seconds; the line is shared by who stands behind them."""
+    run = await setting(database, network="1.2.3.0")
+
+    def play(conn: Connection) -> None:
+        for number in range(20):
+            sybil(conn, run, number, "9.9.9.0", 1e12)
+        honest = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e12)
+        seen = []
+        while honest.contribution_id not in seen:
+            found = recomputes.first(conn, 100.0)
+            assert found is not None
+            seen.append(found.contribution_id)
+            done(conn, found, 100.0)
+        assert len(seen) <= 2
+
+    await database.write(play)
+
+
+async def test_who_jams_with_huge_tasks_does_not_stand_before_small_ones(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        for number in range(5):
+            sybil(conn, run, number, "", 4e13)
+        honest = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e11)
+        found = recomputes.first(conn, 100.0)
+        assert found is not None
+        assert found.contribution_id == honest.contribution_id
+
+    await database.write(play)
+
+
+async def test_newcomers_have_half_at_most(database: Database) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        for number in range(6):
+            sybil(conn, run, number, "", 1e10)
+        for _ in range(6):
+            order(conn, contributions.by_id(conn, merged(conn, run, FRIEND, 1.0)), flops=1e10)
+        whose = []
+        for _ in range(6):
+            found = recomputes.first(conn, 100.0)
+            assert found is not None
+            whose.append(found.volunteer_id == FRIEND)
+            done(conn, found, 100.0)
+        assert whose.count(True) == 3
+
+    await database.write(play)
+
+
+async def test_who_commits_to_nothing_earns_nothing_and_is_not_vetted(database: Database) -> None:
+    run = await setting(database)
+
+    def silent(conn: Connection) -> None:
+        for _ in range(20):
+            settle(conn, draw(conn, merged(conn, run, NEW, 1.0)), "unproven")
+        for _ in range(60):
+            merged(conn, run, NEW, 2.0)
+        account = volunteers.existing(conn, NEW)
+        assert (account.standing, account.trust) == ("probation", 1.0)
+
+    await database.write(silent)
+    assert (await have(database))[2] == 0

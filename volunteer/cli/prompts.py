@@ -14,7 +14,7 @@ from shared.errors import BadRequest
 from shared.sentences import Sentence, figure
 from shared.text import printable
 from volunteer.cli.drawings import draw, picture_of, put
-from volunteer.cli.exit_codes import at_terminal, hinted, remark
+from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.i18n.catalogue import N_, _, number
 
@@ -257,7 +257,7 @@ def forfeit(
     from volunteer.i18n.formats import credit
 
     me = ask_account(profile, lambda api: api.me())
-    if not yes and not confirmed(
+    if not yes and not agreed(
         _("Give up {amount} credits at stake?", amount=credit(me.escrow_micro))
     ):
         return 1

@@ -1,9 +1,8 @@
 """Pay of contributions that are done: earned at once, or at stake.
 
-    vouched for                      pending -> earned
-    up to a draw that passed         pending -> earned
-    everything else                  pending -> escrow; a later draw that passes: escrow -> earned,
-                                     one that does not: escrow -> mint
+    vouched for       pending -> earned
+    everything else   pending -> escrow; a later draw that passes: escrow -> earned,
+                      one that does not: escrow -> mint
     suspended, distrusted, or of no weight in a merge: pending -> mint
 
 A row of `escrow` stands for what is at stake, beside the ledger's events, which stay. What becomes
@@ -50,7 +49,7 @@ _SETTLED = exists().where(
 )
 _WHOSE = (
     select(_C.id.label("contribution"), _SETTLED.label("settled"))
-    .add_columns(_V.standing, _V.invited, _V.trust, _V.proven_to)
+    .add_columns(_V.standing, _V.invited, _V.trust)
     .join(volunteers, _V.id == _C.volunteer_id)
     .where(among(_C.id, "ids"))
 )
@@ -84,7 +83,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
         if why := _why_unpaid(account, row):
             unpaid.setdefault(why, []).append(row)
         else:
-            (earned if account.invited or row.id <= account.proven_to else held).append(row)
+            (earned if account.invited else held).append(row)
     for why, withheld in unpaid.items():
         withhold(conn, withheld, now)
         verdicts.unpaid(conn, [row.id for row in withheld], why)
@@ -106,16 +105,24 @@ def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> N
     post_void_many(conn, [Payment.of(row) for row in rows], now)
 
 
-def free(conn: Connection, volunteer_id: str, last: int | None, now: float) -> int:
-    """Free what of an account is at stake up to a contribution, or all; how many."""
-    query, given = (_OF_ONE, {}) if last is None else (_UP_TO, {"last": last})
-    rows = [
-        _payment(row) for row in conn.execute(query, {"its_volunteer_id": volunteer_id} | given)
-    ]
-    if rows:
-        post_vested_many(conn, rows, now)
-        _remove(conn, rows)
-        _settle(conn, rows, now)
+def free(conn: Connection, volunteer_id: str, last: int, bond: int, now: float) -> None:
+    """Free what of an account is at stake up to a contribution, the oldest first, as long as the
+    bond stays.
+    """
+    left = at_stake(conn, volunteer_id) - bond
+    rows = []
+    for row in conn.execute(_UP_TO, {"its_volunteer_id": volunteer_id, "last": last}):
+        left -= int(row.amount_micro)
+        if left < 0:
+            break
+        rows.append(_payment(row))
+    _free(conn, rows, now)
+
+
+def free_all(conn: Connection, volunteer_id: str, now: float) -> int:
+    """Free all that is at stake of an account which is vouched for by now; how many."""
+    rows = waiting(conn, volunteer_id)
+    _free(conn, rows, now)
     return len(rows)
 
 
@@ -144,6 +151,13 @@ def _why_unpaid(account: Any, row: ContributionRow) -> str:
     if not account.invited and account.trust < TRUST_MIN:
         return DISTRUSTED
     return WEIGHTLESS if row.weight == 0.0 else ""
+
+
+def _free(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    if rows:
+        post_vested_many(conn, rows, now)
+        _remove(conn, rows)
+        _settle(conn, rows, now)
 
 
 def _not_suspended(conn: Connection, rows: Sequence[ContributionRow]) -> None:

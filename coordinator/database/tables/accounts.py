@@ -39,9 +39,7 @@ volunteers = Table(
     # draws that were made, and those of different tasks that passed, since the last that did not
     Column("draws", Integer, nullable=False, server_default="0"),
     Column("proofs", Integer, nullable=False, server_default="0"),
-    # contributions up to this one are paid: a draw of that one passed
-    Column("proven_to", Key, nullable=False, server_default="0"),
-    # those up to this one that were not paid then never are
+    # contributions up to this one that are at stake are given up
     Column("lost_to", Key, nullable=False, server_default="0"),
     Column("suspended_reason", Text, nullable=False, server_default=""),
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, select
+from tests.e2e.server.test_forward_checks import flipped
 
 from coordinator.database.audits import Work
 from coordinator.database.tables.contributions import contributions
@@ -31,7 +32,6 @@ from tests.e2e.server.test_audits import (
     result,
     until,
 )
-from tests.e2e.server.test_forward_checks import flipped
 from tests.e2e.server.test_recomputes import balances, run_file, short
 from tests.e2e.workloads.test_causal_lm import RUN as CAUSAL
 from tests.e2e.workloads.test_causal_lm import TRAINED
