@@ -1,29 +1,21 @@
 """Sorting networks, cut down to the comparators that the sum of some ranks depends on.
 
 Comparators are pairs of wires: the smaller value goes to the first wire, the larger to the second.
-Several constructions are cut down and the shortest is taken; it depends on the number of rows and
-the ranks alone, so sums are added in the same order everywhere. Ranks are never left out by
-subtracting them from the sum of all: one hostile number of 1e30 would take every digit with it.
+The network depends on the number of rows and the ranks alone, so sums are added in the same order
+everywhere. Ranks are never left out by subtracting them from the sum of all: one hostile number of
+1e30 would take every digit with it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 Comparators: TypeAlias = list[tuple[int, int]]
 Needed: TypeAlias = tuple[int, int, bool, bool]  # wires, is the minimum needed, is the maximum
-
-# Green's network of 16 (1969; Knuth, The Art of Computer Programming 3, 5.3.4) behind the layers of
-# `_pairs`.
-_GREEN: Comparators = [
-    (5, 10), (6, 9), (3, 12), (13, 14), (4, 8), (7, 11), (1, 2), (1, 4), (7, 13), (2, 8), (11, 14), (2, 4), (5, 6), (9, 10),
-    (11, 13), (3, 8), (7, 12), (6, 8), (10, 12), (3, 5), (7, 9), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12), (6, 7), (8, 9),
-]  # fmt: skip
-_GREEN_WIRES = 16
 
 
 class Network(NamedTuple):
@@ -38,11 +30,7 @@ class Network(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def rank_network(count: int, low: int, high: int) -> Network:
     """The steps that sum the values at [low, high) of `count` sorted rows."""
-    found = [_compile(count, *each) for each in _constructions(count, low, high)]
-    return min(found, key=lambda network: len(network.steps))
-
-
-def _compile(count: int, comparators: Comparators, wanted: Sequence[int]) -> Network:
+    wanted = range(low, high)
     place = list(range(count))  # the row in which each wire's value is
     free: list[int] = []
     rows = count
@@ -53,7 +41,7 @@ def _compile(count: int, comparators: Comparators, wanted: Sequence[int]) -> Net
         rows += not free
         return free.pop() if free else rows - 1
 
-    for item in _depth_first(_needed(comparators, wanted), wanted):
+    for item in _depth_first(_needed(_pairwise(count), wanted), wanted):
         if isinstance(item, int):
             steps.append((np.add, place[item], -1, -1))
             free += [place[item]] if place[item] >= count else []
@@ -110,59 +98,14 @@ def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Need
         yield wire
 
 
-# --- constructions ---
-
-
-def _constructions(count: int, low: int, high: int) -> Iterator[tuple[Comparators, Sequence[int]]]:
-    """Networks, and the wires that hold ranks [low, high) in the end, in any order."""
-    yield _pairwise(count), range(low, high)
-    if count <= _GREEN_WIRES:
-        yield _green(count), range(low, high)
-    for first in sorted({count // 2 // unit * unit for unit in (1, 2, 4)}):
-        if low <= first and 2 * (count - high) <= count - low:
-            yield _two_parts(_pairwise, first, count, low, high)
-            if count - first <= _GREEN_WIRES:
-                yield _two_parts(_green, first, count, low, high)
-
-
-def _two_parts(
-    sort: Callable[[int], Comparators], first: int, count: int, low: int, high: int
-) -> tuple[Comparators, Sequence[int]]:
-    """Two parts, x of `first` wires and y, are sorted; then one comparator for each value takes
-    away what is not wanted.
-
-    The smallest `low` of both are the minima of x[i] and y[low - 1 - i]. The others, read along y
-    from its end and then along x, fall and then rise; of such a sequence s the largest n are the
-    maxima of s[i] and s[len(s) - n + i] (Batcher 1968).
-    """
-    found = sort(first) + [(left + first, right + first) for left, right in sort(count - first)]
-    found += [(index, first + low - 1 - index) for index in range(low)]
-    rest = [*range(count - 1, first - 1, -1), *range(low, first)]
-    found += zip(rest, rest[high - low :], strict=False)
-    return found, rest[: high - low]
-
-
-def _pairs(count: int) -> Comparators:
-    found: Comparators = []
-    gap = 1
-    while gap < count:
-        found += [(right - gap, right) for right in range(count) if right & gap]
-        gap *= 2
-    return found
-
-
-def _green(count: int) -> Comparators:
-    """At most 16 wires; with fewer, the others would hold infinities, which never move."""
-    return [pair for pair in _pairs(_GREEN_WIRES) + _GREEN if pair[1] < count]
-
-
 def _pairwise(count: int) -> Comparators:
     """The pairwise sorting network (Parberry 1992): it leaves less than Batcher's when only some
     ranks are wanted.
     """
-    found = _pairs(count)
+    found: Comparators = []
     gap = 1
     while gap < count:
+        found += [(right - gap, right) for right in range(count) if right & gap]
         gap *= 2
     gap, reach = gap // 4, 1
     while gap:

@@ -17,13 +17,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import h11
 import msgspec
 
-from coordinator.http.sendfile import EXTENSION, ZeroCopy, possible
 from coordinator.rules.networks import address_key
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import BODY_RATE_MIN, HEADER_BYTES_MAX
@@ -213,7 +211,6 @@ class _Watched:
     _body = 0
     _refused = False
     watch: ConnectionProgress | None = None
-    wire: ZeroCopy | None = None
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     flow: Any
@@ -222,8 +219,6 @@ class _Watched:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[misc]
-        if possible(self.transport):
-            self.wire = ZeroCopy(self.transport, self.loop)
         address = self.client[0] if self.client else ""
         self.watch = self._guard.admit(self, address, self.loop.time())
         if self.watch is None:
@@ -231,8 +226,6 @@ class _Watched:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.leave(self)
-        if self.wire is not None:
-            self.wire.lost()
         super().connection_lost(exc)  # type: ignore[misc]
 
     def resume_writing(self) -> None:
@@ -244,28 +237,16 @@ class _Watched:
         """The phase to judge by: the client is not to blame while we have stopped reading, or have
         not asked yet.
         """
-        if self.flow.write_paused or (self.wire is not None and self.wire.busy):
+        if self.flow.write_paused:
             return "reply"
         if receiving == "body":
             waiting = self.cycle is not None and self.cycle.waiting_for_100_continue
             return "idle" if self.flow.read_paused or waiting else "body"
         return receiving
 
-    def offer_files(self, scope: Any) -> None:
-        """Let the answer to a request come from files. Called before it begins."""
-        if self.wire is not None and self.cycle is not None:
-            scope["extensions"] = {EXTENSION: partial(self._send_file, self.cycle)}
-
-    async def _send_file(self, cycle: Any, descriptor: int, offset: int, count: int) -> int:
-        assert self.wire is not None
-        done = await self.wire.send(descriptor, offset, count)
-        cycle.expected_content_length -= done
-        return done
-
     def unsent(self) -> int:
-        """Falls with every byte of an answer that the client takes, whichever way it went."""
-        past = self.wire.sent if self.wire is not None else 0
-        return self.transport.get_write_buffer_size() - past
+        """Return the bytes of answers that wait for the client to take them."""
+        return self.transport.get_write_buffer_size()
 
     def refuse(self, status: int, message: str) -> None:
         """Say why, where that cannot be taken for the answer to another request, and close."""
@@ -343,7 +324,6 @@ class _WatchedHttptools(_Watched):
             self.refuse(503, "too many requests were sent ahead of their answers")
             return
         super().on_headers_complete()  # type: ignore[misc]
-        self.offer_files(self.scope)
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)

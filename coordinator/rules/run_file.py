@@ -330,37 +330,5 @@ def encode(run: RunFile) -> str:
 
 
 def decode(stored: str) -> RunFile:
-    """The inverse of `encode`.
-
-    A value from before its key had bounds gives way to the default: the run could not work with it,
-    and all others must still be read.
-    """
-    try:
-        return decoding.decode(stored, RunFile)
-    except msgspec.ValidationError:
-        table = decoding.decode(stored)
-        _drop_unfit(table, RunFile)
-        for struct, values in _tables(table):
-            _drop_unfit(values, struct)
-        return decoding.convert(table, RunFile)
-
-
-def _tables(table: Mapping[str, Any]) -> list[tuple[type[msgspec.Struct], dict[str, Any]]]:
-    return [
-        (field.type, table[field.name])
-        for field in msgspec.structs.fields(RunFile)
-        if isinstance(field.type, type)
-        and issubclass(field.type, msgspec.Struct)
-        and isinstance(table.get(field.name), dict)
-    ]
-
-
-def _drop_unfit(table: dict[str, Any], struct: type[msgspec.Struct]) -> None:
-    for field in msgspec.structs.fields(struct):
-        own = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
-        if field.required or own or field.name not in table:
-            continue
-        try:
-            decoding.convert(table[field.name], field.type)
-        except msgspec.ValidationError:
-            del table[field.name]
+    """The inverse of `encode`."""
+    return decoding.decode(stored, RunFile)

@@ -154,8 +154,7 @@ def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
     """Return a file that names no preset with the one that suits it: its workload's default, or
     "fedavg" where the run ends within the phases of that one.
 
-    Settled when a run is created and stored with it: one without a word is from before, and goes on
-    with "fedavg".
+    Settled when a run is created and stored with it.
     """
     if not too_short(file, read_plan(file.plan), samples, sample_size):
         return file
@@ -166,8 +165,7 @@ def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
     """A `[plan]` table that says how versions travel: "auto", and no word, become what suits a
     model of so many bytes.
 
-    Settled when a run is created and stored with it: one without a word is from before, and goes on
-    with "float32".
+    Settled when a run is created and stored with it.
     """
     if plan.get("downlink", "auto") != "auto":
         return dict(plan)

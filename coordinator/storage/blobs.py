@@ -15,11 +15,11 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -31,9 +31,6 @@ from shared.errors import BadRequest, NotFound, StorageFull
 READ_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
-
-# Send a file by the kernel: descriptor, offset and count in; how many bytes went out.
-SendFile: TypeAlias = Callable[[int, int, int], Awaitable[int]]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -171,15 +168,6 @@ class FileStream:
         self._left = stop - start
         self._pending: asyncio.Future[bytes] | None = None
         file.seek(start)
-
-    async def pass_on(self, send_file: SendFile) -> int:
-        """Have the kernel send what it has in memory of what is left; how many bytes that was."""
-        if self._pending is not None:
-            return 0
-        done = await send_file(self._file.fileno(), self._file.tell(), self._left)
-        self._file.seek(done, os.SEEK_CUR)
-        self._left -= done
-        return done
 
     def _begin(self, size: int) -> None:
         self._pending = asyncio.ensure_future(in_pool(self._file.read, size)) if size else None

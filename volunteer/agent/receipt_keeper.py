@@ -1,6 +1,6 @@
 """Fetches receipts of payments and checks that the coordinator's record only grows.
 
-Nothing of the work waits for it. A coordinator of an earlier version has no receipts.
+Nothing of the work waits for it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from shared.clock import Clock
-from shared.errors import NotFound, VolunteerError
+from shared.errors import VolunteerError
 from shared.sentences import Sentence
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import Remote, Store
@@ -48,8 +48,6 @@ class ReceiptKeeper:
                 if self._clock.monotonic() - checked_at >= CHECK_S:
                     checked_at = self._clock.monotonic()
                     self._say(await self._check.check())
-            except NotFound:
-                log.debug("the coordinator shows no record")
             except (VolunteerError, OSError) as error:
                 log.info("the record was not checked: %s", error)
             await self._clock.sleep(FETCH_S)

@@ -30,9 +30,8 @@ from coordinator.http.request import (
     read_body,
     read_json,
 )
-from coordinator.http.sendfile import of_scope
 from coordinator.rules.networks import address_key
-from coordinator.storage.blobs import FileStream, Pieces
+from coordinator.storage.blobs import Pieces
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.links import is_loopback
 from shared.protocol.base import ErrorBody
@@ -257,15 +256,8 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
     scope["sent"] = 0
     # The server silently drops what is sent to a closed connection.
     gone = asyncio.ensure_future(_until_gone(receive))
-    send_file = of_scope(scope)
     try:
-        while True:
-            if send_file is not None and isinstance(stream, FileStream):
-                while done := await stream.pass_on(send_file):
-                    scope["sent"] += done
-            piece = await anext(stream, b"")
-            if not piece:
-                break
+        async for piece in stream:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             scope["sent"] += len(piece)
             if gone.done():

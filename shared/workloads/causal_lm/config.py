@@ -147,19 +147,16 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The table with every default written out, but of what came later only what is used, so
-        that older volunteers read it.
-        """
+        """The table with every default written out."""
         lora = None
         if self.lora:
             lora = {**msgspec.structs.asdict(self.lora), "targets": list(self.lora.targets)}
-        later = {} if self.base_precision == "float32" else {"base_precision": self.base_precision}
         return {
-            **later,
             "config": architectures.written(self.shape),
             "from": self.source,
             "files": {name: msgspec.structs.asdict(file) for name, file in self.files.items()},
             "licence": self.licence,
+            "base_precision": self.base_precision,
             "context": self.context,
             "train": self.train,
             "lora": lora,

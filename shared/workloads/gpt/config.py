@@ -28,7 +28,6 @@ _RANGES = {
     "n_head": (1, 512),
     "n_embd": (1, 1 << 15),
 }
-_LATER = {"architecture": "gpt2", "n_kv_head": None}  # than the first release, and its values
 _STEP = 32  # the hidden width of a gated MLP is a multiple of it
 
 
@@ -101,9 +100,8 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
         return read_table(raw, cls, "model")
 
     def to_dict(self) -> dict[str, Any]:
-        """The table; of what came later, only what is used, so that older volunteers read it."""
-        found = msgspec.structs.asdict(self)
-        return {key: found[key] for key in found if found[key] != _LATER.get(key, found)}
+        """The table with every default written out."""
+        return msgspec.structs.asdict(self)
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:

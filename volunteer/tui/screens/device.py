@@ -166,7 +166,7 @@ class DevicePage(QueryPage):
             self.run_worker(self._look(control), group="look", exclusive=True)
 
     async def _look(self, control: Control) -> None:
-        with contextlib.suppress(VolunteerError):  # not joined yet, or of an older version
+        with contextlib.suppress(VolunteerError):  # not joined yet
             await control.look_at_devices()
 
     def _setting(self, name: str) -> Any:

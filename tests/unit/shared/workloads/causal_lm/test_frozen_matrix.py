@@ -118,9 +118,9 @@ def saved_bytes(work: CausalWork) -> int:
     return sum(found)
 
 
-def test_a_run_of_the_first_release_says_nothing_of_it(data: Folder) -> None:
+def test_few_bits_need_a_library(data: Folder) -> None:
     raw = tiny_causal.table(tiny_causal.LLAMA, train="lora")
-    assert "base_precision" not in WORKLOAD.config(raw, data.manifest)
+    assert WORKLOAD.config(raw, data.manifest)["base_precision"] == "float32"
     found = WORKLOAD.config({**raw, "base_precision": "nf4"}, data.manifest)
     assert found["base_precision"] == "nf4"
     assert WORKLOAD.libraries(found) == ("bitsandbytes",)

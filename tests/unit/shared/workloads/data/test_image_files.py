@@ -56,8 +56,7 @@ def png(width: int, height: int, colour: int, lines: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + body + chunk(b"IEND", b"")
 
 
-def test_pictures_that_earlier_versions_stored_are_read() -> None:
-    """They wrote lines without a filter, and nothing but the three chunks that must be there."""
+def test_a_picture_of_the_three_chunks_that_must_be_there_is_read() -> None:
     grey = png(3, 2, 0, b"\0\1\2\3\0\4\5\6")
     assert read_png(grey).tolist() == [[1, 2, 3], [4, 5, 6]]
     assert read_png(png(1, 1, 2, b"\0\7\x08\x09")).tolist() == [[[7, 8, 9]]]
