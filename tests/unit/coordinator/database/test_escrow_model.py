@@ -1,5 +1,6 @@
-"""Any sequence of pay, vesting, suspensions, reversals and spending, with kills between: the books
-are those of a model that only knows where the credit of each contribution is.
+"""Any sequence of pay, draws, suspensions, reversals and spending, with kills between: the books are
+those of a model that only knows where the credit of each contribution is, and freed pay never
+exceeds what was accepted before the newest draw that passed.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import hypothesis.strategies as st
 import pytest
@@ -22,14 +23,15 @@ from sqlalchemy import Connection, update
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.suspension import suspend, unsuspend
-from coordinator.database import contributions, volunteers
+from coordinator.checking import proof
+from coordinator.database import contributions, recomputes, volunteers
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import escrow, payments, spending
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.contributions import contributions as rows
-from coordinator.rules.standing import DAY_S, VEST_AFTER, VEST_DAYS
+from coordinator.rules.checks import Result, bond
 from shared.errors import Conflict, Forbidden
-from tests.contract.test_escrow import add
+from tests.contract.test_escrow import add, draw
 from tests.support.account_rows import add_contribution, add_run
 from tests.support.examples import try_on_database
 from tests.support.virtual_clock import VirtualClock
@@ -51,7 +53,7 @@ class Work:
         self.who, self.price = who, price
         self.place = "pending"  # pending, escrow, earned, gone
         self.waits = True  # for a merge
-        self.later = 0  # contributions accepted since it was put into escrow
+        self.draw: Result | Literal["", "open"] = ""
 
 
 class Books(RuleBasedStateMachine):
@@ -106,8 +108,8 @@ class Books(RuleBasedStateMachine):
 
         self.run = self.runner.run(self.db.write(new))
 
-    @rule(name=who, price=prices)
-    def accept(self, name: str, price: int) -> None:
+    @rule(name=who, price=prices, drawn=st.booleans())
+    def accept(self, name: str, price: int, drawn: bool) -> None:
         if name in self.suspended:
             return
 
@@ -117,35 +119,73 @@ class Books(RuleBasedStateMachine):
                 received_at=self.clock.now(),
             )  # fmt: skip
             row = contributions.by_id(conn, number)
-            volunteers.set_trust(conn, row.volunteer_id, lambda *before: before, accepted=1)
+            same = lambda *before: before  # noqa: E731
+            volunteers.set_trust(conn, row.volunteer_id, same, accepted_micro=price)
             payments.post_pending_many(conn, [Payment.of(row)], self.clock.now())
-            escrow.vest_due(conn, row.volunteer_id, self.clock.now())
+            if drawn:
+                draw(conn, number)
             return number
 
         number = self.write(change, again=False)
-        self.later(name, 1)
         self.work[number] = Work(name, price)
+        self.work[number].draw = "open" if drawn else ""
 
-    def later(self, name: str, count: int) -> None:
-        for number in self.of(name, "escrow"):
-            work = self.work[number]
-            work.later += count
-            if work.later >= VEST_AFTER:
-                work.place = "earned"
+    def account(self, name: str) -> volunteers.VolunteerRow:
+        return self.runner.run(self.db.read(lambda conn: volunteers.existing(conn, self.id(name))))
 
-    @rule(name=who)
-    def accept_many(self, name: str) -> None:
-        """Count so much later work that all there is is vested."""
-        if name in self.suspended:
+    @rule(which=st.integers(0, 30), result=st.sampled_from(["passed"] * 3 + ["failed", "unproven"]))
+    def settle(self, which: int, result: Result) -> None:
+        """Settle an open draw; in any order."""
+        drawn = sorted(number for number, work in self.work.items() if work.draw == "open")
+        if not drawn:
             return
+        number = drawn[which % len(drawn)]
+        name = self.work[number].who
 
         def change(conn: Connection) -> None:
-            before = volunteers.existing(conn, self.id(name)).accepted
-            volunteers.set_volunteer(conn, self.id(name), accepted=before + VEST_AFTER)
-            escrow.vest_due(conn, self.id(name), self.clock.now())
+            row = recomputes.get(conn, number)
+            assert row is not None
+            told = ("", '{"cosine":1.0,"norm_ratio":1.0}')
+            proof.settle(conn, row, result, told, self.clock.now())
 
-        self.write(change, again=False)
-        self.later(name, VEST_AFTER)
+        self.write(change)
+        self.work[number].draw = result
+        if name in self.suspended:
+            return
+        if result == "passed" and name == "stranger":
+            self.free(name)
+        elif result == "failed":
+            self.suspended.add(name)
+            self.lose(name)
+            self.work[number].place = "gone"
+        elif result == "unproven" and name == "stranger":
+            self.lose(name)
+
+    def free(self, name: str) -> None:
+        """What is at stake up to the newest draw that passed before any open one is earned, the
+        oldest first, but for the bond.
+        """
+        mine = {number: work for number, work in self.work.items() if work.who == name}
+        first = min((n for n, work in mine.items() if work.draw == "open"), default=10**9)
+        account = self.account(name)
+        last = max(
+            (n for n, w in mine.items() if w.draw == "passed" and account.lost_to < n < first),
+            default=0,
+        )
+        left = self.total(name, "escrow")
+        left -= bond(account.draws, account.accepted_micro / max(1, account.accepted))
+        for number in sorted(self.of(name, "escrow")):
+            left -= self.work[number].price
+            if number > last or left < 0:
+                break
+            self.work[number].place = "earned"
+
+    def lose(self, name: str) -> None:
+        for number in self.of(name, "pending", "escrow"):
+            self.work[number].place, self.work[number].waits = "gone", False
+        for work in self.work.values():
+            if work.who == name and work.draw == "open":
+                work.draw = "unproven"
 
     @rule(weightless=st.sampled_from([False, False, False, True]))
     def merge(self, weightless: bool) -> None:
@@ -163,27 +203,11 @@ class Books(RuleBasedStateMachine):
             kept = "earned" if work.who == "friend" else "escrow"
             work.place = "gone" if weightless else kept
 
-    @rule(checked=st.booleans())
-    def a_month_later(self, checked: bool) -> None:
-        self.runner.run(self.clock.advance(VEST_DAYS * DAY_S + 1.0))
-
-        def change(conn: Connection) -> None:
-            if checked:
-                passed = volunteers.existing(conn, self.id("stranger")).passed
-                volunteers.set_volunteer(conn, self.id("stranger"), passed=passed + 1)
-            escrow.vest_aged(conn, self.clock.now())
-
-        self.write(change, again=False)
-        if checked and "stranger" not in self.suspended:
-            for number in self.of("stranger", "escrow"):
-                self.work[number].place = "earned"
-
     @rule(name=who)
     def suspend(self, name: str) -> None:
         self.write(lambda conn: suspend(conn, self.id(name), "made up", self.clock.now()))
         self.suspended.add(name)
-        for number in self.of(name, "pending", "escrow"):
-            self.work[number].place, self.work[number].waits = "gone", False
+        self.lose(name)
 
     @rule(name=who)
     def unsuspend(self, name: str) -> None:
@@ -266,6 +290,16 @@ class Books(RuleBasedStateMachine):
                 spent_micro=self.spent[name],
             )
             assert found.total_micro == self.total(name, "earned")
+
+    @invariant()
+    def nothing_is_free_but_by_a_later_draw_that_passed(self) -> None:
+        passed = [n for n, w in self.work.items() if w.who == "stranger" and w.draw == "passed"]
+        before = sum(
+            w.price
+            for n, w in self.work.items()
+            if w.who == "stranger" and passed and n <= max(passed)
+        )
+        assert self.total("stranger", "earned") <= before
 
     def teardown(self) -> None:
         assert self.runner.run(Ledger(self.db).check()) == ()
