@@ -41,7 +41,6 @@ from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.engine import Engine
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
-from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
 from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.healing import Healing
@@ -400,7 +399,6 @@ def _examiners(
         games=Harvest(db, clock, blobs, checks, draws),
         recomputes=Recomputes(db, clock, signals, blobs, recomputes, draws),
         audits=Audits(db, clock, signals, blobs, draws),
-        sketches=Sketches(db, blobs, key) if settings.open else None,
     )
 
 

@@ -64,7 +64,7 @@ POLL_S = 60.0
 THANKS = "your sums are here; the organiser settles what differs"
 TOO_LATE = Judgement(
     state="superseded",
-    message="the organiser did the task meanwhile and your sums are other ones: not paid",
+    message="the organiser did the task meanwhile: not paid",
 )
 AGREES = "a volunteer did it again, and its sums agree"
 
@@ -166,7 +166,7 @@ class Audits:
             judgement = Judgement(state="rejected", reason=Reason.FRAME.value, message=why)
         elif accounts.is_suspended(conn, row.volunteer_id):
             judgement = SUSPENDED
-        elif audit.state != "open" and not _right(conn, audit, found):
+        elif (order := recomputes.get(conn, audit.contribution_id)) is None or order.ended_at:
             judgement = TOO_LATE
         verdicts.decide(
             conn,
@@ -211,8 +211,6 @@ class Audits:
         found: Likeness | None,
     ) -> None:
         """Note an answer: what agrees ends the recompute, unless it is drawn."""
-        if audit.state != "open":
-            return  # the organiser was faster
         now, agrees = self._clock.now(), found is not None and rules.agree(found)
         order = recomputes.get(conn, audit.contribution_id)
         assert order is not None
@@ -229,13 +227,6 @@ class Audits:
         vouched = accounts.existing(conn, row.volunteer_id).invited
         stake = None if vouched else escrow.at_stake(conn, row.volunteer_id)
         return self._draws.confirmed(row, rules.confirmed_chance(freed, stake))
-
-
-def _right(conn: Connection, audit: AuditRow, found: Likeness | None) -> bool:
-    """Return True if an answer that came behind the organiser's recompute says the same."""
-    order = recomputes.get(conn, audit.contribution_id)
-    passed = order is not None and order.result == "passed"
-    return passed and found is not None and rules.agree(found)
 
 
 def _own(

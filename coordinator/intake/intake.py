@@ -37,7 +37,6 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Background, Part
 from coordinator.database.tasks import FailureKind, TaskRow
-from coordinator.intake.similarity import Seen, Sketches
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
@@ -93,7 +92,6 @@ class Examiners:
     games: Harvest
     recomputes: Recomputes
     audits: Audits
-    sketches: Sketches | None = None  # of a server that is open to strangers
 
 
 class Intake:
@@ -113,7 +111,6 @@ class Intake:
         self._signals = signals
         self._blobs = blobs
         self._threads = threads
-        self._sketches = examiners.sketches
         self._recomputes = examiners.recomputes
         self._harvest = examiners.games
         self.audits = examiners.audits
@@ -240,14 +237,9 @@ class Intake:
                 problem=f'the update is encoded as "{row.codec}", which this run does not accept; '
                 f"accepted: {', '.join(sorted(granted))}"
             )
-        seen: Seen | None = None
-        if measured.finite and not measured.problem and self._sketches is not None:
-            seen = await self._sketches.of(row, about)
-        await self._db.write(lambda conn: self._decide(conn, row.id, measured, seen))
+        await self._db.write(lambda conn: self._decide(conn, row.id, measured))
 
-    def _decide(
-        self, conn: Connection, contribution_id: int, measured: Measurement, seen: Seen | None
-    ) -> None:
+    def _decide(self, conn: Connection, contribution_id: int, measured: Measurement) -> None:
         now = self._clock.now()
         # Locked: after a restart the sender and the recheck may both be at it.
         row = contributions.by_id(conn, contribution_id, lock=True)
@@ -260,8 +252,6 @@ class Intake:
             found = submissions.background(conn, row)  # a merge may have been waited for
             plan = phases.at_head(found.run)
         judgement = self._judge(conn, row, found, plan, measured)
-        if judgement.state == "accepted" and self._sketches is not None:
-            judgement = self._sketches.refusal(conn, row, seen) or judgement
         if judgement.state != "rejected" and found.standing == "suspended":
             judgement = validation.SUSPENDED
         if judgement.reason == Reason.STALE and _is_late(row, found.run, plan):
@@ -291,8 +281,6 @@ class Intake:
             drawn = self._recomputes.order(conn, row, found.run)
         submissions.through(conn, row, task, now)
         self._take(conn, row, found, judgement, drawn)
-        if judgement.state == "accepted" and self._sketches is not None:
-            self._sketches.keep(conn, row, seen)
 
     def _take(
         self,

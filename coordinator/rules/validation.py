@@ -175,12 +175,6 @@ def _rejected(reason: Reason, message: str, *, certain: bool = True) -> Judgemen
     return Judgement(state="rejected", reason=reason.value, message=message, certain=certain)
 
 
-def near_copy(of: str) -> Judgement:
-    """Return the refusal of an update that is a near copy of other work, named in `of`."""
-    message = f"the update is a near copy of {of}: work of its own is wanted"
-    return _rejected(Reason.REPLAY, message, certain=False)
-
-
 def _content(evidence: Evidence) -> Judgement | None:
     """Return the verdict on the contribution by itself, if it is bad."""
     submit, measurement = evidence.submit, evidence.measurement

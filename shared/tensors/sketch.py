@@ -1,26 +1,23 @@
-"""Sketches of updates: a few hundred numbers that keep the angle between two updates.
+"""Sketches of updates: a few hundred numbers that keep the angle between two updates, by which an
+audit is compared.
 
-    found = places(schema, secret)      which elements, and with which signs: once a run
-    sketch(update, found)               (D,) float32: sums of M elements, each with a random sign
+    found = drawn(schema, secret, most)   which elements, and with which signs
+    sketch(update, found)                 (D,) float32: sums of M elements, each with a random sign
 
 The elements are short stretches of the parameters, drawn by a secret, so that nobody knows which
-ones a copy would have to change. Their number does not grow with the model. Sketches are linear: of
-a difference it is the difference of the sketches. The cosine of two updates that are d = 1 - cos
-apart is off by about 2 d / sqrt(D), an eighth of d.
+ones a made-up answer would have to get right. The cosine of two updates that are d = 1 - cos apart
+is off by about 2 d / sqrt(D), an eighth of d.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     from shared.tensors.spec import Schema
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 NUMBERS = 256  # D
 STRETCH = 128  # elements that are read at once
-STRETCHES = 32
 AUDIT_STRETCHES = 128  # of the sums of an audit, which sparse updates fill as well
 BYTES = 4 * NUMBERS
 
@@ -47,12 +43,6 @@ class Places:
 
     stretches: tuple[tuple[str, int, int], ...]
     signs: Floats
-
-
-@lru_cache(maxsize=8)
-def places(schema: Schema, secret: bytes) -> Places:
-    """Return the places of a run's sketches."""
-    return drawn(schema, secret, STRETCHES)
 
 
 def drawn(schema: Schema, secret: bytes, most: int) -> Places:
@@ -89,23 +79,6 @@ def sketch(update: Slices, where: Places) -> Floats:
 def sums(update: Slices, schema: Schema, seed: int) -> Floats:
     """Return the sums of an update by which an audit compares it, (D,) float32."""
     return sketch(update, drawn(schema, seed.to_bytes(8, "big"), AUDIT_STRETCHES))
-
-
-def of_update(path: Path, schema: Schema, codec: str, secret: bytes) -> Floats:
-    """Return the sketch of an uploaded update that was measured before. Raises InvalidFrame."""
-    from shared.tensors import quantize
-
-    with quantize.codec(codec).decode(path, schema) as update:
-        return sketch(update, places(schema, secret))
-
-
-def of_version(path: Path, schema: Schema, secret: bytes) -> Floats:
-    """Return the sketch of a version's weights. Raises InvalidFrame."""
-    from shared.tensors.frame import open_frame
-    from shared.tensors.slices import ArrayReader
-
-    with open_frame(path, schema) as frame:
-        return sketch(ArrayReader(frame, schema), places(schema, secret))
 
 
 def _number(secret: bytes) -> int:

@@ -19,7 +19,7 @@ from coordinator.database.recomputes import Order, RecomputeRow
 from coordinator.database.tables import accounts as tables
 from coordinator.database.verdicts import Ruling
 from coordinator.rules.checks import Result
-from coordinator.rules.standing import PROOFS_MIN
+from coordinator.rules.standing import PROOFS_MIN, State
 from shared.errors import BadRequest, Conflict
 from shared.protocol.contributions import Verdict
 from tests.support.account_rows import add_contribution, add_run, breaches
@@ -161,8 +161,8 @@ async def test_what_proves_nothing_costs_all_that_is_at_stake(database: Database
 async def test_ten_draws_of_different_tasks_vet(database: Database) -> None:
     run = await setting(database)
 
-    def drawn(conn: Connection) -> list[str]:
-        states = []
+    def drawn(conn: Connection) -> list[State]:
+        states: list[State] = []
         for _ in range(PROOFS_MIN):
             settle(conn, draw(conn, merged(conn, run, NEW, 1.0)), "passed")
             states.append(volunteers.existing(conn, NEW).standing)

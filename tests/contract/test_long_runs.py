@@ -15,6 +15,7 @@ from coordinator.database import audits, evaluations, recomputes, runs
 from coordinator.database import contributions as contribution_rows
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
+from coordinator.database.recomputes import Order
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks as table_of_tasks
 from coordinator.database.tables.trust import recomputes as table_of_recomputes
@@ -100,7 +101,8 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             conn.execute(update(table_of_tasks).values(volunteer_id=NEW))
             rows = contribution_rows.by_ids(conn, made)
             for row in rows:
-                recomputes.add(conn, row, ([], "{}"), withheld=False, due_at=0.0)
+                order = Order(wanted=[], work="{}", flops=1.0, kind="cpu", due_at=0.0)
+                recomputes.add(conn, row, order)
             conn.execute(update(table_of_recomputes).values(state="done"))
             return rows[-1]
 
@@ -110,7 +112,8 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             before = spent.spent
             assert not await database.read(lambda conn: recomputes.follows(conn, row))
             assert await database.read(lambda conn: audits.auditors(conn, [NEW]))
-            assert await database.read(lambda conn: recomputes.has_room(conn, row))
+            assert await database.read(lambda conn: recomputes.proven_to(conn, NEW, 0)) == 0
+            assert await database.read(lambda conn: recomputes.first(conn, 1.0)) is None
             assert await database.read(recomputes.waiting) == {}
             assert await database.read(recomputes.blobs_in_use) == set()
             return spent.spent - before

@@ -17,9 +17,18 @@ from coordinator.database.engine.open import Database
 from coordinator.database.ledger import debts, escrow, payments, reversal, spending
 from coordinator.database.ledger.payments import Balances, Payment
 from coordinator.database.ledger.reversal import TakenBack
-from coordinator.rules.standing import VEST_AFTER
 from shared.errors import BadRequest, Conflict, NotFound
-from tests.contract.test_escrow import FRIEND, NEW, PRICE, accepted, add, merged, setting
+from tests.contract.test_escrow import (
+    FRIEND,
+    NEW,
+    PRICE,
+    accepted,
+    add,
+    draw,
+    merged,
+    setting,
+    settle,
+)
 from tests.support.account_rows import add_contribution, breaches
 from tests.support.databases import Postgres
 from tests.support.virtual_clock import VirtualClock
@@ -62,8 +71,9 @@ async def test_what_was_spent_is_owed_and_later_pay_settles_it_first(database: D
 
 async def test_what_vests_or_comes_back_from_a_hold_settles_a_debt(database: Database) -> None:
     run = await setting(database, standing="vetted")
-    for _ in range(VEST_AFTER + 1):
-        await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    for _ in range(3):
+        number = await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    await database.write(lambda conn: settle(conn, draw(conn, number), "passed"))
     assert (await has(database, NEW)).earned_micro == PRICE
     await database.write(lambda conn: spending.hold(conn, NEW, "h", 7, "an answer", 2.0))
     numbers = await database.write(lambda conn: contributions.good_of(conn, NEW, 0.0, 0, 1))
@@ -90,7 +100,7 @@ async def test_all_that_a_volunteer_has_is_taken_back_wherever_it_is(database: D
     run = await setting(database)
     old = await database.write(lambda conn: merged(conn, run, NEW, 1.0))
     await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, invited=True))
-    await database.write(lambda conn: escrow.vest_all(conn, NEW, 1.0))
+    await database.write(lambda conn: escrow.free_all(conn, NEW, 1.0))
     await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, invited=False))
     await database.write(lambda conn: merged(conn, run, NEW, 2.0))
     waiting = await database.write(lambda conn: accepted(conn, run, NEW, 3.0))

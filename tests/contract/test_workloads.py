@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch import Tensor
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import (
     Data,
-    ForwardFigures,
     Job,
     Result,
     TaskKind,
@@ -401,48 +399,3 @@ def test_training_lowers_what_is_measured(subject: Subject) -> None:
 
 
 # --------------------------------------------------------------------------------- checks of work
-
-
-@pytest.mark.parametrize("update", ["delta", "gradient"])
-def test_work_can_be_told_from_what_makes_the_model_worse(subject: Subject, update: str) -> None:
-    """The games themselves are checked by their referee, learners below."""
-    if subject.heldout is None:
-        assert subject.workload.games is not None
-        return
-    job = subject.job(update=update, train=msgspec.structs.replace(subject.train, lr=1e-3))
-    base = trained(subject)
-    data = subject.data, subject.heldout
-    done = finish(subject.workload.begin(job, base, subject.data, "cpu", None))[1]
-
-    def measured(factor: float) -> ForwardFigures:
-        made = scaled(subject, base if update == "delta" else {}, done, factor)
-        found = subject.workload.check(job, base, made, data, 7)
-        assert found is not None, "say in `check` how work is checked"
-        return found
-
-    honest, flipped = measured(1.0), measured(-1.0)
-    assert measured(1.0) == honest
-    assert honest.drop > max(0.0, flipped.drop)
-    assert flipped.drop < -flipped.noise
-    if update == "gradient":
-        assert honest.whole
-        # of few samples: one seed of a chat model has 1.504
-        assert honest.drop == pytest.approx(1.0, abs=0.6)
-        assert measured(4.0).drop == pytest.approx(honest.drop / 4, rel=0.1)
-
-
-def trained(subject: Subject) -> Tensors:
-    """A version that has learnt a little: of an untrained one either direction may be better."""
-    steps = 8
-    train = TrainSettings(lr=1e-2 if subject.workload.traits.loss_is_measured else 1e-3)
-    return finish(subject.begin(subject.job(steps=steps, stop=steps * BATCH, train=train)))[1]
-
-
-def scaled(subject: Subject, base: Tensors, done: Tensors, factor: float) -> Tensors:
-    """An update of another length or direction; what is no parameter stays."""
-    made = dict(done)
-    for spec in subject.workload.schema(subject.config):
-        if spec.role == "parameter":
-            start = base.get(spec.name, torch.zeros(()))
-            made[spec.name] = start + factor * (done[spec.name] - start)
-    return made

@@ -105,7 +105,7 @@ def picture(**changes: Any) -> Overview:
         window=Window(since=NOW - 3590, contributions=130, good=120, refused=9, undecided=1),
         newest_refused=9, newest_decided=129,
         refusals=(Refusal(reason="norm", count=9, newest=HOSTILE, at=NOW - 300),),
-        forward=CheckCounts(passed=31, unclear=1), recompute=CheckCounts(passed=4, open=1),
+        recompute=CheckCounts(passed=4, open=1),
         database=DatabaseFigures(kind="sqlite", bytes=48_000_000), backup_at=NOW - 7200,
     )  # fmt: skip
     return judged(msgspec.structs.replace(seen, **changes))

@@ -1,4 +1,4 @@
-"""Pay at stake, recomputes, audits, and sketches of contributions."""
+"""Pay at stake, draws, audits, and the organiser's checkers."""
 
 from __future__ import annotations
 
@@ -27,19 +27,6 @@ escrow = Table(
     Column("amount_micro", BigInteger, nullable=False),
 )
 Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
-
-# Sketches of accepted updates, by which near copies are found (shared/tensors/sketch.py); those of
-# bases long past go.
-sketches = Table(
-    "sketches",
-    metadata,
-    Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("base_version", Integer, nullable=False),
-    Column("sketch", LargeBinary, nullable=False),  # float32
-)
-Index("ix_sketches_run", sketches.c.run_id, sketches.c.contribution_id)
-Index("ix_sketches_base", sketches.c.run_id, sketches.c.base_version)
 
 # Draws: contributions whose task is done again, one row each.
 recomputes = Table(

@@ -87,7 +87,7 @@ async def test_a_failed_check_is_an_alert_and_stands_in_the_report(tmp_path: Pat
         assert [alert.kind for alert in await alerts.look()] == ["failed check"]
         report = await coordinator.volunteers.trust()
         assert report.standings == {"suspended": 1}
-        assert report.recompute.failed == 1
+        assert report.drawn.failed == 1
         assert report.accounts[0].nickname == "Eve"
         assert "done again" in report.accounts[0].reason
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, select
-from tests.e2e.server.test_forward_checks import flipped
 
 from coordinator.database.audits import Work
 from coordinator.database.tables.contributions import contributions
@@ -24,15 +23,16 @@ from coordinator.rules import audits as rules
 from shared.decoding import decode
 from shared.errors import NotFound, TooLarge
 from shared.workloads.base import Workload
-from tests.e2e.server.test_auditors import seen, states
 from tests.e2e.server.test_audits import (
     escrow,
     every_lot_is_up,
+    line_is_long,
     proven,
     result,
     until,
 )
-from tests.e2e.server.test_recomputes import balances, run_file, short
+from tests.e2e.server.test_checkers import seen, states
+from tests.e2e.server.test_recomputes import balances, flipped, run_file, short
 from tests.e2e.workloads.test_causal_lm import RUN as CAUSAL
 from tests.e2e.workloads.test_causal_lm import TRAINED
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
@@ -42,7 +42,7 @@ from tests.support.selfplay_run import RUN as GAMES
 from tests.support.served import served
 from volunteer.control import events
 
-AUDITED = "[trust]\naudit = 1.0\n"
+AUDITED = "[trust]\nrecompute = 1.0\n"
 
 
 async def started(
@@ -50,7 +50,7 @@ async def started(
 ) -> None:
     """Start a run whose work is audited; of a language model `preset` is what is trained of it."""
     if workload == "gpt":
-        await home.start_run(run_file(codec, preset).replace("recompute = 1.0", "audit = 1.0"))
+        await home.start_run(run_file(codec, preset))
         return
     if workload == "causal-lm":
         text = CAUSAL.format(model=TRAINED[preset]).replace("quorum = 2", "quorum = 1")
@@ -70,7 +70,7 @@ async def started(
 @pytest.fixture(autouse=True)
 def believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nothing done again by the organiser but what differs."""
-    monkeypatch.setattr(rules, "confirmed_chance", lambda passed: 0.0)
+    monkeypatch.setattr(rules, "confirmed_chance", lambda freed, stake: 0.0)
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ async def done(
     """A coordinator where Ann did two tasks, of whom the second is to be audited, for there was
     nobody who could before; and Bob, who may.
     """
-    async with local_coordinator(path / "coordinator", database=database) as home:
+    async with line_is_long(), local_coordinator(path / "coordinator", database=database) as home:
         await started(home, *of)
         ann, bob = LocalMachine(path / "ann", home), LocalMachine(path / "bob", home)
         await ann.join("Ann")
@@ -246,8 +246,8 @@ sys.exit(main())
 
 
 async def audit_work(url: str, token: Path) -> list[dict[str, Any]]:
-    """Run `coordinator audit work` on such a machine; the lines that it tells."""
-    words = ["audit", "work", "--once", "--device", "cpu", "--threads", "1", "--json"]
+    """Run `coordinator checker work` on such a machine; the lines that it tells."""
+    words = ["checker", "work", "--once", "--device", "cpu", "--threads", "1", "--json"]
     words += ["--server", url, "--token-file", str(token)]
     said = await asyncio.create_subprocess_exec(
         sys.executable, "-c", BARE, *words, stdout=PIPE, stderr=PIPE
@@ -262,7 +262,7 @@ async def test_an_auditor_of_the_organisers_without_the_library_settles_nothing(
 ) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home, served(home) as url:
         await started(home, *KINDS[3], trust="[trust]\nrecompute = 1.0\n")
-        await seen(home, "auditor")
+        await seen(home, "checker")
         async with home.coordinator.working():
             ann = LocalMachine(tmp_path / "ann", home)
             await ann.join("Ann")

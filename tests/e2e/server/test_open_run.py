@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import msgspec
 from sqlalchemy import Connection
 
-from coordinator.database import volunteers
-from coordinator.database.ledger import payments
-from coordinator.rules.standing import PASSED_MIN
+from coordinator.database import runs, volunteers
+from coordinator.rules.standing import PROOFS_MIN
 from shared import proof_of_work
-from shared.protocol.accounts import Me, RegisterReply
-from shared.protocol.contributions import Verdict
+from shared.protocol.accounts import Forfeited, Me, RegisterReply
+from shared.protocol.contributions import Commitment, Verdict
+from shared.protocol.leases import ClaimReply
 from tests.e2e.server.test_recomputes import settled
-from tests.support.local_coordinator import Worker, decode, local_coordinator
+from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 
+NOTHING = Commitment()
 LEARNING = """
 name = "tiny"
 workload = "gpt"
@@ -41,48 +43,95 @@ codec = "float32"
 """
 
 
-async def noise(worker: Worker, seed: int) -> Verdict:
+async def noise(worker: Worker, seed: int, commitment: Commitment = NOTHING) -> Verdict:
     """Submit noise of about the honest norm in place of a task's work."""
     lease = await worker.claim()
     begun = await worker.begin(lease)
     data = await worker.update(lease.job.run, seed, scale=0.05)
     await worker.upload(lease, data)
     said = msgspec.structs.replace(worker.submission(lease, begun, data), loss_last=2.0)
+    said = msgspec.structs.replace(said, commitment=commitment)
     return decode(await worker.post(f"/tasks/{lease.task}/submit", said), Verdict)
 
 
-async def test_honest_strangers_are_vetted_and_made_up_work_is_not_paid(tmp_path: Path) -> None:
+async def head(home: LocalCoordinator) -> int:
+    """The newest version of the run."""
+    return (await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))).head
+
+
+async def stranger(home: LocalCoordinator, name: str) -> Worker:
+    """An account that nobody vouches for."""
+    worker = Worker(home, name)
+    given = await home.coordinator.volunteers.challenge(worker.volunteer_id)
+    nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
+    proof = {"challenge": given.challenge, "nonce": f"{nonce:x}"}
+    decode(await worker.post("/workers/register", worker.registration(**proof)), RegisterReply)
+    return worker
+
+
+async def test_honest_strangers_are_vetted_and_paid_and_made_up_work_is_neither(
+    tmp_path: Path,
+) -> None:
     settings = {"open": True, "proof_of_work_bits": 1}
     async with local_coordinator(tmp_path / "coordinator", **settings) as home:
-        await home.start_run(LEARNING)
+        await home.start_run(LEARNING + "[trust]\nrecompute = 1.0\n")  # quickly
         async with home.coordinator.working():
             machine = LocalMachine(tmp_path / "machine", home)
             await machine.join("Ann")
-            async with machine.working(max_tasks=PASSED_MIN + 1) as process:
-                assert await process.ended(120) == 0
+            async with machine.working(max_tasks=2 * PROOFS_MIN) as process:
+                assert await process.ended(240) == 0
+            await settled(home)
             ann = next(p for p in await home.coordinator.volunteers.list() if p.nickname == "Ann")
 
-            def standing(conn: Connection) -> tuple[str, int, int]:
+            def standing(conn: Connection) -> tuple[str, int]:
                 row = volunteers.existing(conn, ann.volunteer_id)
-                has = payments.balances(conn, ann.volunteer_id)
-                return row.standing, row.accepted, has.escrow_micro + has.pending_micro
+                return row.standing, row.accepted
 
-            state, accepted, held = await home.coordinator.db.read(standing)
-            assert state == "vetted"
-            assert accepted == PASSED_MIN + 1
-            assert held > 0  # and nothing of it can be spent yet
+            assert await home.coordinator.db.read(standing) == ("vetted", 2 * PROOFS_MIN)
+            assert await head(home) > PROOFS_MIN
 
-            eve = Worker(home, "Eve")
-            given = await home.coordinator.volunteers.challenge(eve.volunteer_id)
-            nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
-            proof = {"challenge": given.challenge, "nonce": f"{nonce:x}"}
-            decode(await eve.post("/workers/register", eve.registration(**proof)), RegisterReply)
-            verdicts = [await noise(eve, seed) for seed in range(3)]
-            assert [verdict.state for verdict in verdicts] == ["superseded"] * 3
-            assert "could not confirm" in verdicts[0].message
+            before = await head(home)
+            eve = await stranger(home, "Eve")
+            said = await noise(eve, 1)
+            assert said.state == "accepted"
+            assert said.reveal == ()  # it was committed to nothing
             await settled(home)
             me = decode(await eve.get("/workers/me"), Me)
             assert (me.standing, me.escrow_micro, me.pending_micro, me.earned_micro) == (
                 "probation", 0, 0, 0,
             )  # fmt: skip
+            after = await head(home)
+            assert after == before  # and it moved no version
         assert await home.coordinator.ledger.check() == ()
+
+
+async def test_a_machine_with_an_open_question_gets_no_other_lease(tmp_path: Path) -> None:
+    """Until it has revealed, or its owner gave the stake up; nor does its update move the model."""
+    settings = {"open": True, "proof_of_work_bits": 1}
+    async with local_coordinator(tmp_path / "coordinator", **settings) as home:
+        await home.start_run(LEARNING)
+        async with home.coordinator.working():
+            eve = await stranger(home, "Eve")
+            said = await noise(eve, 1, Commitment(left="a" * 64))
+            assert said.reveal == ("a" * 64,)
+            reply = decode(await eve.post("/claims", claim()), ClaimReply)
+            assert reply.lease is None
+            assert reply.idle is not None
+            assert reply.idle.reason == "proof"
+            assert reply.idle.contribution == said.contribution
+            assert reply.idle.reveal == said.reveal
+            assert "`volunteer forfeit`" in reply.idle.message
+            me = decode(await eve.get("/workers/me"), Me)
+            assert (me.proving, me.standing) == (1, "probation")
+            given = decode(await eve.post("/me/forfeit"), Forfeited)
+            assert given.questions == 1
+            again = decode(await eve.post("/me/forfeit"), Forfeited)
+            assert (again.questions, again.amount_micro) == (0, 0)
+            assert decode(await eve.post("/claims", claim()), ClaimReply).lease is not None
+            assert await head(home) == 0
+        assert await home.coordinator.ledger.check() == ()
+
+
+def claim() -> dict[str, object]:
+    """A request for work that is answered at once."""
+    return {"claim_id": secrets.token_hex(16), "wait_s": 0.0}

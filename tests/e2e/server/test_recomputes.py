@@ -24,7 +24,7 @@ from coordinator.database.ledger import payments
 from coordinator.database.recomputes import waiting
 from coordinator.database.tables.trust import recomputes
 from shared.protocol.contributions import Verdict
-from shared.workloads.base import Progress, Result, Work, Workload, load
+from shared.workloads.base import Job, Progress, Result, Work, Workload, load
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine
@@ -33,6 +33,7 @@ from volunteer.control import events
 from volunteer.storage.evidence import Evidence, Request
 
 TASKS = 4
+Tensors = Mapping[str, torch.Tensor]
 LEARNING = """
 name = "tiny"
 workload = "gpt"
@@ -185,6 +186,34 @@ def lazy(name: str) -> Workload:
 def short(name: str) -> Workload:
     """Return a workload that runs out of memory."""
     return wrapped(name, Short)
+
+
+class Flipped:
+    """Hands in the opposite of what a task learnt."""
+
+    def __init__(self, work: Work, job: Job, base: Tensors) -> None:
+        self._work, self._job, self._base = work, job, dict(base)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def result(self) -> tuple[Result, Tensors]:
+        report, tensors = self._work.result()
+        learnt = {n: v for n, v in tensors.items() if "running" not in n and "tracked" not in n}
+        if self._job.update == "gradient":
+            return report, {**tensors, **{n: -v for n, v in learnt.items()}}
+        return report, {**tensors, **{n: 2 * self._base[n] - v for n, v in learnt.items()}}
+
+
+def flipped(name: str) -> Workload:
+    workload = load(name)
+    begin = workload.begin
+
+    def other(job: Job, weights: Tensors, *more: Any) -> Work:
+        return Flipped(begin(job, weights, *more), job, weights)  # type: ignore[return-value]
+
+    workload.begin = other  # type: ignore[method-assign,assignment]
+    return workload
 
 
 async def test_other_work_ends_its_account_and_earns_nothing(tmp_path: Path) -> None:

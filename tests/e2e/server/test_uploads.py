@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import Connection
 
 from coordinator.database import contributions, recomputes
+from coordinator.database.recomputes import Order
 from coordinator.database.tables.contributions import uploads as rows
 from coordinator.database.volunteers import set_volunteer
 from coordinator.http.request import ClientGone
@@ -224,7 +225,9 @@ async def asked_for(home: LocalCoordinator, evidence: bytes) -> tuple[Worker, Le
     def ask(conn: Connection) -> None:
         wanted = [hashlib.sha256(evidence).hexdigest()]
         row = contributions.by_id(conn, number)
-        recomputes.add(conn, row, (wanted, "{}"), withheld=False, due_at=home.clock.now() + 60)
+        due = home.clock.now() + 60
+        order = Order(wanted=wanted, work="{}", flops=1.0, kind="cpu", due_at=due)
+        recomputes.add(conn, row, order)
         set_volunteer(conn, ann.volunteer_id, standing="probation")
 
     await home.coordinator.db.write(ask)

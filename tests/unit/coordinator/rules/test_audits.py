@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.rules.checks import (
-    AUDITOR_AWAY_S,
-    AUDITOR_HERE_S,
+    CHECKER_AWAY_S,
+    CHECKER_HERE_S,
     RECOMPUTE_FLOPS_MAX,
     Machine,
     Redone,
     comparable,
     device_kind,
-    flops_max,
     is_served,
     judge_recompute,
     precision_of,
+    unprovable,
 )
 from tests.support.examples import examples
 
@@ -54,17 +54,17 @@ def test_comparing_goes_both_ways(one: Machine, other: Machine) -> None:
 
 
 @given(KINDS, st.sets(KINDS))
-def test_larger_tasks_are_drawn_only_where_an_auditor_takes_them(
+def test_what_is_too_large_for_the_server_waits_with_a_reason_until_a_checker_serves_it(
     kind: str, served: set[str]
 ) -> None:
-    least = flops_max(kind, served)
-    assert least >= RECOMPUTE_FLOPS_MAX
-    assert (least > RECOMPUTE_FLOPS_MAX) == (kind in served)
+    assert unprovable(kind, RECOMPUTE_FLOPS_MAX, served) == ""
+    why = unprovable(kind, 2 * RECOMPUTE_FLOPS_MAX, served)
+    assert ("a checker can" in why) == (kind not in served)
 
 
-@given(KINDS, st.floats(0, 2 * AUDITOR_AWAY_S))
+@given(KINDS, st.floats(0, 2 * CHECKER_AWAY_S))
 def test_what_the_server_can_do_itself_waits_less(kind: str, since: float) -> None:
     assert is_served(kind, 0.0, since) == (
-        since < (AUDITOR_HERE_S if kind == "cpu" else AUDITOR_AWAY_S)
+        since < (CHECKER_HERE_S if kind == "cpu" else CHECKER_AWAY_S)
     )
     assert device_kind(f"{kind}:1") == kind

@@ -1,41 +1,17 @@
-"""Sketches, the cohort of norms, and what was discredited since, on SQLite and PostgreSQL."""
+"""The cohort of norms, and what was discredited since, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert
 
 from coordinator.accounts.suspension import suspend
-from coordinator.database import checks, contributions, versions
+from coordinator.database import contributions, versions
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
-from coordinator.database.tables.trust import sketches as table
 from coordinator.database.tables.versions import versions as versions_table
 from tests.contract.test_escrow import FRIEND, NEW, merged, setting
 from tests.support.account_rows import add_contribution
-
-
-def kept(conn: Connection, run: int, base: int, kind: str = "delta") -> int:
-    number = add_contribution(conn, run, FRIEND, "accepted", base_version=base, kind=kind)
-    checks.keep_sketch(conn, contributions.by_id(conn, number), bytes([base] * 4))
-    return number
-
-
-async def test_the_newest_sketches_of_a_kind_come_first_and_old_ones_go(database: Database) -> None:
-    run = await setting(database)
-
-    def fill(conn: Connection) -> list[int]:
-        numbers = [kept(conn, run, base) for base in range(12)]
-        return [*numbers, kept(conn, run, 11, kind="gradient")]
-
-    numbers = await database.write(fill)
-    row = await database.read(lambda conn: contributions.by_id(conn, numbers[11]))
-    known = await database.read(lambda conn: checks.known_sketches(conn, row))
-    assert [one.base_version for one in known] == [10, 9, 8, 7, 6, 5, 4, 3]
-    assert known[0].sketch == bytes([10] * 4)
-    assert {one.volunteer for one in known} == {FRIEND}
-    left = await database.read(lambda conn: conn.execute(select(table.c.base_version)).all())
-    assert min(base for (base,) in left) == 11 - checks.SKETCH_VERSIONS
 
 
 async def test_a_cohort_heals_by_the_voices_that_it_refused(database: Database) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.admin.auditor import Auditor, Downloads, Found, Step
+from coordinator.admin.checker import Checker, CheckerResult, CheckerStep, Downloads
 from coordinator.admin.client import Remote
 from coordinator.admin.registry import COMMANDS
 from coordinator.checking.redo import machine_of
@@ -39,12 +39,12 @@ TASKS = 3
 async def revealed(
     path: Path, database: str, load: Any = None, tasks: int = TASKS
 ) -> AsyncIterator[LocalCoordinator]:
-    """A coordinator whose volunteer did tasks and revealed all; an auditor was seen before, so that
+    """A coordinator whose volunteer did tasks and revealed all; a checker was seen before, so that
     they wait for it.
     """
     async with local_coordinator(path / "coordinator", database=database) as home:
         await home.start_run(run_file())
-        await seen(home, "auditor")
+        await seen(home, "checker")
         async with home.coordinator.working():
             machine = LocalMachine(path / "machine", home)
             await machine.join("Ann")
@@ -57,7 +57,7 @@ async def revealed(
 
 async def seen(home: LocalCoordinator, name: str) -> None:
     now = home.clock.now()
-    await home.coordinator.db.write(lambda conn: recomputes.see_auditor(conn, name, "cpu", now))
+    await home.coordinator.db.write(lambda conn: recomputes.see_checker(conn, name, "cpu", now))
 
 
 async def states(home: LocalCoordinator, wanted: dict[str, int]) -> None:
@@ -84,12 +84,14 @@ def asks(home: LocalCoordinator) -> Any:
     return ask
 
 
-def auditor(home: LocalCoordinator, machine: Machine, told: list[Step | Found]) -> Auditor:
+def checker(
+    home: LocalCoordinator, machine: Machine, told: list[CheckerStep | CheckerResult]
+) -> Checker:
     of = (f"desk/{machine.kind}", "cpu", machine)  # whatever it says: there is no card here
-    return Auditor(asks(home), home.coordinator.blobs, Compute("audit"), of, told.append)
+    return Checker(asks(home), home.coordinator.blobs, Compute("checker"), of, told.append)
 
 
-async def test_an_auditor_elsewhere_does_honest_work_again(
+async def test_a_checker_elsewhere_does_honest_work_again(
     tmp_path: Path, database_url: str
 ) -> None:
     async with revealed(tmp_path, database_url) as home, served(home) as url:
@@ -102,29 +104,29 @@ async def test_an_auditor_elsewhere_does_honest_work_again(
 
         folder = tmp_path / "fetched"
         folder.mkdir()
-        told: list[Step | Found] = []
+        told: list[CheckerStep | CheckerResult] = []
         blobs = Downloads(server, folder, most=0)
-        one = Auditor(ask, blobs, Compute("audit"), ("desk/cpu", "cpu", CPU), told.append)
+        one = Checker(ask, blobs, Compute("checker"), ("desk/cpu", "cpu", CPU), told.append)
         await one.run(asyncio.Event(), once=True)
         assert {result for result, _ in await results(home, TASKS)} == {"passed"}
         assert one.summary.results["passed"] == TASKS
         assert one.summary.seconds > 0
-        steps = [each for each in told if isinstance(each, Step)]
+        steps = [each for each in told if isinstance(each, CheckerStep)]
         assert {each.step for each in steps} >= {each.steps for each in steps}
-        assert len([each for each in told if isinstance(each, Found)]) == TASKS
+        assert len([each for each in told if isinstance(each, CheckerResult)]) == TASKS
         assert not [*folder.iterdir()]  # nothing of others stays
         lines = await home.coordinator.transparency.audit_lines(None, 100)
-        assert ("audit.work", "desk/cpu") in {(line.action, line.subject) for line in lines}
+        assert ("checker.work", "desk/cpu") in {(line.action, line.subject) for line in lines}
         assert await home.coordinator.ledger.check() == ()
 
 
-async def test_what_an_auditor_finds_made_up_ends_its_account(
+async def test_what_a_checker_finds_made_up_ends_its_account(
     tmp_path: Path, database_url: str
 ) -> None:
     async with revealed(tmp_path, database_url, lazy, tasks=1) as home:
-        told: list[Step | Found] = []
-        assert await auditor(home, CPU, told).next(asyncio.Event())
-        assert isinstance(told[-1], Found)
+        told: list[CheckerStep | CheckerResult] = []
+        assert await checker(home, CPU, told).next(asyncio.Event())
+        assert isinstance(told[-1], CheckerResult)
         assert told[-1].result == "failed"
         assert await balances(home, "Ann") == ("suspended", 0, 0)
         assert await home.coordinator.ledger.check() == ()
@@ -133,15 +135,15 @@ async def test_what_an_auditor_finds_made_up_ends_its_account(
 async def test_another_class_of_device_suspends_nobody(tmp_path: Path) -> None:
     async with revealed(tmp_path, "", lazy, tasks=1) as home:
         ask = asks(home)
-        taken = await ask("audit.take", name="x", kind="cpu", hold="a" * 32)
+        taken = await ask("checker.take", name="x", kind="cpu", hold="a" * 32)
         report = {"contribution": taken.task.contribution, "hold": "a" * 32}
         figures = {"cosine": 0.1, "norm_ratio": 2.0}
-        done = await ask("audit.report", **report, kind="cuda", model="A Card", found=figures)
-        assert done.result == "unclear"
+        done = await ask("checker.report", **report, kind="cuda", model="A Card", found=figures)
+        assert done.result == "unproven"
         assert "cuda (A Card) cannot be compared" in done.message
-        again = await ask("audit.report", **report, kind="cuda", model="A Card", found=figures)
+        again = await ask("checker.report", **report, kind="cuda", model="A Card", found=figures)
         assert again == done  # a report whose reply was lost
-        assert (await balances(home, "Ann"))[0] == "vetted"
+        assert (await balances(home, "Ann"))[0] == "vetted"  # she was vouched for
 
 
 async def test_a_hold_that_is_not_renewed_goes_to_another(
@@ -149,29 +151,29 @@ async def test_a_hold_that_is_not_renewed_goes_to_another(
 ) -> None:
     async with revealed(tmp_path, database_url, tasks=1) as home:
         ask = asks(home)
-        first = await ask("audit.take", name="x", kind="cpu", hold="a" * 32)
-        assert await ask("audit.take", name="x", kind="cpu", hold="a" * 32) == first
+        first = await ask("checker.take", name="x", kind="cpu", hold="a" * 32)
+        assert await ask("checker.take", name="x", kind="cpu", hold="a" * 32) == first
         number = first.task.contribution
-        assert (await ask("audit.take", name="y", kind="cpu", hold="b" * 32)).task is None
-        assert (await ask("audit.renew", contribution=number, hold="a" * 32)).held
+        assert (await ask("checker.take", name="y", kind="cpu", hold="b" * 32)).task is None
+        assert (await ask("checker.renew", contribution=number, hold="a" * 32)).held
         await home.clock.advance(HOLD_S + 1)
-        second = await ask("audit.take", name="y", kind="cpu", hold="b" * 32)
+        second = await ask("checker.take", name="y", kind="cpu", hold="b" * 32)
         assert second.task.contribution == number
-        assert not (await ask("audit.renew", contribution=number, hold="a" * 32)).held
+        assert not (await ask("checker.renew", contribution=number, hold="a" * 32)).held
         with pytest.raises(Exception, match="another's by now"):
             await ask(
-                "audit.report",
+                "checker.report",
                 contribution=number,
                 hold="a" * 32,
                 kind="cpu",
                 found={"cosine": 0.0, "norm_ratio": 1.0},
             )
         with pytest.raises(BadRequest, match="32 hexadecimal"):
-            await ask("audit.take", name="x", kind="cpu", hold="x")
+            await ask("checker.take", name="x", kind="cpu", hold="x")
         with pytest.raises(BadRequest, match="no class of devices"):
-            await ask("audit.take", name="x", kind="cuda:0", hold="c" * 32)
+            await ask("checker.take", name="x", kind="cuda:0", hold="c" * 32)
         with pytest.raises(NotFound, match="not to be done again"):
-            await ask("audit.report", contribution=99, hold="c" * 32, kind="cpu", unusable="x")
+            await ask("checker.report", contribution=99, hold="c" * 32, kind="cpu", unusable="x")
 
 
 async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_does(
@@ -179,21 +181,21 @@ async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_
 ) -> None:
     async with revealed(tmp_path, "", tasks=1) as home:
         stop = asyncio.Event()
-        told: list[Step | Found] = []
+        told: list[CheckerStep | CheckerResult] = []
         loop = asyncio.get_running_loop()
 
-        def tell(seen: Step | Found) -> None:
+        def tell(seen: CheckerStep | CheckerResult) -> None:
             told.append(seen)
-            if isinstance(seen, Step) and seen.step == 1:  # on the thread that computes
+            if isinstance(seen, CheckerStep) and seen.step == 1:  # on the thread that computes
                 asyncio.run_coroutine_threadsafe(_set(stop), loop).result()
 
         of = ("desk/cpu", "cpu", CPU)
-        one = Auditor(asks(home), home.coordinator.blobs, Compute("audit"), of, tell)
+        one = Checker(asks(home), home.coordinator.blobs, Compute("checker"), of, tell)
         await one.run(stop)
         assert one.summary.results["given back"] == 1
-        assert isinstance(told[-1], Found)
+        assert isinstance(told[-1], CheckerResult)
         assert told[-1].message == "it was interrupted"
-        one = Auditor(asks(home), Nothing(), Compute("audit"), of, told.append)
+        one = Checker(asks(home), Nothing(), Compute("checker"), of, told.append)
         await one.run(asyncio.Event(), once=True)
         assert one.summary.results["given back"] == 2
         assert one.summary.revealed == 1
@@ -201,14 +203,14 @@ async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_
         assert [result for result, _ in await results(home, 1)] == ["passed"]
 
 
-async def test_a_library_that_an_auditor_lacks_is_no_fault_of_the_volunteer(
+async def test_a_library_that_a_checker_lacks_is_no_fault_of_the_volunteer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with revealed(tmp_path, "", tasks=1) as home:
-        told: list[Step | Found] = []
-        one = auditor(home, CPU, told)
+        told: list[CheckerStep | CheckerResult] = []
+        one = checker(home, CPU, told)
         with monkeypatch.context() as without:
-            without.setattr("coordinator.admin.auditor.missing_library", lambda case: "few_bits")
+            without.setattr("coordinator.admin.checker.missing_library", lambda case: "few_bits")
             assert await one.next(asyncio.Event())
         assert one.summary.results["given back"] == 1
         assert "few_bits is not installed here" in told[-1].message  # type: ignore[union-attr]
@@ -228,14 +230,14 @@ async def _set(stop: asyncio.Event) -> None:
     await asyncio.sleep(0)
 
 
-async def test_the_server_leaves_to_auditors_what_they_are_there_for(tmp_path: Path) -> None:
+async def test_the_server_leaves_to_checkers_what_they_are_there_for(tmp_path: Path) -> None:
     async with revealed(tmp_path, "", tasks=1) as home:
         assert not await home.coordinator.recomputes.next()
-        told: list[Step | Found] = []
-        one = auditor(home, CARD, told)  # it has nothing to compare a processor with
+        told: list[CheckerStep | CheckerResult] = []
+        one = checker(home, CARD, told)  # it has nothing to compare a processor with
         assert not await one.next(asyncio.Event())
         assert one.summary.revealed == 1
-        await home.clock.advance(601)  # an auditor with a processor was not seen for ten minutes
+        await home.clock.advance(601)  # a checker with a processor was not seen for ten minutes
         assert await home.coordinator.recomputes.next()
         assert [result for result, _ in await results(home, 1)] == ["passed"]
 
@@ -243,7 +245,7 @@ async def test_the_server_leaves_to_auditors_what_they_are_there_for(tmp_path: P
 async def test_any_blob_is_for_the_organiser_alone(tmp_path: Path) -> None:
     async with revealed(tmp_path, "", tasks=1) as home, served(home) as url:
         server = Remote.of(url, home.coordinator.settings.admin_token_file)
-        taken = await asks(home)("audit.take", name="x", kind="cpu", hold="a" * 32)
+        taken = await asks(home)("checker.take", name="x", kind="cpu", hold="a" * 32)
         name, path = taken.task.given.commitment.left, tmp_path / "left"
         await asyncio.to_thread(server.blob, name, path)
         whole = path.read_bytes()
@@ -273,7 +275,7 @@ def test_the_command_on_a_data_directory(tmp_path: Path, run: Run) -> None:
 
     asyncio.run(prepared())
     place = ("--data-dir", tmp_path / "coordinator")
-    words = ("audit", "work", "--once", "--device", "cpu", "--threads", "1")
+    words = ("checker", "work", "--once", "--device", "cpu", "--threads", "1")
     said = run(*words, "--json", *place)
     assert said.code == 0, said.err
     written = [line for line in said.out.splitlines() if line.startswith("{")]
@@ -284,7 +286,7 @@ def test_the_command_on_a_data_directory(tmp_path: Path, run: Run) -> None:
     said = run(*words, *place)
     assert "nothing done again" in said.out
     assert "Ctrl+C" in said.out
-    assert run("audit", "work", "--once", "--threads", "-1", *place).code != 0
+    assert run("checker", "work", "--once", "--threads", "-1", *place).code != 0
 
 
 def test_a_device_that_is_not_here_is_refused() -> None:
