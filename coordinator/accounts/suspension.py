@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.database import audit, contributions, verdicts
 from coordinator.database import volunteers as store
-from coordinator.database.ledger import escrow
+from coordinator.database.ledger import answer_pay, escrow
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
 from coordinator.rules import reports
@@ -51,7 +51,9 @@ def suspend(
         verdicts.decide(conn, contribution, "superseded", now=now, weight=0.0, message=UNMERGED)
     taken = take_back(conn, [Payment.of(one) for one in waiting], reason, now)
     taken += take_back(conn, escrow.waiting(conn, row.id), reason, now)
-    detail = {"reason": reason, "forfeit_micro": taken.pending_micro + taken.escrow_micro}
+    answers = answer_pay.take(conn, row.id, reason, now)
+    forfeit = taken.pending_micro + taken.escrow_micro + answers
+    detail = {"reason": reason, "forfeit_micro": forfeit}
     audit.append(conn, actor, "volunteer.suspend", row.id, detail, now)
     return taken
 
