@@ -50,7 +50,7 @@ class Compare(Protocol):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """What one account made of a request: each of its parts, and what was asked for."""
+    """Parts of a request that one account made, each with what was asked for."""
 
     request_id: str
     parts: list[tuple[Generation, Part]]

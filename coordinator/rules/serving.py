@@ -51,8 +51,8 @@ def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
 
 
 def draw_chance(pay: int, mean: float, agreed: int) -> float:
-    """Return how likely an answer is drawn: by its pay beside the mean pay of its account, surely at
-    the beginning, and less with each drawn answer that agreed.
+    """Return the probability that an answer is drawn: in proportion to its pay, by the mean pay of
+    its account; certainty at the beginning, and less with each drawn answer that agreed.
     """
     return min(1.0, pay / mean * max(DRAWN_SHARE, 1 / (1 + agreed)))
 

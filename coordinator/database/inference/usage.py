@@ -76,7 +76,7 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request ends, and who can compare answers of volunteers that are drawn by `roll`."""
+    """End of a request: `roll` draws answers of volunteers, and `replica` can compare them."""
 
     now: float
     roll: Callable[[], float]

@@ -1,9 +1,9 @@
 """Pay of answers: what an asker paid is burnt, and who computed it earns its share by draws.
 
     answer       mint   -> escrow    tokens of a request were made on this account's machine
-    answered     escrow -> earned    this answer, or a later one of the account, was drawn and agreed
-    unanswer     escrow -> mint      one of the account was drawn and did not agree, or the account
-                                     was suspended: all that is at stake goes
+    answered     escrow -> earned    this answer or a later one of the account was drawn and agreed
+    unanswer     escrow -> mint      one that was drawn did not agree, or the account was suspended:
+                                     all that is at stake goes
     refund       burn   -> earned    of who asked, with each "unanswer"
 
 Nothing else frees what is at stake. A row of `answer_stakes` stands for it, beside the ledger's
@@ -154,14 +154,14 @@ def take(conn: Connection, who: str, memo: str, now: float) -> int:
     for row in rows:
         amount = row.amount_micro
         taken = (Move(who, "escrow", -amount), Move(SYSTEM, MINT, amount))
-        back = (Move(row.asker_id, "burn", -amount), Move(row.asker_id, "earned", amount))
-        drafts += [_draft("unanswer", row, taken, memo), _draft("refund", row, back)]
+        repaid = (Move(row.asker_id, "burn", -amount), Move(row.asker_id, "earned", amount))
+        drafts += [_draft("unanswer", row, taken, memo), _draft("refund", row, repaid)]
     post(conn, drafts, now)
     _remove(conn, rows)
     conn.execute(_SET_ABOUT, {"its_volunteer_id": who, "agreed": 0})
     for row in rows:
-        key = conn.execute(_CHEAPER, {"its_id": row.request_id, "amount": row.amount_micro})
-        if (key_id := key.scalar()) is not None:
+        back = {"its_id": row.request_id, "amount": row.amount_micro}
+        if (key_id := conn.execute(_CHEAPER, back).scalar()) is not None:
             conn.execute(_UNSPEND, {"its_id": key_id, "amount": row.amount_micro})
     debts.repay(conn, {row.asker_id: f"repaid:{row.request_id}:{who}:back" for row in rows}, now)
     return sum(int(row.amount_micro) for row in rows)

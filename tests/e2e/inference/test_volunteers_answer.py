@@ -80,14 +80,14 @@ async def standing(made: Answering, name: str) -> str:
     return str(found.standing)
 
 
-async def credits(made: Answering, name: str) -> payments.Balances:
+async def balance(made: Answering, name: str) -> payments.Balances:
     who = await id_of(made, name)
     found: payments.Balances = await made.coordinator.db.read(lambda c: payments.balances(c, who))
     return found
 
 
 async def earned(made: Answering, name: str) -> int:
-    return (await credits(made, name)).earned_micro
+    return (await balance(made, name)).earned_micro
 
 
 async def answers_paid(made: Answering, name: str) -> list[Receipt]:
@@ -204,7 +204,7 @@ async def test_a_machine_that_answers_with_other_words_is_suspended_and_not_paid
         await ask(made, 100)
         await checked(made)
         assert await standing(made, "Cid") == "suspended"
-        assert (await credits(made, "Cid")).total_micro == 0
+        assert (await balance(made, "Cid")).total_micro == 0
         spent = (await made.balances()).spent_micro - before.spent_micro
         assert spent == math.ceil(await price(made, 100) * 0.25)  # what the house kept
         await made.sound()
@@ -239,16 +239,15 @@ async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_pai
             prices.append(said.usage.model_dump()["cost_micro"])
             if not number:
                 await checked(made)
-                mine = int(prices[0] * 0.75)
-                assert (await credits(made, "Cid")).earned_micro == mine
+                assert (await balance(made, "Cid")).earned_micro == int(prices[0] * 0.75)
         await checked(made)
         assert (honest, rolls) == ([], [])
         assert await standing(made, "Cid") == "suspended"
-        has = await credits(made, "Cid")
-        assert (has.total_micro, has.escrow_micro) == (mine, 0)  # of ten the honest one
+        has = await balance(made, "Cid")
+        assert (has.total_micro, has.escrow_micro) == (int(prices[0] * 0.75), 0)  # the honest one
         kept = [math.ceil(each * 0.25) for each in prices]  # by the house
-        assert (await credits(made, "Dee")).spent_micro == sum(kept[1:9:2])
-        assert (await credits(made, "Ann")).spent_micro == prices[0] + sum(kept[2::2]) + kept[9]
+        assert (await balance(made, "Dee")).spent_micro == sum(kept[1:9:2])
+        assert (await balance(made, "Ann")).spent_micro == prices[0] + sum(kept[2::2]) + kept[9]
         await made.sound()
 
 
