@@ -39,7 +39,7 @@ class Killed(Exception):
 
 
 class Answer:
-    """What one account made of a request, in the model."""
+    """Part of a request that one account made, in the model."""
 
     def __init__(self, request: str, asker: str, who: str, amount: int) -> None:
         self.request, self.asker, self.who, self.amount = request, asker, who, amount
@@ -220,7 +220,7 @@ class Books(RuleBasedStateMachine):
         self.agreed[name] = 0
 
     def free(self, name: str) -> None:
-        """What an agreed draw stands behind is free, but nothing behind a draw that waits."""
+        """Free what an agreed draw stands behind, and nothing behind a draw that waits."""
         stakes = self.stakes(name)
         upto = max((n for n, one in enumerate(stakes) if one.state == "agreed"), default=-1)
         for n, one in enumerate(stakes):
