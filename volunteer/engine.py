@@ -19,6 +19,7 @@ from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol import endpoints
 from shared.sentences import Sentence
+from shared.units import GIB
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
 from volunteer.account.practice_server import Practice
@@ -52,7 +53,6 @@ from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
-GIB = 1 << 30
 PICTURE_BYTES_MAX = 2 << 20  # of a PNG: base64 of it fits a line of the control socket
 ACCOUNT = (endpoints.CONTRIBUTIONS, endpoints.LEDGER, endpoints.LEADERBOARD)
 PROMPTING = (

@@ -7,7 +7,6 @@ reader or a Braille line reads each sentence once. Only failures, and the end, s
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import threading
 from collections import deque
@@ -15,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TextIO
 
 from shared.errors import VolunteerError
+from shared.nearest import nearest
 from shared.text import printable
 from volunteer.control import events
 from volunteer.control.control import Control
@@ -113,9 +113,9 @@ class Plain:
                 return
             does = self._does.get(verb)
             if does is None:
-                near = difflib.get_close_matches(verb, self._does, n=1)
+                near = nearest(verb, self._does)
                 hint = (
-                    _("did you mean {name}?", name=near[0])
+                    _("did you mean {name}?", name=near)
                     if near
                     else _("type help for the commands")
                 )

@@ -17,8 +17,8 @@ from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
 from shared.qr import qr_coloured
 from shared.text import MICRO, credit
+from shared.units import DAY_S
 
-DAY_S = 86_400.0
 NAMES_MAX = 1000
 GRANT_MAX = 1e9  # credits
 STANDINGS = ("vetted", "probation", "suspended")

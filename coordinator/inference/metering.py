@@ -38,6 +38,7 @@ from shared.errors import (
     VolunteerError,
 )
 from shared.text import credit
+from shared.units import DAY_S, MINUTE_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -49,10 +50,8 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 BEAT_S = 20.0  # between beats of a request that streams nothing
 GONE_S = 60.0  # a process that beats no longer is gone after this
-MINUTE_S = 60.0
 PUBLIC_MAX = 4  # requests without a key under way at once, of this process: others come first
 WAIT_S = 5.0  # until an account may ask again that has too many tokens under way
-DAY_S = 86_400.0
 KEPT_S = 90 * DAY_S  # of the record of use; the ledger is for good
 EARN = "train with `volunteer`: each merged contribution earns credits"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
 from coordinator.accounts.accounts import Volunteers
-from coordinator.accounts.api_keys import DAY_S, GIFTS_A_DAY, KEYS_A_DAY, ApiKeys, Asker
+from coordinator.accounts.api_keys import GIFTS_A_DAY, KEYS_A_DAY, ApiKeys, Asker
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
@@ -33,6 +33,7 @@ from shared.errors import (
     Unauthorized,
 )
 from shared.protocol.inference import GiveRequest, KeyRequest
+from shared.units import DAY_S
 from tests.support.account_rows import add_contribution, add_run, breaches, join
 from tests.support.virtual_clock import VirtualClock
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import msgspec
 
 from shared.errors import Configuration
+from shared.nearest import nearest
 from shared.sentences import Sentence
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, localized
@@ -224,9 +224,9 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
             raise Configuration(_("yes or no"))
         return words[text.lower()]
     if row.name == "theme" and themes and text not in themes:
-        near = difflib.get_close_matches(text, themes, n=1)
+        near = nearest(text, themes)
         hint = (
-            _(": did you mean {name}?", name=near[0])
+            _(": did you mean {name}?", name=near)
             if near
             else _(", known: {names}", names=", ".join(themes))
         )
