@@ -8,7 +8,6 @@ in the data directory.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -23,11 +22,12 @@ from msgspec import Meta
 from shared.decoding import complaint, convert, misuse
 from shared.errors import BadRequest, Configuration
 from shared.links import is_loopback
+from shared.nearest import nearest
 from shared.proof_of_work import BITS_MAX
+from shared.units import DAY_S, GIB, MIB
 
 PREFIX = "COORDINATOR_"
 FLAGS = "command line"  # the last of the sources
-MIB, GIB = 1 << 20, 1 << 30
 
 ENGINES = ("off", "builtin")  # that answer prompts; else one at an address
 _ADDRESS = re.compile(r"https?://[^\s@?#]+")
@@ -190,7 +190,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(
             description="An upload not finished after this time is deleted.", gt=0, extra=_Seconds
         ),
-    ] = 86_400.0
+    ] = DAY_S
     space_floor_bytes: Annotated[
         int,
         Meta(
@@ -412,8 +412,8 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise Configuration(f"the settings file {path} is not TOML: {error}") from error
     for key in table:
         if key not in _known():
-            near = difflib.get_close_matches(key, _known(), n=1, cutoff=0.5)
-            hint = f'did you mean "{near[0]}"?' if near else "see docs/settings.md"
+            near = nearest(key, _known())
+            hint = f'did you mean "{near}"?' if near else "see docs/settings.md"
             raise Configuration(f'unknown setting "{key}" in {path}: {hint}')
     return table
 
@@ -421,16 +421,12 @@ def _from_file(path: Path) -> dict[str, Any]:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     known = {PREFIX + name.upper(): name for name in _known()}
     for variable in environ:
-        if variable.startswith(PREFIX) and variable not in known:
-            # Only what looks like a slip is refused: orchestrators set variables of their own under
-            # our prefix.
-            near = difflib.get_close_matches(
-                variable[len(PREFIX) :].lower(), _known(), n=1, cutoff=0.85
+        # Only what looks like a slip is refused: orchestrators set variables under our prefix.
+        near = nearest(variable[len(PREFIX) :], _known()) if variable.startswith(PREFIX) else ""
+        if variable not in known and near:
+            raise Configuration(
+                f"unknown variable {variable}: did you mean {PREFIX}{near.upper()}?"
             )
-            if near:
-                raise Configuration(
-                    f"unknown variable {variable}: did you mean {PREFIX}{near[0].upper()}?"
-                )
     return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
 
 

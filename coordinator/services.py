@@ -327,7 +327,8 @@ class Coordinator:
             power = Power.of(wanted)
             own = BuiltinEngine(self.db, self.clock, self.blobs, power)
             on, manifest = (self.db, self.blobs), self.run_queries.manifest
-            engine = VolunteerEngine(own, self.answerers, on, manifest)
+            draws = self.answers.meter.draws
+            engine = VolunteerEngine(own, self.answerers, draws, on, manifest)
             self.answers.connect(engine)
         elif wanted.inference != "off":
             from coordinator.inference.upstream import UpstreamEngine, upstream

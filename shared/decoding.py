@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from shared.nearest import nearest
 from shared.sentences import Sentence, figure, heard, of, plural
 
 T = TypeVar("T")
@@ -182,15 +183,13 @@ def _no_choice(wrong: str, right: Sequence[str]) -> Sentence:
     """Say that a text is none of those that it may be, and which is the nearest."""
     if not right:
         return Sentence("'{value}' is none of its values", value=wrong)
-    import difflib
-
     known = ", ".join(f'"{one}"' for one in right)
-    near = difflib.get_close_matches(wrong.lower(), right, n=1, cutoff=0.7)
+    near = nearest(wrong, right)
     if not near:
         return Sentence("'{value}' is none of {known}", value=wrong, known=known)
     return Sentence(
         "'{value}' is none of {known}, did you mean \"{near}\"?",
         value=wrong,
         known=known,
-        near=near[0],
+        near=near,
     )

@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 
 from shared.clock import Clock, SystemClock
-from shared.errors import Conflict, VolunteerError
+from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol import endpoints
 from shared.sentences import Sentence
+from shared.units import GIB
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
 from volunteer.account.practice_server import Practice
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.prompts import Prompts, drawn
-from volunteer.account.public_runs import public_runs
 from volunteer.agent.agent import Agent, Machine
 from volunteer.agent.collaborators import Remote, Store, Timing
 from volunteer.control import commands, events
@@ -39,7 +39,6 @@ from volunteer.i18n.catalogue import choose, use
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
 from volunteer.net.client import post_json
-from volunteer.net.sample_pictures import sample_picture
 from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
@@ -54,7 +53,7 @@ from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
-GIB = 1 << 30
+PICTURE_BYTES_MAX = 2 << 20  # of a PNG: base64 of it fits a line of the control socket
 ACCOUNT = (endpoints.CONTRIBUTIONS, endpoints.LEDGER, endpoints.LEADERBOARD)
 PROMPTING = (
     commands.GetModel,
@@ -285,9 +284,6 @@ class Engine:
                 return None
             case commands.StartPractice():
                 return f"{await self._practice.start()}/join"
-            case commands.GetPublicRuns():
-                url = self.loaded.settings.display.public_runs
-                return await public_runs(url) if url else ()
             case commands.ChooseRuns(runs=runs):
                 self._set({"runs": runs})
                 if self._agent is not None:
@@ -347,11 +343,8 @@ class Engine:
                 )
             case commands.Query():
                 return await self._query(agent, command)
-            case commands.GetDiary():
-                return agent.diary
             case commands.GetPicture(run=run, version=version):
-                remote = agent.remote
-                return await sample_picture(remote.api, remote.transfers, run, version)
+                return await sample_picture(agent.remote, run, version)
             case commands.MakeLink():
                 return await agent.remote.api.link()
             case _:
@@ -450,3 +443,23 @@ async def _prompting(prompts: Prompts, api: Api, command: Command) -> Any:
         case commands.ForgetPrompts():
             prompts.forget()
     return None
+
+
+async def sample_picture(remote: Remote, run: str, version: int) -> bytes:
+    """Return the PNG that a version drew, from the cache where it was looked at before.
+
+    Raises NotFound for a version without one, BadRequest for one that is too large.
+    """
+    cursor = version - 1 if version > 0 else ""
+    rows = await remote.api.query(endpoints.VERSIONS, run=run, cursor=cursor)
+    ref = next((row.picture for row in rows if row.version == version), None)
+    if ref is None:
+        raise NotFound(
+            Sentence("version {version} of {run} has no picture", version=version, run=run[:64])
+        )
+    if ref.size > PICTURE_BYTES_MAX:
+        raise BadRequest(
+            Sentence("the picture of version {version} is too large to be shown", version=version)
+        )
+    path = await remote.transfers.fetch(ref, lambda _: None)
+    return await asyncio.to_thread(path.read_bytes)

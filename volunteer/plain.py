@@ -7,7 +7,6 @@ reader or a Braille line reads each sentence once. Only failures, and the end, s
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import threading
 from collections import deque
@@ -15,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TextIO
 
 from shared.errors import VolunteerError
+from shared.nearest import nearest
 from shared.text import printable
 from volunteer.control import events
 from volunteer.control.control import Control
@@ -43,13 +43,10 @@ HELP = (
 class Plain:
     """Answers typed lines about a volunteer, and gives it commands."""
 
-    def __init__(
-        self, control: Control, out: TextIO, lines: AsyncIterator[str], price: float = 0.0
-    ) -> None:
+    def __init__(self, control: Control, out: TextIO, lines: AsyncIterator[str]) -> None:
         self._control = control
         self._out = out
         self._lines = lines
-        self._price = price  # of a kilowatt-hour
         self._news: deque[str] = deque(maxlen=NEWS_MAX)
         self._sensed: dict[str, events.Sensed] = {}
         self._does: dict[str, Callable[[Sequence[str]], Awaitable[None]]] = {
@@ -116,9 +113,9 @@ class Plain:
                 return
             does = self._does.get(verb)
             if does is None:
-                near = difflib.get_close_matches(verb, self._does, n=1)
+                near = nearest(verb, self._does)
                 hint = (
-                    _("did you mean {name}?", name=near[0])
+                    _("did you mean {name}?", name=near)
                     if near
                     else _("type help for the commands")
                 )
@@ -150,7 +147,7 @@ class Plain:
                     _("cannot be used: {problem}", problem=self._control.status.problem(device))
                 )
             told = self._sensed.get(device.id)
-            said += _sensed_words(told, self._price) if told is not None else []
+            said += _sensed_words(told) if told is not None else []
             self._say(f"{device.id}: {', '.join(said)}")
         if not self._control.status.devices:
             self._say(_("the devices are not known yet"))
@@ -186,7 +183,7 @@ class Plain:
             self._say(f"{verb}: {_(what)}")
 
 
-def _sensed_words(sensed: events.Sensed, price: float) -> list[str]:
+def _sensed_words(sensed: events.Sensed) -> list[str]:
     """Return the readings of a device in words."""
     said = []
     if sensed.utilisation is not None:
@@ -197,13 +194,8 @@ def _sensed_words(sensed: events.Sensed, price: float) -> list[str]:
     if sensed.watts is not None:
         said.append(_("{n} watts", n=number(sensed.watts, ".0f")) + guess)
     if sensed.joules is not None:
-        kwh = sensed.joules / 3_600_000
-        used, cost = number(kwh, ".3f"), number(kwh * price, ".2f")
-        said.append(
-            _("{kwh} kilowatt-hours today for {price}", kwh=used, price=cost) + guess
-            if price > 0
-            else _("{kwh} kilowatt-hours today", kwh=used) + guess
-        )
+        used = number(sensed.joules / 3_600_000, ".3f")
+        said.append(_("{kwh} kilowatt-hours today", kwh=used) + guess)
     return said
 
 

@@ -41,6 +41,7 @@ from shared.protocol.accounts import (
 from shared.protocol.limits import NICKNAME_MAX
 from shared.protocol.listings import LeaderRow
 from shared.text import escaped
+from shared.units import DAY_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -54,8 +55,7 @@ __all__ = ["Principal", "Shown", "Volunteers"]
 T = TypeVar("T")
 
 LINK_S = 600.0
-REISSUE_S = 86_400.0  # the organiser passes this one on
-DAY_S = 86_400.0
+REISSUE_S = DAY_S  # the organiser passes this one on
 WORK_MAX = 4096  # volunteers whose counts are remembered
 COUNTED_S = 60.0  # an account is added up anew; what changed since is added each time
 

@@ -32,6 +32,7 @@ from shared.protocol.inference import (
     UsageRow,
 )
 from shared.text import credit
+from shared.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -45,8 +46,7 @@ SHOWN_CHARS = 10
 NAME_CHARS_MAX = 64
 KEYS_A_DAY = 20  # of one account, revoked ones too: each stays in the record of use
 GIFTS_A_DAY = 100  # of one account: each stays in the ledger
-DAY_S = 86_400.0
-RETRY_S = 3600.0  # to an account that made too many today
+RETRY_S = HOUR_S  # to an account that made too many today
 MICRO = 1_000_000
 
 WRONG_KEY = "this key is wrong: `volunteer key list` shows yours, `volunteer key create` makes one"

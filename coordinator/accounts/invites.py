@@ -12,6 +12,7 @@ from coordinator.database import audit
 from coordinator.database import invites as store
 from coordinator.rules import codes, nicknames, reports
 from shared.errors import BadRequest, Configuration, Forbidden, why
+from shared.units import DAY_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 COUNT_MAX = 1000  # invites made at once
 USES_MAX = 10_000  # people one invite lets in
 ALIKE_SHOWN = 5  # names that are the same, in an error
-EXPIRES_S_MAX = 10 * 365 * 86_400.0
+EXPIRES_S_MAX = 10 * 365 * DAY_S
 
 InviteState = Literal["open", "used", "expired", "withdrawn"]
 

@@ -20,6 +20,7 @@ from coordinator.database.statistics import Standing
 from coordinator.ttl_cache import REST, Kept
 from shared.errors import BadRequest
 from shared.protocol.listings import LeaderRow
+from shared.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -32,8 +33,7 @@ ROWS = 100
 SELDOM_REST = 200.0  # for whom it may be older: read anew at most a two-hundredth of the time
 DAYS_MAX = 3650
 WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer one
-SHOWN_S, SHOWN_MAX = 3600.0, 10_000  # how long a change of visibility is remembered, and how many
-DAY_S = 86_400.0
+SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # how long a change of visibility is remembered, and how many
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,14 +31,14 @@ from shared.errors import (
 )
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.limits import PROTOCOL_MIN
+from shared.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 MACHINES_MAX = 100  # of one account, at once
 ACCEPTS_MAX = 64  # runs agreed to in one request
-DAY_S = 86_400.0
-RETRY_S = 3600.0  # to a network that made too many accounts today
+RETRY_S = HOUR_S  # to a network that made too many accounts today
 
 
 class Registered(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.database import audit, contributions, recomputes, verdicts
 from coordinator.database import volunteers as store
-from coordinator.database.ledger import escrow
+from coordinator.database.ledger import answer_pay, escrow
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
 from coordinator.rules import reports
@@ -62,7 +62,9 @@ def suspend(
     store.existing(conn, volunteer_id)
     store.set_volunteer(conn, volunteer_id, standing="suspended", suspended_reason=reason)
     taken = give_up(conn, volunteer_id, reason, now)
-    detail = {"reason": reason, "forfeit_micro": taken.pending_micro + taken.escrow_micro}
+    answers = answer_pay.take(conn, volunteer_id, reason, now)
+    forfeit = taken.pending_micro + taken.escrow_micro + answers
+    detail = {"reason": reason, "forfeit_micro": forfeit}
     audit.append(conn, actor, "volunteer.suspend", volunteer_id, detail, now)
     return taken
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.accounts.leaderboard import DAY_S, FRESH_S, SELDOM_REST, WINDOWS
+from coordinator.accounts.leaderboard import FRESH_S, SELDOM_REST, WINDOWS
 from coordinator.database import audit, runs
 from coordinator.database.teams import memberships
 from coordinator.database.teams.memberships import TeamRow
@@ -21,6 +21,7 @@ from shared.errors import BadRequest, Conflict, Forbidden, InvalidName, NotFound
 from shared.protocol.limits import NICKNAME_MAX
 from shared.protocol.teams import MyTeam, TeamCreate, TeamJoin, TeamMember, TeamStanding
 from shared.text import escaped
+from shared.units import DAY_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -32,6 +32,7 @@ from coordinator.database.ledger import escrow
 from coordinator.database.recomputes import Order, RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.rules import checks as rules
+from coordinator.rules import likeness
 from coordinator.rules.checks import Machine, Redone, Result
 from coordinator.signals import Signals
 from shared.clock import Clock
@@ -231,7 +232,7 @@ class Recomputes:
         # As claimed, from the devices that the machine registered: never as told with the result.
         device = case.device or decode(contribution.report, SubmitRequest).device
         worker = Machine(kind=rules.device_kind(device), model=case.model)
-        result = rules.judge_recompute(
+        result = likeness.judge(
             found,
             rules.precision_of(case.job.train.precision, on.kind),
             comparable=rules.comparable(worker, on),

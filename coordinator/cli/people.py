@@ -18,8 +18,8 @@ from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
 from shared.qr import qr_coloured
 from shared.text import MICRO, credit, duration
+from shared.units import DAY_S
 
-DAY_S = 86_400.0
 NAMES_MAX = 1000
 GRANT_MAX = 1e9  # credits
 STANDINGS = ("vetted", "probation", "suspended")

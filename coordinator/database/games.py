@@ -22,8 +22,9 @@ from sqlalchemy import (
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.games import chunks, harvests, matches, metrics
 from coordinator.database.tables.tasks import tasks
+from shared.units import DAY_S
 
-KEPT_S = 86_400.0  # a chunk that left the window stays for the learners who still read it
+KEPT_S = DAY_S  # a chunk that left the window stays for the learners who still read it
 LATELY = 64  # newest chunks that say how fast games are played
 
 

@@ -34,6 +34,7 @@ from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.volunteers import VolunteerRow, worker_state
 from shared.protocol.accounts import WorkerInfo
+from shared.units import DAY_S
 
 GOOD = ("accepted", "merged", "superseded")  # contributions that were found good
 LISTING_MAX = 100_000
@@ -221,7 +222,7 @@ def marks(conn: Connection, volunteer_id: str, run_ids: Iterable[int]) -> Marks:
     mine = (c.volunteer_id == volunteer_id) & c.run_id.in_(list(run_ids)) & c.state.in_(GOOD)
     first_at = conn.execute(select(func.min(c.decided_at)).where(mine)).scalar()
     merged = select(c.run_id, c.version).where(mine, c.version.is_not(None)).distinct().subquery()
-    day = cast(func.floor(c.decided_at / 86_400.0), Integer).label("day")
+    day = cast(func.floor(c.decided_at / DAY_S), Integer).label("day")
     days = conn.execute(select(day).where(mine).distinct().order_by(day)).scalars()
     longest = row = 0
     before = None

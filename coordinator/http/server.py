@@ -44,12 +44,12 @@ from shared.command_hints import options
 from shared.errors import Configuration, Internal, why
 from shared.links import format_link, is_loopback
 from shared.protocol.limits import HEADER_BYTES_MAX
+from shared.units import DAY_S
 
 KEEP_ALIVE_S = 75  # longer than a heartbeat's rhythm: no new handshake for each
 DESCRIPTORS_SPARE = 512  # for the database, blobs, logs and connections that wait to be accepted
 BACKLOG = 2048
 SECOND_SIGNAL_EXIT = 1
-DAY_S = 86_400.0
 ENDED = ("completed", "failed")
 HERE = "anybody on this machine"
 OPEN = "open to strangers: on probation until their work passed checks"

@@ -15,12 +15,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
-from coordinator.accounts import suspension
 from coordinator.database import volunteers as store
-from coordinator.database.ledger import answer_pay
-from shared.errors import Forbidden, NotFound
+from shared.errors import Forbidden
 from shared.protocol.inference import (
     AnswerGoOn,
     AnswerOffer,
@@ -31,8 +28,6 @@ from shared.protocol.inference import (
 from shared.protocol.limits import LONG_POLL_S_MAX
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from coordinator.accounts.authentication import Principal
     from coordinator.database.engine.open import Database
     from shared.clock import Clock
@@ -41,9 +36,6 @@ WAITING_MAX = 10_000  # machines; beyond them the one that waits longest goes wi
 FIRST_S, NEXT_S = 20.0, 5.0  # without a token, then it is asked elsewhere
 PACE_S = 1.0  # a token beyond the first wait: who sends one every few seconds holds an answer up
 REST_S = 60.0  # for a machine that did not answer in time
-CAUGHT = "answers of its machine were not those of the model"
-
-log = structlog.get_logger("answers")
 
 
 class Silent(Exception):
@@ -186,18 +178,6 @@ class Answerers:
         if part is None or part.worker_id != principal.worker_id:
             return AnswerGoOn(go_on=False)
         return AnswerGoOn(go_on=part.take(request))
-
-    async def caught(self, part: Part, request_id: str, reason: str) -> None:
-        """Suspend the account of a machine that answered otherwise, and take back its pay."""
-        now, who = self._clock.now(), part.volunteer_id
-
-        def change(conn: Connection) -> None:
-            answer_pay.take_back(conn, request_id, who, reason, now)
-            with suppress(NotFound):
-                suspension.suspend(conn, who, reason, now)
-
-        await self._db.write(change)
-        log.warning("an answer was not the model's", volunteer=who, worker=part.worker_id)
 
     def _end(self, waiting: Waiting | None) -> None:
         if waiting is not None and not waiting.task.done():

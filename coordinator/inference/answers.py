@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -24,6 +23,7 @@ from coordinator.rules import serving
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.runs.definition import definition
 from shared.errors import BadRequest, Forbidden, NotFound, Unauthorized, Unavailable
+from shared.nearest import nearest
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.base import load
 from shared.workloads.data.chat_template import TEMPLATE
@@ -416,8 +416,8 @@ def _resolved(
             raise Unauthorized(f"{NO_KEY}; without one you may ask {', '.join(every)[:200]}")
     run = every.get(run_name)
     if run is None:
-        near = difflib.get_close_matches(run_name[:64], every, n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ": GET /v1/models lists all"
+        near = nearest(run_name, every)
+        hint = f'; did you mean "{near}"?' if near else ": GET /v1/models lists all"
         raise UnknownModel(f'there is no model "{name[:80]}"{hint}')
     if run.head < 0:
         raise UnknownModel(f'the run "{run.name}" has no version yet: start it first')

@@ -20,9 +20,10 @@ import structlog
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import volunteers as store
 from coordinator.database.inference import keys, public, usage
-from coordinator.database.inference.usage import OpenRow, Streamed, UnderWay
-from coordinator.database.ledger import payments
+from coordinator.database.inference.usage import Ending, OpenRow, Streamed, UnderWay
+from coordinator.database.ledger import answer_pay, payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
+from coordinator.inference.draws import Draws
 from coordinator.inference.stream_log import FOLDER, Left, StreamLog
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
@@ -37,6 +38,7 @@ from shared.errors import (
     VolunteerError,
 )
 from shared.text import credit
+from shared.units import DAY_S, MINUTE_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -48,10 +50,8 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 BEAT_S = 20.0  # between beats of a request that streams nothing
 GONE_S = 60.0  # a process that beats no longer is gone after this
-MINUTE_S = 60.0
 PUBLIC_MAX = 4  # requests without a key under way at once, of this process: others come first
 WAIT_S = 5.0  # until an account may ask again that has too many tokens under way
-DAY_S = 86_400.0
 KEPT_S = 90 * DAY_S  # of the record of use; the ledger is for good
 EARN = "train with `volunteer`: each merged contribution earns credits"
 
@@ -107,6 +107,7 @@ class Meter:
         self._replica = secrets.token_hex(8)
         self._folder = settings.directory / FOLDER
         self._log = StreamLog(self._folder)
+        self.draws = Draws(db, clock)
         self._live: dict[str, Metered] = {}
         self._beaten = clock.monotonic()
         self.requests: Counter[str] = Counter()  # by run, since the start
@@ -193,10 +194,13 @@ class Meter:
                 lambda conn: public.give_back(conn, order.run_id, metered.day, unused)
             )
             self._live.pop(metered.id, None)
+            self.draws.settled(metered.id)
             return 0
         done = metered.streamed
-        cost = await self._db.write(lambda conn: usage.end(conn, metered.id, done, now, first))
+        ending = Ending(now=now, roll=self.draws.roll, first_s=first, replica=self._replica)
+        cost = await self._db.write(lambda conn: usage.end(conn, metered.id, done, ending))
         self._forget(metered)
+        self.draws.settled(metered.id)
         return cost
 
     def _forget(self, metered: Metered) -> None:
@@ -307,22 +311,26 @@ class Meter:
         paying = [each for each in self._live.values() if not each.order.asker.public]
         rows = [each for each in paying if due or each.tokens != each.written]
         out = {each.id: each.streamed for each in rows}
+        now = self._clock.now()
         if due:
             self._beaten = self._clock.monotonic()
+            await self._db.write(lambda conn: answer_pay.beat(conn, self._replica, now))
+        self.draws.go_on()
         if out:
-            now = self._clock.now()
             await self._db.write(lambda conn: usage.beat(conn, out, now))
             for each in rows:
                 each.written = out[each.id].out
 
     async def recover(self, *, everything: bool = False) -> int:
-        """Settle requests of processes that are gone, for the tokens written down; how many.
+        """Settle requests of processes that are gone, for the tokens written down; how many. Draws
+        that waited there cannot be compared: their prompts are gone, too.
 
         `everything`: no other process answers, so whatever this one does not is left behind.
         """
         now = self._clock.now()
         before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)
         left, settled = await asyncio.to_thread(Left.take, self._folder), False
+        ending = Ending(now=now, roll=self.draws.roll)
         try:
             sent = left.streamed
             found = await self._db.read(
@@ -330,11 +338,15 @@ class Meter:
             )
             for request_id, known in found.items():
                 streamed = max(known, sent.get(request_id, known), key=lambda each: each.out)
-                end = partial(usage.end, request_id=request_id, streamed=streamed, now=now)
+                end = partial(usage.end, request_id=request_id, streamed=streamed, ending=ending)
                 await self._db.write(end)
             settled = True
         finally:
             left.release(settled=settled)
+        lost = partial(answer_pay.abandoned, before=before, replica=self._replica)
+        for request_id, who in await self._db.read(lost):
+            untold = partial(answer_pay.untold, request_id=request_id, who=who, now=now)
+            await self._db.write(untold)
         if found:
             log.info("settled after a crash", requests=len(found))
         return len(found)

@@ -2,13 +2,12 @@
 
 Prompts are read, and answers compared, by the engine at hand. An answer that breaks off goes on
 elsewhere from the tokens that exist; since the random number of a token depends on the seed and its
-place alone, it is the same answer. A share of them is compared afterwards (docs/decisions/0019).
+place alone, it is the same answer. Those that are drawn are compared afterwards (see `draws`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -17,11 +16,10 @@ import msgspec
 import structlog
 
 from coordinator.database import datasets, runs
-from coordinator.inference.answerers import CAUGHT, Answerers, Part, Silent
+from coordinator.inference.answerers import Answerers, Part, Silent
 from coordinator.inference.builtin import BuiltinEngine
+from coordinator.inference.draws import Draws
 from coordinator.inference.engine import Generation, ModelVersion, Piece, PreparedPrompt, Turns
-from coordinator.rules.serving import is_other_model
-from shared.errors import VolunteerError
 from shared.protocol.inference import AnswerTask
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.generation.text_stream import TextStream
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
     from shared.protocol.versions import SignedManifest
 
 TRIES_MAX = 3  # machines that are asked for one answer
-CHECKED_SHARE = 0.1
-CHECKS_MAX = 8  # under way at once; more are left out
-TALLY_MAX, TALLIES_MAX = 1024, 10_000  # tokens of a volunteer, volunteers
 TEXTS_MAX = 64  # tokenizers that are kept
 
 log = structlog.get_logger("answers")
@@ -51,19 +46,17 @@ class VolunteerEngine:
         self,
         own: BuiltinEngine,
         answerers: Answerers,
+        draws: Draws,
         on: tuple[Database, BlobStore],
         manifest: Callable[[str, int], Awaitable[SignedManifest]],
-        checked_share: float = CHECKED_SHARE,
     ) -> None:
         self._own = own
         self._answerers = answerers
         self._db, self._blobs = on
         self._manifest = manifest
-        self._checked_share = checked_share
-        self._rng = random.SystemRandom()
+        self._draws = draws
+        draws.connect(own.compare)
         self._texts: dict[int, PromptText] = {}  # by dataset
-        self._checks: set[asyncio.Task[None]] = set()
-        self._tallies = _Tallies()
 
     @property
     def templates(self) -> bool:
@@ -76,10 +69,8 @@ class VolunteerEngine:
         return await self._own.images(model, count, seed)
 
     async def close(self) -> None:
-        """End the checks and the engine at hand."""
-        for check in self._checks:
-            check.cancel()
-        await asyncio.gather(*self._checks, return_exceptions=True)
+        """End comparisons and the engine at hand."""
+        await self._draws.close()
         await self._own.close()
 
     async def generate(self, request: Generation) -> AsyncGenerator[Piece]:
@@ -114,7 +105,7 @@ class VolunteerEngine:
                 log.info("an answer goes on elsewhere", worker=part.worker_id)
             finally:
                 self._answerers.end(part, silent=silent)
-                self._check(begun, part)
+                self._draws.keep(begun, part)
         async with aclosing(self._own.generate(answer.rest())) as pieces:
             async for piece in pieces:
                 for token in piece.tokens:
@@ -139,7 +130,7 @@ class VolunteerEngine:
             top_p=rest.top_p,
             end=rest.ends[0] if rest.ends else text.end,
         )
-        return self._answerers.begin(model.run, task, but=tried)
+        return self._answerers.begin(model.run, task, but=tried | self._draws.busy)
 
     async def _text(self, model: ModelVersion) -> PromptText:
         """Return what turns the tokens of a run into text."""
@@ -160,48 +151,6 @@ class VolunteerEngine:
                 del self._texts[next(iter(self._texts))]
             self._texts[dataset] = found
         return found
-
-    # --- checks ---
-
-    def _check(self, request: Generation, part: Part) -> None:
-        """Compare what a machine sent, for a share that is drawn now."""
-        wanted = (part.tokens or part.finish == "stop") and (
-            self._rng.random() < self._checked_share
-        )
-        if wanted and len(self._checks) < CHECKS_MAX:
-            check = asyncio.ensure_future(self._compare(request, part))
-            self._checks.add(check)
-            check.add_done_callback(self._checks.discard)
-
-    async def _compare(self, request: Generation, part: Part) -> None:
-        ended = part.finish == "stop"
-        try:
-            found = await self._own.compare(request, part.tokens, ended=ended)
-            looked, wrong = self._tallies.add(part.volunteer_id, *found)
-            if is_other_model(looked, wrong):
-                request_id = request.id.rpartition("-")[0]
-                reason = f"{CAUGHT}: {wrong} of {looked} tokens of {request.model.run}"
-                await self._answerers.caught(part, request_id, reason)
-        except VolunteerError as error:  # a check that cannot tell punishes nobody
-            log.warning("an answer was not compared", error=error.message)
-
-
-class _Tallies:
-    """Tokens compared of each volunteer, and the wrong ones: short answers prove nothing alone."""
-
-    def __init__(self) -> None:
-        self._by: dict[str, tuple[int, int]] = {}
-
-    def add(self, who: str, looked: int, wrong: int) -> tuple[int, int]:
-        """Return the sums with these; of many only the newer half counts."""
-        before = self._by.pop(who, (0, 0))
-        looked, wrong = before[0] + looked, before[1] + wrong
-        if looked > TALLY_MAX:
-            looked, wrong = looked // 2, wrong // 2
-        while len(self._by) >= TALLIES_MAX:
-            del self._by[next(iter(self._by))]
-        self._by[who] = (looked, wrong)
-        return looked, wrong
 
 
 class _Answer:

@@ -211,9 +211,11 @@ def compared(reader: Reader, order: Compare) -> tuple[int, int]:
     if len(whole) > reader.context + 1:
         return len(tokens), len(tokens)
     looked = sorted(random.SystemRandom().sample(range(len(tokens)), min(len(tokens), LOOKED_MAX)))
-    wrong = sum(not 0 <= token < reader.vocabulary for token in tokens)
-    if wrong or not looked:
-        return len(looked), wrong
+    if not all(0 <= token < reader.vocabulary for token in tokens):
+        return len(tokens), len(tokens)
+    if not looked:
+        return 0, 0
+    wrong = 0
     rows = reader.scores(whole[:-1], [len(asked.prompt) + index - 1 for index in looked])
     for index, logits in zip(looked, rows, strict=True):
         draw = uniform(asked.seed, asked.place + index)

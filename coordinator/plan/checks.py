@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -13,8 +12,9 @@ import msgspec
 from coordinator.plan.tables import Plan
 from shared import decoding
 from shared.errors import InvalidPlan
+from shared.nearest import hint
 from shared.protocol.limits import PARTS_MAX
-from shared.text import SHOWN_CHARS_MAX, escaped
+from shared.text import escaped
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -25,7 +25,7 @@ COORDINATE_RULES = ("trimmed-mean", "median")
 def known_preset(name: object, presets: Mapping[str, object]) -> str:
     """The preset's name. Raises InvalidPlan with the nearest one."""
     if not isinstance(name, str) or name not in presets:
-        raise InvalidPlan(f"unknown preset {_shown(name)}: {_hint(name, presets)}")
+        raise InvalidPlan(f"unknown preset {_shown(name)}: {hint(name, presets)}")
     return name
 
 
@@ -42,9 +42,7 @@ def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
             raise InvalidPlan(f"{where} {key} = {value} is not a finite number")
         choices = _choices(kind, key)
         if choices and value not in choices:
-            raise InvalidPlan(
-                f"{where} {key} = {_shown(value)} is unknown: {_hint(value, choices)}"
-            )
+            raise InvalidPlan(f"{where} {key} = {_shown(value)} is unknown: {hint(value, choices)}")
     try:
         return decoding.convert(dict(table), kind)
     except msgspec.ValidationError as error:
@@ -215,7 +213,7 @@ def _known_keys(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str
     known = kind.__struct_fields__
     for key in table:
         if key not in known:
-            raise InvalidPlan(f"unknown key {_shown(key)} in {where}: {_hint(key, known)}")
+            raise InvalidPlan(f"unknown key {_shown(key)} in {where}: {hint(key, known)}")
 
 
 def _tables(value: object) -> list[Mapping[str, Any]]:
@@ -233,12 +231,6 @@ def _phase_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
 def _choices(kind: type[msgspec.Struct], key: str) -> tuple[str, ...]:
     field = next(field for field in msgspec.structs.fields(kind) if field.name == key)
     return get_args(field.type) if get_origin(field.type) is Literal else ()
-
-
-def _hint(word: object, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(str(word)[:SHOWN_CHARS_MAX].lower(), names, n=1, cutoff=0.5)
-    return f'did you mean "{near[0]}"?' if near else f"known are {', '.join(names)}"
 
 
 def _shown(value: object) -> str:

@@ -19,7 +19,6 @@ from hashlib import sha256
 import msgspec
 
 from coordinator.rules.checks import (
-    COSINE_MIN,
     Likeness,
     Machine,
     Result,
@@ -32,8 +31,8 @@ OFFERED_AFTER_S = 600.0  # that a recompute has waited; what is too large for th
 SPREAD_S = 7200.0  # over which tickets come up: who asks for work all the time gains little
 LEASES_PER_AUDIT = 10  # accepted contributions of an account for each audit that it may have
 CONFIRM_MIN = 0.1  # of the answers that agree, done again by the organiser all the same
-# A difference orders the organiser's recompute from here on (that of `judge_recompute`). Sums that
-# are as far from the organiser's own result were made up, or half of the work (measured).
+AGREES_FROM = 0.98  # a larger difference orders the organiser's recompute
+# Sums that are as far from the organiser's own result were made up, or half of the work (measured).
 FAILED_BELOW = 0.97
 TICKETS = float(1 << 64)
 
@@ -109,7 +108,7 @@ def confirmed_chance(freed: int, stake: int | None) -> float:
 
 def agree(found: Likeness) -> bool:
     """Return True if an auditor's sums are those of the update."""
-    return _within(found, COSINE_MIN)
+    return _within(found, AGREES_FROM)
 
 
 def judge(found: Likeness | None, *, comparable: bool) -> Result:

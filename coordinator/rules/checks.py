@@ -39,10 +39,6 @@ CHECKER_TRIES_MAX = 2  # by checkers that could not do it; then the server does
 # for one that comes once a day.
 CHECKER_HERE_S, CHECKER_AWAY_S = 600.0, 93_600.0
 DRAWS = float(1 << 64)
-COSINE_MIN = 0.98  # of a recompute beside the update: same arithmetic, same state (measured)
-# In bfloat16 sums in another order leave another momentum, though nearly the same update: down to
-# 0.79 where 80 tasks were done again.
-STATE_MINS = {"float32": 0.98, "bfloat16": 0.5}
 
 
 def floor_of(trust: TrustSettings, usual: float) -> float:
@@ -142,22 +138,3 @@ def unprovable(kind: str, flops: float, served: Collection[str]) -> str:
     if flops <= RECOMPUTE_FLOPS_MAX or kind in served:
         return ""
     return "it is larger than what this server does again: a checker can (`coordinator checker`)"
-
-
-def judge_recompute(found: Redone, precision: str = "float32", *, comparable: bool) -> Result:
-    """Judge a recompute: direction and length of the update, that it is what was sent, and
-    direction of the state left.
-
-    `comparable` is False where the worker's arithmetic is not ours (another class of device): what
-    differs then proves nothing; what agrees is proof all the same.
-    """
-    states = 1.0 if found.state_cosine is None else found.state_cosine
-    fits = (
-        all(map(math.isfinite, (found.cosine, found.norm_ratio, found.written, states)))
-        and min(found.cosine, found.written) >= COSINE_MIN
-        and abs(found.norm_ratio - 1.0) <= 1.0 - COSINE_MIN
-        and states >= STATE_MINS[precision]
-    )
-    if fits:
-        return "passed"
-    return "failed" if comparable else "unproven"

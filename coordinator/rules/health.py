@@ -14,7 +14,6 @@ from coordinator.rules.overview import (
 )
 from coordinator.rules.thresholds import (
     CERTIFICATE_SOON_S,
-    DAY_S,
     DEFAULT,
     Thresholds,
     certificate_ends,
@@ -22,6 +21,7 @@ from coordinator.rules.thresholds import (
     many_refused,
 )
 from shared.text import counted, duration, printable, size
+from shared.units import DAY_S
 
 BEAT_S = 5.0  # a serving process is heard of this often
 SILENT_S = 4 * BEAT_S

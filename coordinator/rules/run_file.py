@@ -8,7 +8,6 @@ sentence that msgspec gives.
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from msgspec import Meta
 
 from shared import decoding
 from shared.errors import InvalidRunFile
+from shared.nearest import hint
 from shared.text import escaped
 from shared.workloads.base import TrainSettings
 
@@ -229,9 +229,8 @@ def _check_keys(table: Mapping[str, Any], struct: type[msgspec.Struct], where: s
     known = {field.encode_name: field for field in msgspec.structs.fields(struct)}
     for key, value in table.items():
         if key not in known:
-            near = difflib.get_close_matches(key[:NAME_CHARS_MAX].lower(), known, n=1, cutoff=0.5)
-            hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(sorted(known))}"
-            raise InvalidRunFile(f'unknown key "{escaped(key)}" in {where}: {hint}')
+            said = hint(key, sorted(known))
+            raise InvalidRunFile(f'unknown key "{escaped(key)}" in {where}: {said}')
         kind = known[key].type
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
             _check_keys(value, kind, f"[{key}]")

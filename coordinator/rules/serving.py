@@ -15,6 +15,7 @@ NANO = 1000  # in a micro-credit
 FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forward pass
 WRONG_MIN, WRONG_SHARE = 3, 0.05  # of the tokens of an answer that were compared
 TOKEN_FLOPS = 2.0  # a parameter
+DRAWN_SHARE = 0.1  # of the pay of an account that has often agreed
 
 
 def tier_of(serve: ServeSettings, earned_micro: int) -> TierSettings:
@@ -47,6 +48,18 @@ def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
     forms = {"system": chat.system, "developer": chat.system, "user": chat.user}
     said = [forms.get(role, chat.assistant).replace("{content}", text) for role, text in turns]
     return "".join(said) + chat.reply
+
+
+def draw_chance(pay: int, mean: float, agreed: int) -> float:
+    """Return the probability that an answer is drawn: in proportion to its pay, by the mean pay of
+    its account; certainty at the beginning, and less with each drawn answer that agreed.
+    """
+    return min(1.0, pay / mean * max(DRAWN_SHARE, 1 / (1 + agreed)))
+
+
+def is_of_model(looked: int, wrong: int) -> bool:
+    """Look whether an answer agrees with the model."""
+    return wrong <= WRONG_SHARE * looked
 
 
 def is_other_model(looked: int, wrong: int) -> bool:

@@ -12,15 +12,16 @@ from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import RunFile, TaskSettings
 from shared.protocol.limits import DEVICE_BYTES
+from shared.units import DAY_S, MIB
 
-LEASE_MAX_S = 86_400.0
+LEASE_MAX_S = DAY_S
 UNKNOWN_FACTOR = 10  # x the floor, while the duration of a task is unknown
 OPTIMISM = 2.0  # a benchmark knows nothing of downloads, evaluation, other programs
 LATE_FACTOR = 3.0  # x the expected time, then the lease ends
 # of the median speed: only below it is a task made smaller, for a benchmark is no better than that
 SLOWER = 0.75
 SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
-UPLOAD_SLACK_BYTES = 1 << 20
+UPLOAD_SLACK_BYTES = MIB
 CLAMP = 16.0  # a newcomer counts as so much faster or slower than the median at most
 # A schedule may be so much longer than its run, which then ends above the lowest rate: merges of
 # several workers average the noise out that a low rate would. More is too much, and of a long run a

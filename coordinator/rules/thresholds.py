@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shared.units import DAY_S
+
 if TYPE_CHECKING:
     from coordinator.config import Settings
 
-DAY_S = 86_400.0
 REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
 LOW_FLOORS, ENOUGH_FLOORS = 4, 5  # of free disk
 CERTIFICATE_S, CERTIFICATE_SOON_S = 21 * DAY_S, 7 * DAY_S

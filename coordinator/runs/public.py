@@ -6,7 +6,6 @@ in by invitation only. A run that is not shown is told from one that does not ex
 
 from __future__ import annotations
 
-import difflib
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from coordinator.database.statistics import Marks, Stretch
 from coordinator.rules import run_file
 from coordinator.ttl_cache import REST, Fresh, Kept
 from shared.errors import NotFound
+from shared.nearest import nearest
 from shared.text import escaped
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class PublicRuns:
         for row in rows:
             if row.name == name:
                 return row
-        near = difflib.get_close_matches(name[:64], [row.name for row in rows], n=1, cutoff=0.4)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
+        near = nearest(name, [row.name for row in rows])
+        hint = f'; did you mean "{near}"?' if near else ""
         raise NotFound(f'there is no run called "{escaped(name)}" here{hint}')
 
     async def version(self, run: RunRow, number: int) -> PublicVersion:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import BadRequest, why
+from shared.nearest import hint
 
 _SUFFIX = ".toml"
 _FOLDER = files("coordinator.runs") / "recipes"
@@ -35,9 +35,7 @@ def recipe(name: str) -> Recipe:
     """Return one recipe. Raises BadRequest with the nearest one for a name that is not known."""
     known = [each.name for each in recipes()]
     if name not in known:
-        near = difflib.get_close_matches(name[:64].lower(), known, n=1, cutoff=0.4)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(known)}"
-        raise BadRequest(f'there is no recipe "{name[:64]}": {hint}')
+        raise BadRequest(f'there is no recipe "{name[:64]}": {hint(name, known)}')
     return _read(name)
 
 

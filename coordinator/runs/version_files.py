@@ -21,6 +21,7 @@ from shared.protocol.versions import (
 )
 from shared.signing import SigningKey, canonical
 from shared.tensors.frame import FrameWriter, Written, open_frame
+from shared.units import DAY_S
 from shared.workloads.training.lr_schedule import warmup
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from coordinator.database.datasets import DatasetRow
     from coordinator.database.runs import RunRow
 
-MANIFEST_LIFE_S = 7 * 86400.0  # a volunteer notices a frozen head after a week
+MANIFEST_LIFE_S = 7 * DAY_S  # a volunteer notices a frozen head after a week
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 from coordinator.storage.blobs import FileStream, Pieces, in_pool, open_in_pool, storage_errors
 from shared.errors import BadRequest, NotFound, TooLarge
 from shared.protocol.limits import UPLOAD_BYTES_MAX
+from shared.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from coordinator.storage.disk_space import Space
     from shared.clock import Clock
 
-KEPT_S = 86_400.0
-SWEEP_S = 3600.0
+KEPT_S = DAY_S
+SWEEP_S = HOUR_S
 BATCH_BYTES = 2 << 20
 _BOX = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from coordinator.rules.health import alive
 from coordinator.rules.overview import Level, MergeLine, Overview, ReplicaLine, RunLine, WorkerLine
 from shared.text import duration, printable, size
+from shared.units import DAY_S
 
-DAY_S = 86_400.0
 MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
 WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
 

@@ -21,7 +21,6 @@ import msgspec
 from coordinator import certificates
 from coordinator.database import key_values, runs, standings, versions
 from coordinator.rules.thresholds import (
-    DAY_S,
     WAVE_MIN,
     WAVE_S,
     Thresholds,
@@ -34,6 +33,7 @@ from coordinator.runs.queries import LIVE_S
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.text import size
+from shared.units import DAY_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -30,6 +30,7 @@ from coordinator.upkeep.alert_delivery import deliver
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError
+from shared.units import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,12 +42,12 @@ if TYPE_CHECKING:
     from coordinator.storage.disk_space import Space
 
 LOOK_S = 30.0
-SILENT_S = 3600.0  # an event is over after so long without another, and not said again before
+SILENT_S = HOUR_S  # an event is over after so long without another, and not said again before
 GONE_S = 600.0  # what one machine saw is over when that machine looks no longer
 LATE_S = 60.0
 STANDING_MAX, LETTERS_MAX = 500, 100
 # After each failure; then a letter is given up.
-RETRY_S = (30.0, 120.0, 600.0, 3600.0, 4 * 3600.0)
+RETRY_S = (30.0, 120.0, 600.0, HOUR_S, 4 * HOUR_S)
 
 log = structlog.get_logger("alerts")
 

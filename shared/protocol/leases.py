@@ -10,6 +10,7 @@ from msgspec import Meta
 from shared.protocol.base import Count, Line, Message, Number, Reason, Size, Word
 from shared.protocol.contributions import REVEAL_MAX
 from shared.protocol.versions import BlobRef, SignedManifest
+from shared.units import DAY_S
 from shared.workloads.base import DatasetManifest, Job
 
 WORKLOADS_MAX = 64  # of one worker
@@ -79,7 +80,7 @@ class Lease(Message):
     audit: AuditWork | None = None
 
 
-RETRY_S_MAX = 86_400.0
+RETRY_S_MAX = DAY_S
 
 
 class Idle(Message):

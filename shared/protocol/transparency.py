@@ -20,7 +20,7 @@ from shared.protocol.base import Message
 Hash = Annotated[str, Meta(max_length=2 * merkle.HASH_BYTES)]  # hex
 Hashes = Annotated[tuple[Hash, ...], Meta(max_length=merkle.PROOF_MAX + 1)]
 Places = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-PAID = ("earn", "escrow", "vest", "answer")  # kinds of entries that bring a receipt
+PAID = ("earn", "escrow", "vest", "answer", "answered")  # kinds of entries that bring a receipt
 RECEIPTS_MAX = 100  # in one reply
 
 

@@ -7,7 +7,6 @@ int64 whatever the codec, first in the file so that they stay aligned.
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 import numpy as np
 
 from shared.errors import BadRequest, InvalidFrame
+from shared.nearest import hint
 from shared.tensors.blocks import (
     Bfloat16,
     Blocks,
@@ -408,7 +408,5 @@ def codec(name: str) -> Codec:
     """The codec called `name`. Raises BadRequest with the nearest name there is."""
     found = CODECS.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, CODECS, n=1)
-        hint = f'did you mean "{near[0]}"? ' if near else ""
-        raise BadRequest(f'there is no codec "{name[:40]}"; {hint}Known: {", ".join(CODECS)}')
+        raise BadRequest(f'there is no codec "{name[:40]}": {hint(name, CODECS)}')
     return found

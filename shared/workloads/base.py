@@ -10,7 +10,6 @@ the order of the schema. Nothing here imports torch when it is loaded.
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from msgspec import Meta
 
 from shared.decoding import complaint, convert
 from shared.errors import BadRequest, InvalidRunFile, NotFound
+from shared.nearest import hint
 from shared.sentences import Sentence
 from shared.tensors.spec import Schema
 
@@ -474,9 +474,7 @@ def check_keys(keys: Iterable[str], known: Sequence[str], table: str) -> None:
     """Refuse a key that is not known, naming the nearest one that is. Raises InvalidRunFile."""
     for key in keys:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known) or 'none'}"
-            raise InvalidRunFile(f'unknown key "{key}" in [{table}]: {hint}')
+            raise InvalidRunFile(f'unknown key "{key}" in [{table}]: {hint(key, known)}')
 
 
 def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:

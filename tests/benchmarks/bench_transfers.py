@@ -39,6 +39,7 @@ from coordinator.database.tables.datasets import dataset_blobs
 from coordinator.database.tables.runs import runs
 from coordinator.services import opened
 from shared.protocol.versions import BlobRef
+from shared.units import MIB
 from tests.benchmarks.bench_rounds import prepare
 from tests.benchmarks.transfer_sides import (
     OWN_BYTES,
@@ -47,7 +48,7 @@ from tests.benchmarks.transfer_sides import (
     VolunteerSides,
     claim,
 )
-from tests.benchmarks.wire import MIB, Bare, Memory, until_idle
+from tests.benchmarks.wire import Bare, Memory, until_idle
 from tests.support.server_process import Process
 
 CLIENTS = 8

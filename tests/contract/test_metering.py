@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
 from coordinator.accounts.accounts import Volunteers
-from coordinator.accounts.api_keys import DAY_S, GIFTS_A_DAY, KEYS_A_DAY, ApiKeys, Asker
+from coordinator.accounts.api_keys import GIFTS_A_DAY, KEYS_A_DAY, ApiKeys, Asker
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
@@ -33,6 +33,7 @@ from shared.errors import (
     Unauthorized,
 )
 from shared.protocol.inference import GiveRequest, KeyRequest
+from shared.units import DAY_S
 from tests.support.account_rows import add_contribution, add_run, breaches, join
 from tests.support.virtual_clock import VirtualClock
 
@@ -134,16 +135,22 @@ async def test_after_a_kill_volunteers_are_paid_once_for_what_was_written_down(
     await killed.end(one)  # too late
     assert await bench.has() == (CREDITS - 20, 0, 20)  # 13 tokens at 1.5, rounded up
     found = await bench.db.read(lambda c: payments.balances(c, bob.volunteer_id))
-    assert found.earned_micro == 20 * 3 // 4 * 6 // 8
+    assert (found.escrow_micro, found.earned_micro) == (20 * 3 // 4 * 6 // 8, 0)
+    states = await bench.db.read(lambda c: answer_pay.states(c, one.id))
+    assert states == {bob.volunteer_id: "untold"}  # drawn, and its prompt is gone
     assert await breaches(bench.db) == []
 
-    def caught(conn: Connection) -> int:
-        return answer_pay.take_back(conn, one.id, bob.volunteer_id, "not the model's", 5.0)
+    def caught(conn: Connection) -> bool:
+        who = bob.volunteer_id
+        return answer_pay.compared(conn, one.id, who, (6, 6), "not the model's", 5.0)
 
     for _ in range(2):
-        assert await bench.db.write(caught) == found.earned_micro
-    found = await bench.db.read(lambda c: payments.balances(c, bob.volunteer_id))
-    assert found.earned_micro == 0
+        assert await bench.db.write(caught)
+    has = await bench.db.read(lambda c: payments.balances(c, bob.volunteer_id))
+    assert has.total_micro == has.escrow_micro == 0
+    spent = 20 - found.escrow_micro
+    assert await bench.has() == (CREDITS - spent, 0, spent)
+    assert await bench.of_usage() == [(8, spent)]
     assert await breaches(bench.db) == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from volunteer.control import commands, events
 from volunteer.control.commands import Joined
 from volunteer.engine import setting_rows_of
 from volunteer.settings import settings
-from volunteer.stats.diary import Day, Diary
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
 
@@ -110,19 +108,6 @@ WORKERS = tuple(
     )
     for n in range(7)
 )
-DIARY = Diary(
-    days=tuple(
-        Day(
-            day=(date(2023, 5, 1) + timedelta(days=n)).isoformat(),
-            earned_micro=(n * n % 97) * 1_000_000 + n * 97_000_000,
-            merged=n,
-            rank=max(3, 14 - n // 16),
-        )
-        for n in range(198)
-        if n % 6
-    ),
-    marks={},
-)
 SETTINGS = setting_rows_of(
     settings.load(
         {"threads": 2}, environ={"VOLUNTEER_DUTY_PERCENT": "80"}, path=Path("/nowhere/config.toml")
@@ -155,9 +140,7 @@ ANSWERS: dict[Any, Any] = {
     commands.GetSettings: SETTINGS,
     commands.SetSettings: SETTINGS,
     commands.GetInvitation: LINK,
-    commands.GetDiary: DIARY,
     commands.Probe: SERVER,
-    commands.GetPublicRuns: (),
     commands.Join: Joined(
         server="Little Lab", url=LINK, fingerprint="", nickname="ada", created=True
     ),

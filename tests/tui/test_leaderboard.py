@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -128,32 +126,6 @@ async def test_before_the_account_is_known_there_is_no_name_to_hide(engine: Fake
         await settle(app, pilot)
         assert "your account is not known before" in screen_text(app)
     assert not [c for c in engine.asked if isinstance(c, commands.SetSettings)]
-
-
-async def test_a_card_to_show_is_drawn_into_the_home_directory(
-    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    prepared(engine)
-    engine.answers[endpoints.VERSIONS] = ()
-    async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
-        await settle(app, pilot)
-        await pilot.press("c")
-        await settle(app, pilot)
-        assert "written to" in screen_text(app)
-        assert "browser" in screen_text(app)
-    drawn = (tmp_path / "volunteer" / "volunteer-card.svg").read_text()
-    assert drawn.startswith("<svg")
-    assert "ada" in drawn
-
-
-async def test_a_card_that_cannot_be_drawn_says_why(engine: FakeEngine) -> None:
-    prepared(engine, "empty")
-    async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
-        await settle(app, pilot)
-        await pilot.press("c")
-        await settle(app, pilot)
-        assert "this coordinator has no run yet" in screen_text(app)
 
 
 def test_days_have_their_letters() -> None:

@@ -18,7 +18,6 @@ from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from tests.tui.pages import LINK, SERVER, SETTINGS, SIZES, SMALL, Snapshot, prepared, settle
 from tests.tui.steps import MET, PAGE, STEPS, at, drawn, tell, walk
 from volunteer.control import commands, events
-from volunteer.control.commands import PublicRun
 from volunteer.control.status import PRACTICE
 from volunteer.text import nobody_at
 from volunteer.tui import keys
@@ -247,20 +246,6 @@ async def test_practice_that_cannot_be_set_up_says_why(engine: FakeEngine) -> No
         await pilot.press("tab", "enter")
         await settle(app, pilot)
         assert "disk full" in screen_text(app)
-
-
-async def test_public_runs_are_offered_where_there_is_a_list(engine: FakeEngine) -> None:
-    prepared(engine)
-    engine.answers[commands.GetPublicRuns] = (
-        PublicRun(name="open-gpt", description="for everybody", link=LINK),
-    )
-    async with opened(engine, look=PAGE) as (app, pilot):
-        await settle(app, pilot)
-        assert "open-gpt" in screen_text(app)
-        await pilot.press("tab", "down", "enter")
-        await engine.clock.advance(1)
-        await settle(app, pilot)
-        assert "✓ Little Lab" in screen_text(app)
 
 
 async def test_a_name_that_is_taken_leads_back_with_a_free_one(engine: FakeEngine) -> None:

@@ -77,7 +77,7 @@ async def test_a_slip_is_told_while_it_is_typed_and_never_saved(engine: FakeEngi
 async def test_a_number_is_typed_anew_and_the_footer_names_the_keys_of_the_field(
     engine: FakeEngine,
 ) -> None:
-    rows = [named(name) for name in ("duty_percent", "power_price")]
+    rows = [named(name) for name in ("duty_percent", "upload_mbit")]
     engine.answers[commands.GetSettings] = tuple(rows)
     async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
@@ -118,7 +118,7 @@ async def test_headings_are_passed_over(engine: FakeEngine) -> None:
 async def test_looks_change_at_once(engine: FakeEngine) -> None:
     prepared(engine)
     engine.answers[commands.GetSettings] = tuple(
-        named(name) for name in ("ascii", "keys", "power_price", "animations")
+        named(name) for name in ("ascii", "keys", "animations")
     )
     async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
@@ -133,9 +133,6 @@ async def test_looks_change_at_once(engine: FakeEngine) -> None:
         await pilot.press("down", "enter", *"pause=p", "enter")
         await settle(app, pilot)
         assert " p pause" in screen_text(app)
-        await pilot.press("down", "enter", "backspace", *"0.3", "enter")
-        await settle(app, pilot)
-        assert app.appearance.look.power_price == 0.3
 
 
 async def test_a_theme_is_seen_at_once(engine: FakeEngine) -> None:

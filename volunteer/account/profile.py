@@ -91,7 +91,6 @@ class Home:
         self.outbox = private_directory(path / "outbox")
         self.tasks = private_directory(path / "tasks")
         self.inner = private_directory(path / "inner")
-        self.diary = path / "diary.json"
         self.receipts = path / "receipts"  # made with the first
         self.evidence = path / "evidence"
         self._memory = self._read_memory()

@@ -53,7 +53,7 @@ def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Che
         problem: str = Sentence("it is of another account")
     elif entry.contribution_id != receipt.contribution:
         problem = Sentence("its entry is of another contribution")
-    elif entry.kind not in PAID or (receipt.contribution is None) != (entry.kind == "answer"):
+    elif entry.kind not in PAID or (receipt.contribution is None) != ("answer" in entry.kind):
         problem = Sentence("its entry is of another kind")
     elif credited(entry, volunteer) != receipt.credits_micro:
         problem = Sentence("its entry is of other credits")

@@ -16,9 +16,10 @@ from shared.errors import BadRequest, why
 from shared.protocol.accounts import Release, SignedRelease
 from shared.sentences import Sentence
 from shared.signing import verify_text
+from shared.units import GIB
 
 PAYLOAD_CHARS_MAX = 1000
-FILE_BYTES_MAX = 1 << 30
+FILE_BYTES_MAX = GIB
 _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

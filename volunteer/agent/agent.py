@@ -34,7 +34,6 @@ from volunteer.agent.collaborators import (
     usable_bytes,
 )
 from volunteer.agent.device_loop import FAILURE_WAIT_S, FAILURE_WAIT_S_MAX, DeviceLoop
-from volunteer.agent.diary_keeper import DiaryKeeper
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.heartbeat import Heartbeat
 from volunteer.agent.held_leases import HeldLeases
@@ -64,7 +63,6 @@ from volunteer.machine.surroundings import Senses
 from volunteer.net.retry import Backoff
 from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import Rules
-from volunteer.stats.diary import Diary
 from volunteer.storage.leases import HeldLease
 from volunteer.text import clock_words
 from volunteer.training.background_thread import Aside
@@ -146,16 +144,10 @@ class Agent:
             scratch=store.cache.root,
         )
         self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
-        self._diary = DiaryKeeper(store.home.diary, hub, timing.clock)
         self._guard = Guard(settings.rules, self._watched(), self._pauses)
         self._sensors = Watch(hub, timing.clock, self._sense, self._meter())
         self._limit(settings.rules)
         remote.api.client.watch = self._connection
-
-    @property
-    def diary(self) -> Diary:
-        """Return credits and rank by day, as this machine saw them."""
-        return self._diary.diary
 
     # Commands.
 
@@ -372,7 +364,6 @@ class Agent:
             Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
             Loop(name="the end of pauses", work=self._pauses.keep_time()),
-            Loop(name="the diary", work=self._diary.run(), vital=False),
             Loop(name="the receipts", work=keeper.run(), vital=False),
             Loop(name="revealing", work=self._revealer().run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),

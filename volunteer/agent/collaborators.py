@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shared.clock import Clock
 from shared.protocol.accounts import Device
+from shared.units import GIB
 from volunteer.account.profile import Home, Identity
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
@@ -19,8 +20,6 @@ from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

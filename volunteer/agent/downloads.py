@@ -15,6 +15,7 @@ from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
 from shared.sentences import Sentence
 from shared.text import duration
+from shared.units import DAY_S
 from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
 from volunteer.agent.collaborators import Remote, ServerClock
@@ -29,7 +30,7 @@ FETCH_AT_ONCE = 4
 LEAD_S = 3.0  # before the end of a task the next one's weights are fetched, at least
 MOVED_S = 0.1  # what took less was here already
 EVENT_S = 0.25  # progress of a transfer is announced at most this often
-GRACE_S = 7 * 86400.0  # an expired version is trained on this much longer, with a warning
+GRACE_S = 7 * DAY_S  # an expired version is trained on this much longer, with a warning
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 

@@ -4,12 +4,12 @@ those that the command line names.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import msgspec
 
 from shared.errors import BadRequest
+from shared.nearest import nearest
 from shared.protocol.accounts import RunInfo
 from shared.sentences import Sentence, plural
 from shared.text import printable
@@ -144,14 +144,14 @@ def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
     known = {run.name: run for run in runs}
     for name in chosen:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = nearest(name, known)
             listed = _listed(runs)
             if near:
                 raise BadRequest(
                     Sentence(
                         'there is no run "{name}" here (did you mean "{near}"?); {listed}',
                         name=name,
-                        near=near[0],
+                        near=near,
                         listed=listed,
                     )
                 )

@@ -1,4 +1,4 @@
-"""Commands around the work itself: the service, the card, and leaving.
+"""Commands around the work itself: the service, the nickname, and leaving.
 
 Parsing and printing only.
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from shared.sentences import Sentence
 from volunteer.cli.exit_codes import EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.receipts import app as receipts
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
     from volunteer.service.uninstall import Belonging
     from volunteer.service.units import Service
     from volunteer.settings.settings import Directories
-    from volunteer.stats.card_data import Part
 
-CACHE_BYTES = 1 << 30  # at least what a running volunteer keeps: a card deletes nothing of it
 MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
 
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
@@ -77,51 +74,6 @@ def remove(*, system: System = False, profile: Profile = "") -> int:
 
     described = _described(system, "", profile, removing=True)
     print(_("the service is removed") if carry_out(described) else _("there was no service"))
-    return 0
-
-
-def card(
-    *,
-    run: Annotated[
-        str, Parameter(help="Name of the run; empty = the one you contributed most to.")
-    ] = "",
-    to: Annotated[Path, Parameter(help="The file to write.")] = Path("volunteer-card.svg"),
-    profile: Profile = "",
-) -> int:
-    """Draw a card to show friends: your part in a model, before and after."""
-    from shared.errors import BadRequest, why
-    from volunteer.account.profile import Profile as ProfileDirectory
-    from volunteer.cli.start import ask_coordinator
-    from volunteer.files import write_whole
-    from volunteer.net.sample_pictures import Asking
-    from volunteer.net.transfers import Transfers
-    from volunteer.settings.settings import directories
-    from volunteer.stats.card import card as draw
-    from volunteer.stats.card import card_facts
-    from volunteer.stats.card_data import part
-    from volunteer.storage.blob_cache import Cache
-
-    places = directories(profile=profile)
-
-    async def ask(api: Api) -> tuple[Me, Part]:
-        transfers = Transfers(api, Cache(places.cache, CACHE_BYTES))
-        return await api.me(), await part(Asking(api, transfers), run)
-
-    me, found = asyncio.run(ask_coordinator(places, ask))
-    who = ProfileDirectory(places.profile).current()
-    assert who is not None  # ask_coordinator has used it
-    svg = draw(card_facts(me, found, server=who.server, coordinator=who.url))
-    try:
-        write_whole(to, svg.encode())
-    except OSError as error:
-        raise BadRequest(
-            Sentence(
-                "{path} cannot be written: {why}; name another file with --to",
-                path=to,
-                why=why(error),
-            )
-        ) from error
-    print(_("written: {path}", path=to))
     return 0
 
 
@@ -204,7 +156,6 @@ def uninstall(
 def add_to(app: App) -> None:
     """Make these commands of the program."""
     app.command(service)
-    app.command(card)
     app.command(update)
     app.command(name)
     app.command(uninstall)

@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 from shared.errors import BadRequest
 from shared.sentences import Sentence, figure
 from shared.text import printable
+from shared.units import DAY_S, MIB
 from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
 from volunteer.cli.json_output import print_json
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from shared.protocol.inference import ImageReply, KeyInfo, Usage, UsageRow
     from volunteer.net.api import Api
 
-DAY_S = 86_400.0
-PROMPT_BYTES_MAX = 1 << 20
+PROMPT_BYTES_MAX = MIB
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 STRANGERS = N_("volunteers' machines may answer and read this; --private keeps it off them")

@@ -25,7 +25,7 @@ Profile = Annotated[str, Parameter(help="Profile on this host.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
 EARNED, ESCROW = N_("earned"), N_("at stake")
-KINDS = {"earn": EARNED, "vest": EARNED, "escrow": ESCROW, "answer": EARNED}
+KINDS = {"earn": EARNED, "vest": EARNED, "answered": EARNED, "escrow": ESCROW, "answer": ESCROW}
 NONE = N_(
     "there are no receipts yet: a volunteer at work fetches them a moment after each payment, and "
     "`volunteer receipts verify` does too"

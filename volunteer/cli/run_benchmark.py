@@ -16,10 +16,11 @@ from shared.errors import Configuration, TooLarge
 from shared.protocol.accounts import Device
 from shared.sentences import Sentence, figure
 from shared.text import printable
+from shared.units import GIB
 from shared.workloads.base import load
 from volunteer.account.join import connector
 from volunteer.account.profile import Home, Identity, Profile
-from volunteer.agent.collaborators import GIB, Remote, ServerClock, usable_bytes
+from volunteer.agent.collaborators import Remote, ServerClock, usable_bytes
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.model_steps import machine_of, step_of

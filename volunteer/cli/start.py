@@ -212,7 +212,7 @@ async def _work(
 def _plain(control: Control, settings: Settings) -> Plain:
     from volunteer.plain import Plain, typed_lines
 
-    return Plain(control, sys.stdout, typed_lines(sys.stdin), settings.display.power_price)
+    return Plain(control, sys.stdout, typed_lines(sys.stdin))
 
 
 async def _without_screen(engine: Engine, front: Headless | Plain) -> int:
@@ -248,9 +248,7 @@ def _look(settings: Settings, *, first: bool) -> Look:
         notice=choose(settings.display.language).problem,
         ascii=settings.display.ascii,
         animations=settings.display.animations,
-        marks=settings.display.marks,
         keys=settings.display.keys,
-        power_price=settings.display.power_price,
         page="onboarding" if first else "dashboard",
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Literal, get_args, get_origin
@@ -17,7 +16,8 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from volunteer.i18n.catalogue import N_, _
+from shared.nearest import hint, nearest
+from volunteer.i18n.catalogue import N_, _, shown
 
 KINDS: dict[Any, str] = {int: N_("a whole number"), float: N_("a number"), bool: N_("yes or no")}
 
@@ -63,19 +63,13 @@ def _no_command(word: str, commands: Iterable[str]) -> str:
             '"{command}" comes first, and its options after it: `volunteer {command} --help`',
             command=word,
         )
-    near = difflib.get_close_matches(word, names, n=1)
-    hint = (
-        _('did you mean "{name}"?', name=near[0])
-        if near
-        else _("known: {names}", names=", ".join(names))
-    )
-    return _('there is no command "{name}": {hint}', name=word, hint=hint)
+    return _('there is no command "{name}": {hint}', name=word, hint=shown(hint(word, names)))
 
 
 def _near(option: str, error: UnknownOptionError) -> str:
     """Return the option that was meant, if one is near."""
     known = chain.from_iterable(each.names for each in error.argument_collection if each.parse)
-    return next(iter(difflib.get_close_matches(option, [*known], n=1)), "")
+    return nearest(option, known)
 
 
 def _no_value(error: CoercionError, value: str, name: str) -> str:

@@ -13,20 +13,11 @@ from shared.protocol.inference import KeyInfo, KeyRequest, ModelCard, NewKey, Us
 from shared.sentences import Sentence, Words
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
-from volunteer.stats.diary import Diary
 
 How = Literal["release", "save", "finish"]
 NEXT_LOGIN = -1.0  # as the end of a pause: when somebody logs in to this machine
 
 T = TypeVar("T")
-
-
-class PublicRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry; `link` is a join link."""
-
-    name: str
-    description: str = ""
-    link: str = ""
 
 
 class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,10 +139,6 @@ class StartPractice(Ask[str]):
     """
 
 
-class GetPublicRuns(Ask[tuple[PublicRun, ...]]):
-    """Read the list at the address of the setting `public_runs`."""
-
-
 class ChooseRuns(Command):
     """Help only these from the next task on; empty = any. Also written to config.toml."""
 
@@ -178,10 +165,6 @@ class Query(Ask[tuple[Any, str]]):
 
     endpoint: str
     args: dict[str, str | int] = {}
-
-
-class GetDiary(Ask[Diary]):
-    """Credits and rank by day, as this machine saw them."""
 
 
 class GetPicture(Ask[bytes]):
@@ -296,13 +279,11 @@ AnyCommand = (
     | GetMeasured
     | GetInvitation
     | StartPractice
-    | GetPublicRuns
     | ChooseRuns
     | GetSettings
     | SetSettings
     | Query
     | GetPicture
-    | GetDiary
     | MakeLink
     | GetModel
     | AskModel
@@ -325,10 +306,8 @@ REPLIES: dict[type[Command], Any] = {
     GetMeasured: tuple[Benchmark, ...],
     GetInvitation: str,
     StartPractice: str,
-    GetPublicRuns: tuple[PublicRun, ...],
     MakeLink: LinkCode,
     GetPicture: bytes,
-    GetDiary: Diary,
     GetModel: ModelCard,
     AskModel: int,
     ReadAnswer: Answer,

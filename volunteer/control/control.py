@@ -26,13 +26,11 @@ from volunteer.control.commands import (
     Drawn,
     Joined,
     PastPrompt,
-    PublicRun,
     SettingRow,
 )
 from volunteer.control.commands import How as How  # part of this interface
 from volunteer.control.event_bus import Hub, Subscription
 from volunteer.control.status import Status
-from volunteer.stats.diary import Diary
 
 T = TypeVar("T")
 
@@ -142,10 +140,6 @@ class Control:
         """Start a private coordinator on this machine and return its link. Raises Unavailable."""
         return await self._ask(commands.StartPractice())
 
-    async def public_runs(self) -> tuple[PublicRun, ...]:
-        """Return runs that anyone may help, where the owner set an address of such a list."""
-        return await self._ask(commands.GetPublicRuns())
-
     async def settings(self) -> tuple[SettingRow, ...]:
         return await self._ask(commands.GetSettings())
 
@@ -168,10 +162,6 @@ class Control:
     async def page(self, endpoint: Endpoint[T], **args: str | int) -> tuple[T, str]:
         """Return one page of a listing and the cursor of the next one; "" where there is none."""
         return await self._ask(commands.Query(endpoint=endpoint.path, args=args))
-
-    async def diary(self) -> Diary:
-        """Return credits and rank by day, as this machine saw them."""
-        return await self._ask(commands.GetDiary())
 
     async def picture(self, run: str, version: int) -> bytes:
         """Return the PNG that a version drew. Raises NotFound for one without a picture."""

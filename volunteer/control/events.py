@@ -292,12 +292,6 @@ class Announced(Event):
     announcements: tuple[Announcement, ...]
 
 
-class Celebrated(Event):
-    """A milestone of the account, told once."""
-
-    message: Words
-
-
 class Alerted(Event):
     """A failure that needs a person, as the owner is notified; `bell`: the terminal rings too."""
 
@@ -344,7 +338,6 @@ AnyEvent = (
     | Traffic
     | Sensed
     | Notice
-    | Celebrated
     | Alerted
     | Announced
     | Stopped

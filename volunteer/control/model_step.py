@@ -9,10 +9,11 @@ from collections.abc import Iterable
 import msgspec
 
 from shared.signing import canonical, digest
+from shared.units import DAY_S
 from shared.workloads.base import Job
 
 KEPT_MAX = 50
-AGE_MAX_S = 7 * 86400.0  # then it is measured again: drivers and other programs change
+AGE_MAX_S = 7 * DAY_S  # then it is measured again: drivers and other programs change
 
 
 class ModelStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -325,7 +325,6 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Resumed: _resumed,
     events.Finishing: lambda e: shown(e.message),
     events.Notice: _noticed,
-    events.Celebrated: lambda e: _("milestone: {message}", message=e.message),
     events.Alerted: lambda e: _("alert: {message}", message=e.message),
     events.Stopped: _ended,
 }

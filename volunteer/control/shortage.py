@@ -11,9 +11,8 @@ import msgspec
 from shared.protocol.accounts import RunInfo
 from shared.sentences import Sentence, figure
 from shared.text import printable, size
+from shared.units import HOUR_S
 from volunteer.control.model_step import AGE_MAX_S, KEPT_MAX
-
-HOUR_S = 3600.0
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True):

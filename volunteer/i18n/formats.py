@@ -6,13 +6,10 @@ us, so that a number has as many of them in every language.
 
 from __future__ import annotations
 
-from datetime import date
-
 from shared import text as plain
-from volunteer.i18n.catalogue import ENGLISH, N_, _, current, localized, number, pgettext
+from volunteer.i18n.catalogue import ENGLISH, N_, current, localized, number, pgettext
 
 DAYS = (N_("Mon"), N_("Tue"), N_("Wed"), N_("Thu"), N_("Fri"), N_("Sat"), N_("Sun"))
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 
 
@@ -43,11 +40,6 @@ def ordinal(place: int) -> str:
     return f"{place:,}{ending}"
 
 
-def day_names() -> tuple[str, ...]:
-    """Return the days of the week in a few letters, Monday first."""
-    return tuple(_(name) for name in DAYS)
-
-
 def day_initials() -> str:
     """Return one letter for each day of the week, Monday first."""
     if current().language == ENGLISH:
@@ -56,25 +48,6 @@ def day_initials() -> str:
 
     found = get_day_names("narrow", "stand-alone", _locale())
     return "".join(str(found[n])[:1] for n in range(7))
-
-
-def month_names() -> tuple[str, ...]:
-    """Return the months in a few letters."""
-    if current().language == ENGLISH:
-        return _MONTHS
-    from babel.dates import get_month_names
-
-    found = get_month_names("abbreviated", "stand-alone", _locale())
-    return tuple(str(found[n]).rstrip(".") for n in range(1, 13))
-
-
-def day_and_month(day: date) -> str:
-    """Return a day of the year in few letters: 3 Nov."""
-    if current().language == ENGLISH:
-        return f"{day.day} {_MONTHS[day.month - 1]}"
-    from babel.dates import format_skeleton
-
-    return format_skeleton("MMMd", day, locale=_locale())
 
 
 def _locale() -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import psutil
 
-GIB = 1 << 30
+from shared.units import GIB
+
 OWN_BYTES = 2 * GIB  # interpreter, PyTorch, the screen, downloads under way
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 

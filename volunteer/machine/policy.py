@@ -15,11 +15,11 @@ from enum import StrEnum
 import msgspec
 
 from shared.sentences import Sentence, figure
+from shared.units import GIB
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import in_words, parse_schedule
 from volunteer.settings.work_rules import Rules
 
-GIB = 1 << 30
 # a hot device works again this many °C below its ceiling, so that it does not flutter
 COOL_BY = 5.0
 GENTLE = 0.5  # share of the time that `in_use = "gentle"` leaves

@@ -52,15 +52,6 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             ),
         ),
     ] = "auto"
-    marks: Annotated[
-        Literal["line", "bell", "off"],
-        Meta(
-            description=N_(
-                "How a milestone is told, once: by a line at the corner of the screen, "
-                "with the bell of the terminal, or not at all."
-            ),
-        ),
-    ] = "line"
     keys: Annotated[
         dict[str, str],
         Meta(
@@ -71,26 +62,6 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             max_length=64,
         ),
     ] = msgspec.field(default_factory=dict)
-    power_price: Annotated[
-        float,
-        Meta(
-            description=N_(
-                "What a kilowatt-hour costs you, to show the cost of the energy that was "
-                "measured; 0 = not shown."
-            ),
-            ge=0,
-        ),
-    ] = 0.0
-    public_runs: Annotated[
-        str,
-        Meta(
-            description=N_(
-                "Address (https) of a list of runs that anybody may help, offered on the "
-                "first screen."
-            ),
-            max_length=512,
-        ),
-    ] = ""
     alerts: Annotated[
         tuple[Literal["bell", "desktop", "webhook"], ...],
         Meta(

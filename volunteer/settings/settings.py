@@ -7,7 +7,6 @@ the error messages and `docs/volunteer-settings.md` are made from it. No secret 
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import socket
@@ -23,6 +22,7 @@ from msgspec.structs import FieldInfo
 
 from shared.decoding import choices, convert, in_words
 from shared.errors import BadRequest, Configuration, VolunteerError, why
+from shared.nearest import hint, nearest
 from shared.sentences import Sentence
 from shared.text import escaped
 from volunteer.files import private_directory, write_whole
@@ -34,7 +34,6 @@ PREFIX = "VOLUNTEER_"
 FLAG = "flag"  # the source of what the command line says
 # Variables that are no settings: where everything lies, which profile, how to join unattended.
 HOME, PROFILE, JOIN = f"{PREFIX}HOME", f"{PREFIX}PROFILE", f"{PREFIX}JOIN"
-GIB = 1 << 30
 _Seconds = {"unit": "s"}
 
 
@@ -342,7 +341,7 @@ def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict
                     '{place}: unknown setting "{name}": {hint}',
                     place=place,
                     name=escaped(name),
-                    hint=_nearest(name),
+                    hint=hint(name, names()),
                 )
             )
     try:
@@ -357,13 +356,6 @@ _PLACES = {
     "environment": Sentence("the environment"),
     "settings": Sentence("settings"),
 }
-
-
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
-    if near:
-        return Sentence('did you mean "{name}"?', name=near[0])
-    return Sentence("known: {names}", names=", ".join(names()))
 
 
 def _complaint(place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
@@ -443,13 +435,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(PREFIX) or variable in (HOME, PROFILE, JOIN) or not text:
             continue
         if variable not in known:
-            near = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+            near = nearest(variable[len(PREFIX) :], names())
             if near:  # what looks like a slip; others may have variables of their own
                 raise Configuration(
                     Sentence(
                         "unknown variable {variable}: did you mean {known}?",
                         variable=variable,
-                        known=near[0],
+                        known=PREFIX + near.upper(),
                     )
                 )
             continue

@@ -1,1 +1,1 @@
-"""Statistics of a volunteer: the card, milestones, ledger pages."""
+"""Statistics of a volunteer: milestones and ledger pages."""

@@ -14,6 +14,7 @@ import msgspec
 
 from shared.protocol.accounts import Me
 from shared.protocol.listings import LedgerRow
+from shared.units import DAY_S
 from volunteer.i18n.catalogue import N_
 
 DAYS = 7
@@ -55,7 +56,7 @@ class Milestone(msgspec.Struct, frozen=True, kw_only=True):
 
 def recap_since(now: float) -> float:
     """From when on the lines of a ledger make a recap: this week and the one before."""
-    return now - (2 * DAYS + 1) * 86_400.0
+    return now - (2 * DAYS + 1) * DAY_S
 
 
 def week(rows: Sequence[LedgerRow], now: float) -> Week:

@@ -23,9 +23,9 @@ from typing import BinaryIO
 from shared.errors import BadRequest, InvalidFrame, StorageFull, why
 from shared.sentences import Sentence, figure
 from shared.text import size as bytes_in_words
+from shared.units import GIB
 from volunteer.files import private_directory
 
-GIB = 1 << 30
 READ_BYTES = 4 << 20
 SPARE_BYTES = 64 << 20  # of the disk, left free by downloads
 _NAME = re.compile(r"[0-9a-f]{64}")

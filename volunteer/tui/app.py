@@ -118,7 +118,6 @@ class VolunteerApp(App[int]):
             urgent=self._urgent,
             tell=self.tell,
             ring=self.bell,
-            celebrate=self._celebrate,
             ended=self._over,
             failed=self._failed,
         )
@@ -173,14 +172,6 @@ class VolunteerApp(App[int]):
         levels: dict[str, SeverityLevel] = {"warning": "warning", "error": "error"}
         self.notify(shown(message), severity=levels.get(level, "information"), markup=False)
 
-    def _celebrate(self, message: str) -> None:
-        """Tell of a milestone as quietly as the owner wants it."""
-        how = self.appearance.look.marks
-        if how != "off":
-            self.tell(f"{self.appearance.glyphs.mark} {shown(message)}")
-        if how == "bell":
-            self.bell()
-
     async def on_unmount(self) -> None:
         if self._feed is not None:
             self._feed.close()
@@ -196,7 +187,6 @@ class VolunteerApp(App[int]):
             glyphs=self.appearance.glyphs,
             device=self.device,
             keys=self.appearance.look.keys,
-            power_price=self.appearance.look.power_price,
             leaving=self.departure.how,
         )
 

@@ -35,7 +35,6 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     urgent: Callable[[], None]  # the view holds something a person waits for
     tell: Callable[[str, str], None]  # a warning or an error: message, level
     ring: Callable[[], None]  # the owner wants to hear of trouble
-    celebrate: Callable[[str], None]  # a milestone was passed
     ended: Callable[[], None]  # no more events
     failed: Callable[[BaseException], None]  # a fault in our own code
 
@@ -98,8 +97,6 @@ class Feed:
                     self._listener.urgent()
                 if isinstance(event, events.Alerted) and event.bell:
                     self._listener.ring()
-                if isinstance(event, events.Celebrated):
-                    self._listener.celebrate(event.message)
                 if isinstance(event, events.Notice) and event.level != "info":
                     self._listener.tell(event.message, event.level)
         if self.view.ended is None and not self.expected:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,9 +26,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     animations: bool = False
     keys: dict[str, str] = {}  # action id -> key
     page: str = "dashboard"  # the first one
-    power_price: float = 0.0  # of a kilowatt-hour
     pictures: Protocol = "blocks"
-    marks: Literal["line", "bell", "off"] = "line"  # how a milestone is told
 
 
 class Appearance:

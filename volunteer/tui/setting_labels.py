@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import msgspec
 
 from shared.errors import Configuration
+from shared.nearest import nearest
 from shared.sentences import Sentence
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, localized
@@ -47,7 +47,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "serve",
             "consent",
             "public",
-            "public_runs",
             "max_tasks",
         ),
     ),
@@ -59,9 +58,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "ascii",
             "pictures",
             "animations",
-            "marks",
             "keys",
-            "power_price",
             "device_watts",
             "alerts",
             "webhook",
@@ -97,16 +94,13 @@ LABELS = {
     "serve": N_("answer prompts"),
     "consent": N_("licences"),
     "public": N_("nickname shown"),
-    "public_runs": N_("list of public runs"),
     "max_tasks": N_("tasks to do"),
     "theme": N_("colours"),
     "language": N_("language"),
     "ascii": N_("plain characters"),
     "pictures": N_("drawing of pictures"),
     "animations": N_("animations"),
-    "marks": N_("milestones"),
     "keys": N_("other keys"),
-    "power_price": N_("price of a kWh"),
     "device_watts": N_("watts of devices"),
     "alerts": N_("alerts"),
     "webhook": N_("webhook"),
@@ -187,7 +181,6 @@ def shown(row: SettingRow) -> str:
         "download_mbit": _("no limit"),
         "temperature_max": _("no ceiling"),
         "max_tasks": _("no end"),
-        "power_price": _("not shown"),
         "snapshot_seconds": _("never"),
     }
     if text == "0" and row.name in zero:
@@ -231,9 +224,9 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
             raise Configuration(_("yes or no"))
         return words[text.lower()]
     if row.name == "theme" and themes and text not in themes:
-        near = difflib.get_close_matches(text, themes, n=1)
+        near = nearest(text, themes)
         hint = (
-            _(": did you mean {name}?", name=near[0])
+            _(": did you mean {name}?", name=near)
             if near
             else _(", known: {names}", names=", ".join(themes))
         )

@@ -16,6 +16,7 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 
 from shared.text import printable, whole_percent
+from shared.units import DAY_S
 from volunteer.i18n.catalogue import _, localized
 
 Span: TypeAlias = tuple[str, str]  # text, role
@@ -270,7 +271,7 @@ def ago(seconds: float) -> str:
     """Return the time since something: now, 12 s, 3 min, 2 h, 4 d."""
     if seconds < 2:
         return _("now")
-    for size, name in ((60.0, "s"), (3600.0, "min"), (86_400.0, "h")):
+    for size, name in ((60.0, "s"), (3600.0, "min"), (DAY_S, "h")):
         if seconds < size:
             per = {"s": 1.0, "min": 60.0, "h": 3600.0}[name]
             return f"{int(seconds / per)} {name}"

@@ -7,7 +7,7 @@ that were last written down.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -75,15 +75,18 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
     answered: Mapping[str, int] = {}
 
 
-def end(
-    conn: Connection,
-    request_id: str,
-    streamed: Streamed,
-    now: float,
-    first_s: float | None = None,
-) -> int:
-    """Settle what was generated, release the rest, pay who made it; the price. The second time
-    changes nothing.
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """End of a request: `roll` draws answers of volunteers, and `replica` can compare them."""
+
+    now: float
+    roll: Callable[[], float]
+    first_s: float | None = None
+    replica: str = ""  # "": nobody, the process that answered is gone
+
+
+def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -> int:
+    """Settle what was generated, release the rest, put the pay of who made it at stake; the price.
+    The second time changes nothing.
 
     Raises NotFound for a request that was never begun.
     """
@@ -95,19 +98,26 @@ def end(
     out = max(0, min(streamed.out, row["tokens_max"]))
     units = row["tokens_in"] + out
     cost = min(row["held_micro"], cost_micro(row["unit_nano"], units)) if out else 0
+    pays, now = shares(cost, out, streamed.answered, row["house_share"]), ending.now
+    answer_pay.lock(conn, pays)
     if cost:
         spending.settle(conn, row["volunteer_id"], request_id, cost, now)
     elif row["held_micro"]:
         spending.release(conn, row["volunteer_id"], request_id, now)
     done = {"state": "done", "tokens_out": out, "cost_micro": cost, "ended_at": now}
     by_others = msgspec.json.encode(streamed.answered).decode()
-    told = {"first_token_s": first_s, "answered": by_others}
+    told = {"first_token_s": ending.first_s, "answered": by_others}
     conn.execute(_SET, {"its_id": request_id} | told | done)
     if cost and row["key_id"] is not None:
         keys.charge(conn, row["key_id"], cost)
-    pays = shares(cost, out, streamed.answered, row["house_share"])
     if pays:
-        answer_pay.pay(conn, request_id, row["run_id"], pays, now)
+        asked = answer_pay.Asked(
+            id=request_id,
+            run_id=row["run_id"],
+            asker_id=row["volunteer_id"],
+            replica=ending.replica,
+        )
+        answer_pay.pay(conn, asked, pays, ending.roll, now)
     return cost
 
 

@@ -1,58 +1,234 @@
-"""Pay of answers: what an asker paid is burnt, and who computed it earns its share at once.
+"""Pay of answers: what an asker paid is burnt, and who computed it earns its share by draws.
 
-    answer       mint   -> earned    tokens of a request were made on this account's machine
-    unanswer     earned -> mint      they were not those of the model
+    answer       mint   -> escrow    tokens of a request were made on this account's machine
+    answered     escrow -> earned    this answer or a later one of the account was drawn and agreed
+    unanswer     escrow -> mint      one that was drawn did not agree, or the account was suspended:
+                                     all that is at stake goes
+    refund       burn   -> earned    of who asked, with each "unanswer"
 
-Of vetted accounts only, so nothing waits in escrow. Each step may be repeated.
+Nothing else frees what is at stake. A row of `answer_stakes` stands for it, beside the ledger's
+events. A draw waits until it is compared; one that its process cannot compare ("untold") frees
+nothing, and the next answer of the account is drawn for sure.
+
+Whoever changes stakes of an account locks its row of `volunteers` first, as a suspension does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, select
+import msgspec
+from sqlalchemy import Connection, bindparam, delete, exists, insert, select, update
 
+from coordinator.database.engine.statements import among, its
 from coordinator.database.ledger import debts
-from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, digests, lock, post
-from coordinator.database.tables.ledger import accounts, events, postings
+from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, insert_new, post
+from coordinator.database.tables.accounts import volunteers
+from coordinator.database.tables.inference import answer_stakes, answerers, api_keys, usage
+from coordinator.rules.serving import draw_chance, is_of_model, is_other_model
+
+TALLY_MAX = 1024  # tokens of an account that were compared
+
+_A, _S, _U, _V = answerers.c, answer_stakes.c, usage.c, volunteers.c
+_LOCK = select(_V.id).where(among(_V.id, "ids")).order_by(_V.id).with_for_update()
+_UNTOLD = exists().where(_S.volunteer_id == _V.id, _S.state == "untold")
+_ABOUT = (
+    select(answerers, _V.standing, _UNTOLD.label("untold"))
+    .join(volunteers, _V.id == _A.volunteer_id)
+    .where(among(_A.volunteer_id, "ids"))
+)
+_SET_ABOUT = update(answerers).where(its(_A.volunteer_id))
+_ADD = insert(answer_stakes)
+_OF_ONE = select(answer_stakes).where(its(_S.volunteer_id)).order_by(_S.id)
+_TELL = (
+    update(answer_stakes)
+    .where(its(_S.volunteer_id), its(_S.request_id), _S.state == "drawn")
+    .values(state=bindparam("told"))
+)
+_REMOVE = delete(answer_stakes).where(among(_S.id, "ids"))
+_CHEAPER = (
+    update(usage)
+    .where(its(_U.id))
+    .values(cost_micro=_U.cost_micro - bindparam("amount"))
+    .returning(_U.key_id)
+)
+_UNSPEND = (
+    update(api_keys)
+    .where(its(api_keys.c.id))
+    .values(spent_micro=api_keys.c.spent_micro - bindparam("amount"))
+)
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that volunteers answered."""
+
+    id: str
+    run_id: int
+    asker_id: str
+    replica: str  # process that can compare the answer; "": it is gone, and the prompt with it
+
+
+def lock(conn: Connection, who: Collection[str]) -> None:
+    """Lock accounts until the transaction ends, before any account of the ledger."""
+    if who:
+        conn.execute(_LOCK, {"ids": sorted(who)})
 
 
 def pay(
-    conn: Connection, request_id: str, run_id: int, amounts: Mapping[str, int], now: float
+    conn: Connection,
+    asked: Asked,
+    amounts: Mapping[str, int],
+    roll: Callable[[], float],
+    now: float,
 ) -> None:
-    """Pay volunteers, by account, for their parts of a request."""
-    drafts = [
-        Draft(
-            key=f"answer:{request_id}:{who}",
-            kind="answer",
-            moves=(Move(SYSTEM, MINT, -amount), Move(who, "earned", amount)),
-            run_id=run_id,
+    """Put the pay of a request at stake, by account, once; `roll` decides what is drawn. The
+    accounts must be locked.
+    """
+    about = _about(conn, amounts)
+    drafts, lines = [], []
+    for who, amount in amounts.items():
+        known = about[who]
+        mean = known.paid_micro / known.answers if known.answers else amount
+        drawn = known.untold or roll() < draw_chance(amount, mean, known.agreed)
+        moves = (Move(SYSTEM, MINT, -amount), Move(who, "escrow", amount))
+        key = f"answer:{asked.id}:{who}"
+        drafts.append(Draft(key=key, kind="answer", moves=moves, run_id=asked.run_id))
+        waits = "drawn" if asked.replica else "untold"
+        lines.append(
+            {
+                "request_id": asked.id,
+                "volunteer_id": who,
+                "asker_id": asked.asker_id,
+                "run_id": asked.run_id,
+                "amount_micro": amount,
+                "state": waits if drawn else "",
+                "replica": asked.replica,
+                "beat_at": now,
+            }
         )
-        for who, amount in amounts.items()
-    ]
+        sums = {"answers": known.answers + 1, "paid_micro": known.paid_micro + amount}
+        conn.execute(_SET_ABOUT, {"its_volunteer_id": who} | sums)
+    conn.execute(_ADD, lines)
     post(conn, drafts, now)
-    debts.repay(conn, {who: f"repaid:{request_id}:{who}" for who in amounts}, now)
+    for who in sorted(amounts):
+        if about[who].standing == "suspended":  # while it answered
+            take(conn, who, "this account was suspended", now)
 
 
-def take_back(conn: Connection, request_id: str, who: str, memo: str, now: float) -> int:
-    """Take the pay of a part of a request back; the amount, 0 where it earned nothing."""
-    amount = _paid(conn, request_id, who)
-    key = f"unanswer:{request_id}:{who}"
-    if not amount or digests(conn, [key]):
-        return amount
-    held = lock(conn, [(who, "debt"), (who, "earned"), (SYSTEM, MINT)])
-    missing = max(0, amount - held[who, "earned"])
-    debts.owe(conn, who, f"{request_id}:{who}", missing, memo, now)
-    moves = (Move(who, "earned", -amount), Move(SYSTEM, MINT, amount))
-    post(conn, [Draft(key=key, kind="unanswer", moves=moves, memo=memo)], now)
-    return amount
+def compared(
+    conn: Connection, request_id: str, who: str, found: tuple[int, int], memo: str, now: float
+) -> bool:
+    """Record how many tokens of an answer were compared, and how many of them are wrong: one that
+    was drawn and agrees frees all before it and itself, one that does not agree takes all. Return
+    True where the account is proven to use another model.
+    """
+    lock(conn, [who])
+    known, (looked, wrong) = _about(conn, [who])[who], found
+    sums = known.looked + looked, known.wrong + wrong
+    if sums[0] > TALLY_MAX:
+        sums = sums[0] // 2, sums[1] // 2
+    values = {"looked": sums[0], "wrong": sums[1]}
+    if agrees := is_of_model(looked, wrong):
+        values["agreed"] = known.agreed + _tell(conn, request_id, who, "agreed", now)
+    else:
+        take(conn, who, memo, now)
+    conn.execute(_SET_ABOUT, {"its_volunteer_id": who} | values)
+    return not agrees and (is_other_model(looked, wrong) or is_other_model(*sums))
 
 
-def _paid(conn: Connection, request_id: str, who: str) -> int:
-    query = (
-        select(postings.c.amount_micro)
-        .join(events, events.c.id == postings.c.event_id)
-        .join(accounts, accounts.c.id == postings.c.account_id)
-        .where(events.c.key == f"answer:{request_id}:{who}", accounts.c.owner == who)
+def untold(conn: Connection, request_id: str, who: str, now: float) -> None:
+    """Record that the comparison of an answer that was drawn cannot be made any more."""
+    lock(conn, [who])
+    _tell(conn, request_id, who, "untold", now)
+
+
+def take(conn: Connection, who: str, memo: str, now: float) -> int:
+    """Take all that an account has at stake for answers and pay back who asked; the amount. The
+    account must be locked.
+    """
+    rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
+    if not rows:
+        return 0
+    drafts = []
+    for row in rows:
+        amount = row.amount_micro
+        taken = (Move(who, "escrow", -amount), Move(SYSTEM, MINT, amount))
+        repaid = (Move(row.asker_id, "burn", -amount), Move(row.asker_id, "earned", amount))
+        drafts += [_draft("unanswer", row, taken, memo), _draft("refund", row, repaid)]
+    post(conn, drafts, now)
+    _remove(conn, rows)
+    conn.execute(_SET_ABOUT, {"its_volunteer_id": who, "agreed": 0})
+    for row in rows:
+        back = {"its_id": row.request_id, "amount": row.amount_micro}
+        if (key_id := conn.execute(_CHEAPER, back).scalar()) is not None:
+            conn.execute(_UNSPEND, {"its_id": key_id, "amount": row.amount_micro})
+    debts.repay(conn, {row.asker_id: f"repaid:{row.request_id}:{who}:back" for row in rows}, now)
+    return sum(int(row.amount_micro) for row in rows)
+
+
+def _tell(conn: Connection, request_id: str, who: str, told: str, now: float) -> int:
+    """End a draw that waits, and earn what is free by then; how many ended, 0 or 1."""
+    its_own = {"its_request_id": request_id, "its_volunteer_id": who, "told": told}
+    ended = conn.execute(_TELL, its_own).rowcount
+    _free(conn, who, now)
+    return int(ended)
+
+
+def _free(conn: Connection, who: str, now: float) -> None:
+    """Earn what a later answer that agreed stands behind, up to a draw that still waits."""
+    rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
+    agreed = [n for n, row in enumerate(rows) if row.state == "agreed"]
+    waiting = [n for n, row in enumerate(rows) if row.state == "drawn"]
+    free = rows[: min([max(agreed, default=-1) + 1, *waiting])]
+    if not free:
+        return
+    drafts = []
+    for row in free:
+        moves = (Move(who, "escrow", -row.amount_micro), Move(who, "earned", row.amount_micro))
+        drafts.append(_draft("answered", row, moves))
+    post(conn, drafts, now)
+    _remove(conn, free)
+    debts.repay(conn, {who: f"repaid:{free[-1].request_id}:{who}"}, now)
+
+
+def _draft(kind: str, row: Any, moves: tuple[Move, ...], memo: str = "") -> Draft:
+    key = f"{kind}:{row.request_id}:{row.volunteer_id}"
+    return Draft(key=key, kind=kind, moves=moves, run_id=row.run_id, memo=memo)
+
+
+def _about(conn: Connection, who: Collection[str]) -> dict[str, Any]:
+    """Return what is known of accounts that answer, by account; made where there is none."""
+    zero = dict.fromkeys(("answers", "paid_micro", "agreed", "looked", "wrong"), 0)
+    rows = [{"volunteer_id": each} | zero for each in sorted(who)]
+    conn.execute(insert_new(conn, answerers, "volunteer_id"), rows)
+    return {row.volunteer_id: row for row in conn.execute(_ABOUT, {"ids": sorted(who)})}
+
+
+def _remove(conn: Connection, rows: Sequence[Any]) -> None:
+    conn.execute(_REMOVE, {"ids": [row.id for row in rows]})
+
+
+# --- draws that wait ---
+
+
+def states(conn: Connection, request_id: str) -> dict[str, str]:
+    """Return the state of what is at stake of a request, by account."""
+    query = select(_S.volunteer_id, _S.state).where(_S.request_id == request_id)
+    return {row.volunteer_id: row.state for row in conn.execute(query)}
+
+
+def beat(conn: Connection, replica: str, now: float) -> None:
+    """Note that the process that is to compare draws is alive."""
+    mine = update(answer_stakes).where(_S.state == "drawn", _S.replica == replica)
+    conn.execute(mine.values(beat_at=now))
+
+
+def abandoned(conn: Connection, before: float, replica: str) -> list[tuple[str, str]]:
+    """Return draws of processes that last beat before an instant, by request and account; none of
+    this process.
+    """
+    query = select(_S.request_id, _S.volunteer_id).where(
+        _S.state == "drawn", _S.beat_at < before, _S.replica != replica
     )
-    return int(conn.execute(query).scalar() or 0)
+    return [(row.request_id, row.volunteer_id) for row in conn.execute(query)]

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select
 from coordinator.database.ledger import hash_chain
 from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, digest
 from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.inference import answer_stakes
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.trust import escrow
 
@@ -40,6 +41,7 @@ def check_ledger(conn: Connection) -> list[str]:
         _unpaid(conn),
         _holds(conn),
         _escrow(conn),
+        _answers(conn),
         _debts(conn),
     )
     return list(islice(concat(*parts, hash_chain.check(conn, events, SEALED)), BREACHES_MAX))
@@ -187,11 +189,13 @@ def _holds(conn: Connection) -> Iterator[str]:
 
 
 def _escrow(conn: Connection) -> Iterator[str]:
-    """The rows of `escrow` are what the accounts of that kind hold."""
-    rows = select(escrow.c.volunteer_id, func.sum(escrow.c.amount_micro)).group_by(
-        escrow.c.volunteer_id
-    )
-    waiting = {owner: int(total) for owner, total in conn.execute(rows)}
+    """The rows of `escrow` and `answer_stakes` are what the accounts of that kind hold."""
+    waiting: defaultdict[str, int] = defaultdict(int)
+    for table in (escrow, answer_stakes):
+        whose = table.c.volunteer_id
+        rows = select(whose, func.sum(table.c.amount_micro)).group_by(whose)
+        for name, total in conn.execute(rows):
+            waiting[name] += int(total)
     kept = select(accounts.c.owner, accounts.c.balance_micro).where(accounts.c.kind == "escrow")
     have = {owner: int(balance) for owner, balance in conn.execute(kept)}
     for owner in sorted(waiting.keys() | have.keys()):
@@ -200,6 +204,21 @@ def _escrow(conn: Connection) -> Iterator[str]:
                 f"account {owner}/escrow says {have.get(owner, 0)}, "
                 f"{waiting.get(owner, 0)} are at stake"
             )
+
+
+def _answers(conn: Connection) -> Iterator[str]:
+    """The pay of each answer is at stake, earned, or taken and paid back to who asked: once."""
+    name, stake = func.substr(events.c.key, len("answer:") + 1), answer_stakes.c
+    waits = name.in_(select(stake.request_id + ":" + stake.volunteer_id))
+    freed, taken, back = (
+        exists().where(after.c.key == literal(f"{kind}:") + name)
+        for kind in ("answered", "unanswer", "refund")
+        for after in (events.alias(kind),)
+    )
+    ends = sum((case((each, 1), else_=0) for each in (waits, freed, taken)), literal(0))
+    query = select(events.c.key).where(events.c.kind == "answer", or_(ends != 1, taken != back))
+    for key in conn.execute(query.order_by(events.c.id).limit(BREACHES_MAX)).scalars():
+        yield f'the pay of "{key}" is not once at stake, earned, or taken and paid back'
 
 
 def _debts(conn: Connection) -> Iterator[str]:

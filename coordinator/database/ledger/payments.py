@@ -89,15 +89,17 @@ WORDS: Mapping[str, str] = {
     "release": "released",
     "grant": "granted",
     "give": "given",
-    "answer": "earned",
-    "unanswer": "reversed",
+    "answer": "in escrow",
+    "answered": "earned",
+    "unanswer": "forfeited",
+    "refund": "refunded",
 }
 
 
 # Kinds of events that sum up to what was earned.
-EARNING = ("earn", "vest", "answer", "reverse", "unanswer")
+EARNING = ("earn", "vest", "answered", "reverse")
 # Told by what they do to the account "earned".
-BY_EARNED = ("earn", "vest", "debt", "repay", "hold", "release")
+BY_EARNED = ("earn", "vest", "answered", "refund", "debt", "repay", "hold", "release")
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,9 @@ from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.replicas import replicas
 from coordinator.rules.overview import ReplicaFigures, ReplicaLine
 from shared.decoding import decode
+from shared.units import DAY_S
 
-FORGOTTEN_S = 86_400.0  # silent for so long: it will not be missed
+FORGOTTEN_S = DAY_S  # silent for so long: it will not be missed
 LISTING_MAX = 50
 
 _R = replicas.c

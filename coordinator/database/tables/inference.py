@@ -1,4 +1,6 @@
-"""Keys of the OpenAI-compatible interface, and what each request used. No prompt is kept."""
+"""Keys of the OpenAI-compatible interface, what each request used, and the pay of the volunteers
+who answered. No prompt is kept.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
 )
 
 from coordinator.database.tables.base import Key, metadata
@@ -65,3 +68,39 @@ Index("ix_usage_volunteer", _u.volunteer_id, _u.at)
 Index("ix_usage_key", _u.key_id)
 _open = _u.state == "open"
 Index("ix_usage_open", _u.beat_at, sqlite_where=_open, postgresql_where=_open)
+
+# What answers and draws have made of an account.
+answerers = Table(
+    "answerers",
+    metadata,
+    Column("volunteer_id", ForeignKey("volunteers.id"), primary_key=True),
+    Column("answers", BigInteger, nullable=False),  # that were paid
+    Column("paid_micro", BigInteger, nullable=False),  # for them, at stake or not
+    Column("agreed", Integer, nullable=False),  # draws since the last that did not agree
+    # Tokens that were compared, and the wrong ones of them; of many the newer half counts.
+    Column("looked", BigInteger, nullable=False),
+    Column("wrong", BigInteger, nullable=False),
+)
+
+# Pay of answers that is at stake; a row goes when its pay is earned or taken. The ledger's events
+# stay.
+answer_stakes = Table(
+    "answer_stakes",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),  # in the order of the answers
+    Column("request_id", String(64), nullable=False),
+    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False),  # who answered
+    Column("asker_id", ForeignKey("volunteers.id"), nullable=False),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("amount_micro", BigInteger, nullable=False),
+    # "": not drawn; drawn: its comparison waits in the process `replica`, which was alive at
+    # `beat_at`; agreed; untold: that process could not compare it
+    Column("state", String(16), nullable=False),
+    Column("replica", String(64), nullable=False),
+    Column("beat_at", Double, nullable=False),
+    UniqueConstraint("request_id", "volunteer_id"),
+)
+_s = answer_stakes.c
+Index("ix_answer_stakes_volunteer", _s.volunteer_id, _s.id)
+_drawn = _s.state == "drawn"
+Index("ix_answer_stakes_drawn", _s.beat_at, sqlite_where=_drawn, postgresql_where=_drawn)

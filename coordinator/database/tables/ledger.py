@@ -36,7 +36,7 @@ events = Table(
     Column("key", String(128), nullable=False, unique=True),  # e.g. "earn:42"
     Column("digest", String(64), nullable=False),  # same key with other content = 409
     # pending, earn, void, escrow, vest, forfeit, reverse, debt, repay, hold, settle, release,
-    # grant, give
+    # grant, give, answer, answered, unanswer, refund
     Column("kind", String(16), nullable=False),
     Column("run_id", Key, nullable=True),
     Column("contribution_id", Key, nullable=True),

@@ -7,13 +7,13 @@ with the library's own models. Settings and names are the library's, so that a v
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from shared.errors import InvalidRunFile
+from shared.nearest import hint
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import read_table
 
@@ -251,9 +251,9 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
     """
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
-        near = difflib.get_close_matches(str(kind)[:40], KINDS, n=1, cutoff=0.5)
-        hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(KINDS)}"
-        raise InvalidRunFile(f"[{TABLE}] model_type {str(kind)[:40]!r} is not known here: {hint}")
+        raise InvalidRunFile(
+            f"[{TABLE}] model_type {str(kind)[:40]!r} is not known here: {hint(kind, KINDS)}"
+        )
     if raw.get("auto_map") or raw.get("trust_remote_code"):
         raise InvalidRunFile(
             f"[{TABLE}] this model asks for code of its own (auto_map): no code ever comes with a"

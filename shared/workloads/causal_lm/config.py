@@ -5,7 +5,6 @@ No torch and no transformers here: a command line may ask.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from shared.errors import InvalidRunFile
+from shared.nearest import hint
 from shared.tensors.spec import Schema, TensorSpec
 from shared.text import escaped
 from shared.workloads.base import ChunkRef, DatasetManifest, Origin, check_keys, read_table
@@ -387,11 +387,9 @@ def _lora(shape: Shape, raw: Mapping[str, Any]) -> Lora:
     there = sorted({name.rpartition(".")[2] for name in _matrices(shape)})
     for target in lora.targets:
         if target not in there:
-            near = difflib.get_close_matches(target, there, n=1, cutoff=0.5)
-            hint = f'did you mean "{near[0]}"? There' if near else "there"
-            hint = f"{hint} are {', '.join(there)}"
             raise InvalidRunFile(
-                f'[model.lora] targets: {shape.model_type} has no matrix "{target[:80]}": {hint}'
+                f'[model.lora] targets: {shape.model_type} has no matrix "{target[:80]}": '
+                f"{hint(target, there)}"
             )
     if not lora.targets:
         raise InvalidRunFile(f"[model.lora] targets is empty: name some of {', '.join(there)}")

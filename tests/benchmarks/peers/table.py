@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.benchmarks.wire import MIB
+from shared.units import MIB
 
 HEAD = (
     "size, million",

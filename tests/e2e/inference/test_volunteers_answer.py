@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import gifts, payments
 from coordinator.inference import answerers
 from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.volunteer_engine import VolunteerEngine
+from shared import decoding
 from shared.clock import SystemClock
+from shared.protocol.inference import NewKey
 from shared.protocol.transparency import Receipt
 from tests.support.answering import Answering, answering
 from tests.support.local_coordinator import RUN
@@ -41,7 +45,9 @@ async def house(path: Path, run: str = SERVED, **more: Any) -> AsyncIterator[Ans
         home = made.coordinator
         own = BuiltinEngine(home.db, SystemClock(), home.blobs, Power(threads=1))
         on = (home.db, home.blobs)
-        engine = VolunteerEngine(own, home.answerers, on, home.run_queries.manifest, 1.0)
+        draws = home.answers.meter.draws
+        draws.roll = float  # 0: every answer is drawn
+        engine = VolunteerEngine(own, home.answerers, draws, on, home.run_queries.manifest)
         made.coordinator.answers.connect(engine)
         try:
             yield made
@@ -74,10 +80,14 @@ async def standing(made: Answering, name: str) -> str:
     return str(found.standing)
 
 
-async def earned(made: Answering, name: str) -> int:
+async def balance(made: Answering, name: str) -> payments.Balances:
     who = await id_of(made, name)
-    found = await made.coordinator.db.read(lambda conn: payments.balances(conn, who))
-    return int(found.earned_micro)
+    found: payments.Balances = await made.coordinator.db.read(lambda c: payments.balances(c, who))
+    return found
+
+
+async def earned(made: Answering, name: str) -> int:
+    return (await balance(made, name)).earned_micro
 
 
 async def answers_paid(made: Answering, name: str) -> list[Receipt]:
@@ -92,19 +102,24 @@ async def answers_paid(made: Answering, name: str) -> list[Receipt]:
     assert [each.problem for each in found] == [""] * len(found)
     assert all(check_receipt(each, key, "another").problem for each in signed)
     receipts = [each.receipt for each in found if each.receipt is not None]
-    return [each for each in receipts if each.entry.kind == "answer"]
+    return [each for each in receipts if each.contribution is None]
 
 
 async def checked(made: Answering) -> None:
-    """Wait until every answer has been compared."""
-    engine = made.coordinator.answers._engine
+    """Wait until every answer that was drawn has been compared."""
+    await made.settled()
     async with asyncio.timeout(60):
-        while engine._checks:
+        while made.coordinator.answers.meter.draws.waiting:
             await asyncio.sleep(0.02)
 
 
-async def ask(made: Answering, tokens: int = 24, **more: Any) -> Any:
-    async with made.client() as client:
+async def price(made: Answering, tokens: int) -> int:
+    said = await ask(made, tokens, extra_body={"answered_by": "organiser"})
+    return int(said.usage.model_dump()["cost_micro"])
+
+
+async def ask(made: Answering, tokens: int = 24, key: str = "", **more: Any) -> Any:
+    async with made.client(key) as client:
         return await client.completions.create(
             model="tiny", prompt="1 plus 1", max_tokens=tokens, seed=5, **more
         )
@@ -120,14 +135,15 @@ async def test_a_volunteer_answers_as_the_organiser_would_and_is_paid(
             said = await ask(made)
             assert said.choices[0].text == own.choices[0].text
             assert said.usage == own.usage
-            await made.settled()
+            await checked(made)
             price = said.usage.model_dump()["cost_micro"]
             assert await earned(made, "Cid") - before == int(price * 0.75)
-            await checked(made)
             assert await standing(made, "Cid") == "vetted"
-            (paid,) = await answers_paid(made, "Cid")
-            assert (paid.run, paid.contribution) == ("tiny", None)
-            assert paid.credits_micro == int(price * 0.75)
+            paid = await answers_paid(made, "Cid")
+            assert [each.entry.kind for each in paid] == ["answer", "answered"]
+            for each in paid:
+                assert (each.run, each.contribution) == ("tiny", None)
+                assert each.credits_micro == int(price * 0.75)
         await made.sound()
 
 
@@ -166,7 +182,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_machine_dies(
                     if not cid.network.cut:
                         await cid.kill()
             assert text == whole.choices[0].text
-            await made.settled()
+            await checked(made)
             price = whole.usage.model_dump()["cost_micro"]
             assert 0 < await earned(made, "Cid") - before < price
         await made.sound()
@@ -180,18 +196,58 @@ async def test_a_machine_that_answers_with_other_words_is_suspended_and_not_paid
     real = answer.AnswerModel.made
 
     def lies(self: Any, version: Any, task: Any) -> Any:
-        import msgspec
-
         yield from real(self, version, msgspec.structs.replace(task, seed=task.seed + 1))
 
     monkeypatch.setattr(answer.AnswerModel, "made", lies)
     async with house(tmp_path) as made, machine(tmp_path, made, "Cid"):
-        before = await earned(made, "Cid")
+        before = await made.balances()
         await ask(made, 100)
-        await made.settled()
         await checked(made)
         assert await standing(made, "Cid") == "suspended"
-        assert await earned(made, "Cid") <= before
+        assert (await balance(made, "Cid")).total_micro == 0
+        spent = (await made.balances()).spent_micro - before.spent_micro
+        assert spent == math.ceil(await price(made, 100) * 0.25)  # what the house kept
+        await made.sound()
+
+
+async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_paid_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from volunteer.training import answer
+
+    real, honest = answer.AnswerModel.made, [True] + [False] * 9
+
+    def lies(self: Any, version: Any, task: Any) -> Any:
+        seed = task.seed if honest.pop(0) else task.seed + 1
+        yield from real(self, version, msgspec.structs.replace(task, seed=seed))
+
+    monkeypatch.setattr(answer.AnswerModel, "made", lies)
+    run = SERVED.replace("[serve]", '[serve]\nwho = "keys"')
+    async with house(tmp_path, run) as made, machine(tmp_path, made, "Cid"):
+        rolls = [0.0] + [0.999] * 8 + [0.0]  # the first is drawn, and the last
+        made.coordinator.answers.meter.draws.roll = lambda: rolls.pop(0)
+        dee = await made.home.join("Dee")
+        await made.coordinator.db.write(
+            lambda c: gifts.grant(c, dee.volunteer_id, "dee", 10**9, "", 1.0)
+        )
+        key = decoding.decode((await dee.post("/me/keys", {"name": "x"})).content, NewKey)
+        prices = []
+        for number in range(10):
+            if number == 9:  # paid back all the same
+                await dee.post(f"/me/keys/{key.info.id}/revoke")
+            said = await ask(made, 40, key=key.key if number in (1, 3, 5, 7) else "")
+            prices.append(said.usage.model_dump()["cost_micro"])
+            if not number:
+                await checked(made)
+                assert (await balance(made, "Cid")).earned_micro == int(prices[0] * 0.75)
+        await checked(made)
+        assert (honest, rolls) == ([], [])
+        assert await standing(made, "Cid") == "suspended"
+        has = await balance(made, "Cid")
+        assert (has.total_micro, has.escrow_micro) == (int(prices[0] * 0.75), 0)  # the honest one
+        kept = [math.ceil(each * 0.25) for each in prices]  # by the house
+        assert (await balance(made, "Dee")).spent_micro == sum(kept[1:9:2])
+        assert (await balance(made, "Ann")).spent_micro == prices[0] + sum(kept[2::2]) + kept[9]
         await made.sound()
 
 

@@ -11,9 +11,10 @@ import openai
 import pytest
 
 from coordinator.database.inference import public
-from coordinator.inference.metering import DAY_S, PUBLIC_MAX
+from coordinator.inference.metering import PUBLIC_MAX
 from shared import decoding
 from shared.protocol.inference import NewKey
+from shared.units import DAY_S
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import CountingEngine
 from tests.support.local_coordinator import RUN

@@ -24,9 +24,7 @@ class Talk:
         self.engine = engine
         self.out = io.StringIO()
         self._typed: asyncio.Queue[str] = asyncio.Queue()
-        self.running = asyncio.ensure_future(
-            Plain(engine.control, self.out, self._lines(), 0.31).run()
-        )
+        self.running = asyncio.ensure_future(Plain(engine.control, self.out, self._lines()).run())
 
     async def _lines(self) -> AsyncIterator[str]:
         while True:
@@ -63,7 +61,7 @@ async def test_status_is_told_in_sentences_without_any_drawing() -> None:
         assert any('"ada" at Little Lab' in line for line in lines)
         (device,) = await said.ask("devices")
         assert "load 50 percent, 61 degrees, 42 watts, an estimate" in device
-        assert "0.312 kilowatt-hours today for 0.10, an estimate" in device
+        assert "0.312 kilowatt-hours today, an estimate" in device
         assert (await said.ask("runs"))[0].startswith("stdlib-gpt, gpt, running, version 4")
         text = said.out.getvalue()
         assert "\x1b" not in text

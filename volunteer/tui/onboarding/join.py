@@ -15,7 +15,6 @@ from shared.links import is_loopback, parse_link, tidy_link
 from shared.proof_of_work import work_words
 from shared.protocol.accounts import ServerInfo
 from shared.text import printable
-from volunteer.control.commands import PublicRun
 from volunteer.control.status import PRACTICE
 from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.text import clock_words
@@ -60,7 +59,6 @@ class JoinStep(Step):
         super().__init__(choice)
         self._trouble = ""
         self._busy = ""
-        self._public: tuple[PublicRun, ...] = ()
 
     def compose(self) -> ComposeResult:
         yield LinkField(
@@ -76,7 +74,6 @@ class JoinStep(Step):
         field.focus()
         if field.value and not why and self.choice.server is None:
             self._check(field.value)  # typed before a control was attached
-        self.run_worker(self._ask_public(), group="public")
 
     def proceed(self) -> None:
         if self.query_one("#others").has_focus:
@@ -139,37 +136,19 @@ class JoinStep(Step):
     # Other coordinators.
 
     def _others(self, scene: Scene) -> Filling:
-        rows = [
-            Row(
-                key=PRACTISE,
-                cells=(
-                    ((_("practise on this machine"), "value"),),
-                    ((_("private; its credits are worth nothing"), "dim"),),
-                ),
-            )
-        ]
-        rows += [
-            Row(key=run.link, cells=(((run.name, "value"),), ((run.description, "dim"),)))
-            for run in self._public
-        ]
-        return Filling(rows=tuple(rows), title=_("I have no link"), subtitle=_("tab, then enter"))
-
-    async def _ask_public(self) -> None:
-        if self.engine is None:
-            return
-        try:
-            self._public = await self.engine.public_runs() or ()
-        except VolunteerError as error:
-            self.volunteer.tell(error.message, "warning")
-        self.query_one("#others", Listing).draw()
+        row = Row(
+            key=PRACTISE,
+            cells=(
+                ((_("practise on this machine"), "value"),),
+                ((_("private; its credits are worth nothing"), "dim"),),
+            ),
+        )
+        return Filling(rows=(row,), title=_("I have no link"), subtitle=_("tab, then enter"))
 
     @on(Listing.Chosen)
     def _chosen(self, event: Listing.Chosen) -> None:
         event.stop()
-        if event.key == PRACTISE:
-            self.run_worker(self._practise(), group="probe", exclusive=True)
-        else:
-            self.query_one("#link", Input).value = event.key
+        self.run_worker(self._practise(), group="probe", exclusive=True)
 
     async def _practise(self) -> None:
         if self.engine is None:

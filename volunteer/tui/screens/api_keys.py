@@ -17,6 +17,7 @@ from textual.widgets import Input, Static
 from shared.protocol import endpoints
 from shared.protocol.inference import KEYS_MAX, KeyInfo, KeyRequest, NewKey
 from shared.text import MICRO, printable
+from shared.units import DAY_S
 from volunteer.i18n.catalogue import N_, _, number
 from volunteer.i18n.formats import credit
 from volunteer.text import key_state
@@ -28,7 +29,6 @@ from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.search_box import Field
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
-DAY_S = 86_400.0
 CREDITS_MAX = 1e9
 DAYS_MAX = 36_500.0
 COLUMNS = (

@@ -10,18 +10,14 @@ from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from shared.errors import VolunteerError, why
 from shared.protocol import endpoints
 from shared.protocol.accounts import Me
 from shared.protocol.listings import LeaderRow, LedgerRow
 from shared.protocol.teams import MyTeam
 from shared.text import MICRO, duration, printable
 from volunteer.control.control import Control
-from volunteer.files import export, exports
 from volunteer.i18n.catalogue import N_, _, ngettext, number
 from volunteer.i18n.formats import credit, day_initials, ordinal
-from volunteer.stats.card import card, card_facts
-from volunteer.stats.card_data import part
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import CREDITS, Milestone, Week, milestones, recap_since, week
 from volunteer.tui import keys
@@ -36,7 +32,6 @@ WINDOWS = (("7", N_("7 days")), ("30", N_("30 days")), ("0", N_("all time")))
 NAME_CELLS = 11
 MARK_CELLS = 7
 BAR_CELLS = 14
-CARD = "volunteer-card.svg"
 READINGS_MAX = 5  # of a page whose account earns meanwhile
 COLUMNS = (
     Column(title="#", cells=4, align="right"),
@@ -83,26 +78,6 @@ class Leaderboard(QueryPage):
             place="footer",
             rank=36,
         ),
-        keys.Command(
-            id="days",
-            key="d",
-            action="days",
-            short=N_("calendar"),
-            help=N_(
-                "Show the days worked as a calendar, this week beside the last, the rank by day."
-            ),
-            place="footer",
-            rank=34,
-        ),
-        keys.Command(
-            id="card",
-            key="c",
-            action="card",
-            short=N_("card"),
-            help=N_("Draw a card of your part, to show to friends, into ~/volunteer."),
-            place="footer",
-            rank=37,
-        ),
         RELOAD,
     )
     CSS = """
@@ -110,8 +85,6 @@ class Leaderboard(QueryPage):
         #mine { width: 40; }
         #week { height: 11; }
         #goals { height: 11; }
-        #told { display: none; }
-        &.-wide.-tall #told { display: block; }
         #span { height: 1; }
         #place { height: 1; padding: 0 1; background: $surface; }
         &.-normal, &.-narrow {
@@ -135,7 +108,6 @@ class Leaderboard(QueryPage):
             with Vertical(id="mine"):
                 yield FunctionPanel(self._week, title=N_("My week"), id="week", classes="card")
                 yield FunctionPanel(self._goals, title=N_("Milestones"), id="goals", classes="card")
-                yield FunctionPanel(self._told, title=N_("Show it"), id="told", classes="card")
             with Vertical(id="board"):
                 yield ChoiceRow(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
                 yield Listing(COLUMNS, self._filling, id="ranks")
@@ -185,41 +157,6 @@ class Leaderboard(QueryPage):
             self.volunteer.tell(_("{said}, as soon as the coordinator knows it", said=said))
 
         self.volunteer.command(control.set_settings({"public": not me.public}), done)
-
-    def action_days(self) -> None:
-        """Show the calendar."""
-        from volunteer.tui.screens.days import Days
-
-        self.app.push_screen(Days())
-
-    def action_card(self) -> None:
-        """Write the card of this volunteer's part."""
-        self.run_worker(self._draw_card(), group="card", exclusive=True)
-
-    async def _draw_card(self) -> None:
-        control, status = self.volunteer.control, self.volunteer.view.status
-        if control is None or status.me is None:
-            self.volunteer.tell(_("your account is not known before the coordinator answers"))
-            return
-        path = exports() / CARD
-        try:
-            found = await part(control)
-            facts = card_facts(
-                status.me, found, server=status.server, coordinator=status.coordinator
-            )
-            export(path, card(facts).encode())
-        except VolunteerError as error:
-            self.volunteer.tell(error.message, "error")
-        except OSError as error:
-            self.volunteer.tell(
-                _("{path} cannot be written: {why}", path=path, why=why(error)),
-                "error",
-            )
-        else:
-            self.volunteer.tell(_("written to {path}: open it in a browser", path=path))
-
-    def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return told_lines(scene, width, height, self._me(scene))
 
     def _moments(self) -> Moment | None:
         """Return the newest reply, of whatever window."""
@@ -386,30 +323,6 @@ def week_lines(
             )
         )
     return lines[:height]
-
-
-def told_lines(scene: Scene, cells: int, height: int, me: Me | None) -> list[Line]:
-    """Return a sentence to share about this volunteer's part, and the key that draws the card."""
-    model = scene.view.models.get(scene.view.run())
-    if me is None or me.merged == 0:
-        said = _(
-            "After your first merged contribution you can draw a card to show to "
-            "friends: your part, before and after."
-        )
-        return [((text, "dim"),) for text in wrap(said, cells, height)]
-    said = ngettext(
-        "{n} contribution of yours was merged", "{n} contributions of yours were merged", me.merged
-    )
-    if model is not None and model.mine:
-        said += ngettext(
-            "; your work is in {n} version of {run}",
-            "; your work is in {n} versions of {run}",
-            len(model.mine),
-            run=printable(model.run, 40),
-        )
-    lines: list[Line] = [((text, "text"),) for text in wrap(f"{said}.", cells, height)]
-    key = keys.shown(scene.keys.get("card", "c"))
-    return [*lines, (), ((f"{key} ", "key"), (_("draws a card of it"), "dim"))][:height]
 
 
 def _fact(name: str, text: str, role: str = "text") -> Line:

@@ -9,12 +9,12 @@ import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from textual.app import SuspendNotSupported
 
 from shared.protocol.accounts import RunInfo
 from volunteer.i18n.catalogue import N_, _
-from volunteer.stats.card import public_page
 from volunteer.tui.keys import Command
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ async def show_page(app: VolunteerApp, run: str) -> None:
     if not run or not coordinator:
         app.tell(_("the address of the coordinator is not known yet"))
         return
-    page = public_page(coordinator, run)
+    page = f"{coordinator.rstrip('/')}/runs/{quote(run, safe='')}"
     if await (app.opener or in_browser)(page):
         app.tell(_("opening {page} in the browser", page=page) + _shown(app))
         return

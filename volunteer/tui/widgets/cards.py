@@ -128,21 +128,16 @@ def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
         lines.append(fact(_("load"), *bar(sensed.utilisation, room, scene.glyphs), (tail, "text")))
     if sensed.celsius is not None:
         lines.append(fact(_("heat"), (f"{sensed.celsius:.0f} °C", "text")))
-    return [*lines, fact(_("energy"), *energy(sensed, scene.power_price))]
+    return [*lines, fact(_("energy"), *energy(sensed))]
 
 
-def energy(sensed: Sensed, price: float) -> Line:
-    """Return the power of a device and its energy of today, with its cost where the price is
-    known; what was not measured is marked as an estimate.
-    """
+def energy(sensed: Sensed) -> Line:
+    """Return the power of a device and its energy of today; an estimate is marked as one."""
     if sensed.watts is None:
         return ((_("not measured"), "dim"),)
     said = f"{sensed.watts:.0f} W"
     if sensed.joules is not None:
-        kwh = sensed.joules / 3_600_000
-        said += _(", {kwh} kWh today", kwh=number(kwh, ".3f")) + (
-            f" = {number(kwh * price, '.2f')}" if price > 0 else ""
-        )
+        said += _(", {kwh} kWh today", kwh=number(sensed.joules / 3_600_000, ".3f"))
     return ((said, "text"), (" " + _("(estimate)") if sensed.estimated else "", "warn"))
 
 

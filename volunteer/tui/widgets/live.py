@@ -52,7 +52,7 @@ def live_lines(
         lines.append(fact(_("duty"), *bar(duty / 100, room, scene.glyphs), (tail, "value")))
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines += _load(sensed, loads, scene, cells)
-    lines += _rows(energy(sensed, scene.power_price), cells, (_("energy"), ""))
+    lines += _rows(energy(sensed), cells, (_("energy"), ""))
     lines += _rows(
         _heat(sensed), cells, (_("heat") if sensed.celsius is not None else _("speed"), "")
     )

@@ -36,7 +36,6 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     glyphs: Glyphs = UNICODE
     device: str = ""  # whose task is shown; empty: the most advanced one
     keys: dict[str, str] = {}  # changed keys by action
-    power_price: float = 0.0  # of a kilowatt-hour; 0 = unknown
     leaving: How | None = None  # the requested way to end
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from coordinator.checking import redo as module
 from coordinator.checking.redo import Files, _alike, _written, redo
-from coordinator.rules.checks import Redone, judge_recompute
+from coordinator.rules.checks import Redone
+from coordinator.rules.likeness import judge
 from shared.errors import BadRequest, Unavailable, VolunteerError
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec, residual_schema
@@ -71,13 +72,13 @@ def test_half_of_the_work_is_told_apart_however_much_a_codec_leaves_behind(
     for number in range(TASKS):
         honest = (common + drawn.standard_normal(COUNT)).astype(np.float32)
         found = beside(handed_in(tmp_path, name, number, honest), honest)
-        assert judge_recompute(found, comparable=True) == "passed"
+        assert judge(found, comparable=True) == "passed"
         assert min(found.cosine, found.written) > 0.9999
     half = (honest + 0.45 * drawn.standard_normal(COUNT)).astype(np.float32)
     lazy = handed_in(tmp_path, name, TASKS, half)
     found = beside(lazy, honest)
     assert 0.94 < found.cosine < 0.96
-    assert judge_recompute(found, comparable=True) == "failed"
+    assert judge(found, comparable=True) == "failed"
 
 
 def test_what_is_left_behind_hides_nothing_that_was_sent(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_what_is_left_behind_hides_nothing_that_was_sent(tmp_path: Path) -> None
         writer.close()
     found = beside(files, honest)
     assert found.cosine > 0.9999
-    assert judge_recompute(found, comparable=True) == "failed"
+    assert judge(found, comparable=True) == "failed"
 
 
 @pytest.mark.parametrize("times", [10.0, 1.4, 0.5])
@@ -111,7 +112,7 @@ def test_what_was_sent_is_as_long_as_what_a_codec_makes_of_it(
     found = beside(msgspec.structs.replace(files, residual=None), honest)
     assert found.cosine > 0.9999
     assert abs(found.norm_ratio - 1) < 1e-3
-    assert judge_recompute(found, comparable=True) == "failed"
+    assert judge(found, comparable=True) == "failed"
 
 
 class Short:

@@ -70,7 +70,7 @@ def test_s4s_table_brings_its_own_window() -> None:
     ("raw", "sentence"),
     [
         ({"preset": "dilocco"}, 'unknown preset "dilocco": did you mean "diloco"?'),
-        ({"preset": "xyz"}, "known are fedavg, fedprox"),
+        ({"preset": "xyz"}, "known: fedavg, fedprox"),
         ({"preset": ["fedavg"]}, "unknown preset"),
         ({"qurom": 3}, 'unknown key "qurom" in [plan]: did you mean "quorum"?'),
         ({"aggregate": "meen"}, 'aggregate = "meen" is unknown: did you mean "mean"?'),

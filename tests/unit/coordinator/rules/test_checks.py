@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.rules import checks, standing
-from coordinator.rules.checks import FLOOR, Machine, Redone
+from coordinator.rules.checks import FLOOR, Machine
 from coordinator.rules.standing import PROOFS_MIN, Account
 
 SECRET = b"k" * 32
@@ -42,20 +41,6 @@ def test_a_draw_is_its_chance_and_the_same_after_a_restart() -> None:
     assert hits != [checks.drawn(SECRET, "recompute", n, "other", 0.2) for n in range(5000)]
     assert not checks.drawn(SECRET, "recompute", 1, "d", 0.0)
     assert checks.drawn(SECRET, "recompute", 1, "d", 1.0)
-
-
-def test_a_recompute_proves_only_what_is_comparable() -> None:
-    def judge(cosine: float, ratio: float, written: float = 1.0, *, here: bool = True) -> str:
-        found = Redone(cosine=cosine, norm_ratio=ratio, written=written, state_cosine=1.0)
-        return checks.judge_recompute(found, comparable=here)
-
-    assert judge(1.0, 1.0) == "passed"
-    assert judge(0.97, 1.0) == "failed"
-    assert judge(1.0, 1.0, 0.9) == "failed"  # something else was sent than what was learnt
-    assert judge(1.0, 2.8) == "failed"  # scaled up to the limit
-    assert judge(-1.0, 1.0, here=False) == "unproven"
-    assert judge(1.0, 1.0, here=False) == "passed"
-    assert judge(math.nan, 1.0) == "failed"
 
 
 def test_processors_are_compared_and_graphics_cards_of_one_model() -> None:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from coordinator.config import Settings
-from coordinator.rules.thresholds import (
-    DAY_S,
-    Thresholds,
-    disk_is_low,
-    many_refused,
-    of_settings,
-)
+from coordinator.rules.thresholds import Thresholds, disk_is_low, many_refused, of_settings
+from shared.units import DAY_S
 
 
 def test_the_organiser_sets_them() -> None:

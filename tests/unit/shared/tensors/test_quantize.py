@@ -254,7 +254,7 @@ def test_a_file_of_another_codec_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_codec_is_answered_with_the_nearest() -> None:
     with pytest.raises(BadRequest, match='did you mean "int8"'):
         codec("int-8")
-    with pytest.raises(BadRequest, match="Known: float32, float32-zstd, bf16, bf16-zstd, int8"):
+    with pytest.raises(BadRequest, match="known: float32, float32-zstd, bf16, bf16-zstd, int8"):
         codec("qqqqqq")
 
 

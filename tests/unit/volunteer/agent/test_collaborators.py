@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from shared.protocol.accounts import Device
-from volunteer.agent.collaborators import GIB, usable_bytes
+from shared.units import GIB
+from volunteer.agent.collaborators import usable_bytes
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from shared.units import HOUR_S
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_volunteer import SHORT, Process, local_machine
 from tests.tui import scenes
 from volunteer.agent.run_choice import RunChoice
 from volunteer.control import events
 from volunteer.control.model_step import AGE_MAX_S
-from volunteer.control.shortage import HOUR_S, Shortage, of_run, shortage_words
+from volunteer.control.shortage import Shortage, of_run, shortage_words
 from volunteer.control.status import Status
 from volunteer.settings.work_rules import Rules
 

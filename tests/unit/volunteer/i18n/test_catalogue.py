@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from string import Formatter
 
@@ -27,10 +26,7 @@ from volunteer.i18n.catalogue import (
 )
 from volunteer.i18n.formats import (
     credit,
-    day_and_month,
     day_initials,
-    day_names,
-    month_names,
     ordinal,
     size,
 )
@@ -139,7 +135,6 @@ def test_a_language_that_is_missing_gets_a_sentence_and_english() -> None:
 
 
 def test_words_numbers_and_dates_are_those_of_the_language() -> None:
-    day = date(2026, 11, 3)
     told = {}
     for language in ("en", "de", "es"):
         use(choose(language))
@@ -148,25 +143,22 @@ def test_words_numbers_and_dates_are_those_of_the_language() -> None:
             credit(1_240_500_000),
             size(1_230_000),
             ordinal(3),
-            day_and_month(day),
-            day_names()[0],
             day_initials()[2],
-            month_names()[0],
             ngettext("{n} task", "{n} tasks", 1),
             ngettext("{n} task", "{n} tasks", 2000),
             pgettext("version", "next"),
         )
     assert told == {
         "en": (
-            *("1,234.5", "1,240.50", "1.23 MB", "3rd", "3 Nov", "Mon", "W", "Jan"),
+            *("1,234.5", "1,240.50", "1.23 MB", "3rd", "W"),
             *("1 task", "2,000 tasks", "next"),
         ),
         "de": (
-            *("1.234,5", "1.240,50", "1,23 MB", "3.", "3. Nov.", "Mo", "M", "Jan"),
+            *("1.234,5", "1.240,50", "1,23 MB", "3.", "M"),
             *("1 Aufgabe", "2.000 Aufgaben", "nächste"),
         ),
         "es": (
-            *("1234,5", "1240,50", "1,23 MB", "3.º", "3 nov", "lun", "X", "ene"),
+            *("1234,5", "1240,50", "1,23 MB", "3.º", "X"),
             *("1 tarea", "2000 tareas", "próxima"),
         ),
     }
@@ -177,7 +169,6 @@ def test_a_country_has_its_own_numbers_and_an_impossible_one_those_of_the_langua
     assert number(1234.5, ",.1f") == "1’234.5"
     use(choose("de_XX"))
     assert number(1234.5, ",.1f") == "1.234,5"
-    assert day_names()[0] == "Mo"
 
 
 def test_a_language_that_no_table_knows_has_the_numbers_of_english(
@@ -185,7 +176,6 @@ def test_a_language_that_no_table_knows_has_the_numbers_of_english(
 ) -> None:
     monkeypatch.setattr(catalogue, "_current", Catalogue(language="xx", locale="xx"))
     assert number(1234.5, ",.1f") == "1,234.5"
-    assert month_names()[0] == "Jan"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from shared.units import GIB
 from volunteer.machine import memory_limit
-from volunteer.machine.memory_limit import GIB, OWN_BYTES, limit_bytes
+from volunteer.machine.memory_limit import OWN_BYTES, limit_bytes
 
 CODE = """
 import numpy as np

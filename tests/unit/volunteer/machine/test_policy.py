@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.units import GIB
 from volunteer.i18n.catalogue import Choice, choose, shown, use
 from volunteer.machine.policy import (
-    GIB,
     Decision,
     Facts,
     Hold,

@@ -1,0 +1,183 @@
+"""Draws: answers of volunteers that are compared with what the model would have answered.
+
+Whether an answer is drawn is decided where it is settled, and stands in the database
+(`answer_pay`). Its prompt and its tokens live in this process alone, until then: a draw whose
+process ends cannot be compared any more. Draws of one account are compared in their order, those
+of several accounts in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import structlog
+
+from coordinator.accounts import suspension
+from coordinator.database.ledger import answer_pay
+from coordinator.rules.serving import DRAWN_SHARE
+from shared.errors import NotFound, Unavailable, VolunteerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.inference.answerers import Part
+    from coordinator.inference.engine import Generation
+    from shared.clock import Clock
+
+AT_ONCE = 8  # comparisons under way
+WAITING_MAX = 8  # draws of an account that wait; until one is compared it gets no prompt
+CAUGHT = "answers of its machine were not those of the model"
+
+log = structlog.get_logger("answers")
+
+
+class Compare(Protocol):
+    """See `BuiltinEngine.compare`."""
+
+    async def __call__(
+        self, request: Generation, tokens: Sequence[int], *, ended: bool
+    ) -> tuple[int, int]: ...
+
+
+class Made(msgspec.Struct, frozen=True):
+    """Parts of a request that one account made, each with what was asked for."""
+
+    request_id: str
+    parts: list[tuple[Generation, Part]]
+
+
+class Draws:
+    """Keeps answers until they are settled, and compares those that were drawn."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+        self.roll: Callable[[], float] = random.SystemRandom().random
+        self._compare: Compare | None = None
+        self._kept: dict[str, dict[str, Made]] = {}  # by request and account
+        self._settled: set[str] = set()  # requests of those
+        self._queues: dict[str, deque[Made]] = {}  # by account
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" looks at what is settled
+
+    def connect(self, compare: Compare) -> None:
+        """Name what compares tokens with those of the model."""
+        self._compare = compare
+
+    @property
+    def waiting(self) -> int:
+        """Answers that are settled, and drawn or not looked at yet."""
+        return len(self._settled) + sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def busy(self) -> set[str]:
+        """Accounts of which enough draws wait."""
+        return {who for who, queue in self._queues.items() if len(queue) >= WAITING_MAX}
+
+    def keep(self, request: Generation, part: Part) -> None:
+        """Keep what a machine made until its request is settled."""
+        if part.tokens or part.finish == "stop":
+            request_id, who = request.id.rpartition("-")[0], part.volunteer_id
+            made = self._kept.setdefault(request_id, {})
+            made.setdefault(who, Made(request_id, [])).parts.append((request, part))
+
+    def settled(self, request_id: str) -> None:
+        """Compare what was drawn of a request, and forget the rest."""
+        if request_id in self._kept:
+            self._settled.add(request_id)
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Begin what waits and is not under way; what could not be written is tried again."""
+        if self._settled:
+            self._begin("", self._look)
+        for who in self._queues:
+            self._begin(who, partial(self._work_off, who))
+
+    async def close(self) -> None:
+        """End comparisons: draws that wait are found by the next process."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, name: str, job: Callable[[], Coroutine[None, None, None]]) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = asyncio.create_task(job())
+
+    async def _look(self) -> None:
+        """Queue what was drawn of requests that are settled, and a share of what nobody paid."""
+        try:
+            while self._settled:
+                request_id = next(iter(self._settled))
+                states = await self._db.read(partial(answer_pay.states, request_id=request_id))
+                self._settled.discard(request_id)
+                for who, made in self._kept.pop(request_id).items():
+                    unpaid = who not in states
+                    if states.get(who) == "drawn" or (unpaid and self.roll() < DRAWN_SHARE):
+                        self._queues.setdefault(who, deque()).append(made)
+                self.go_on()
+        except VolunteerError as error:
+            log.warning("draws are looked at later", error=error.message)
+        finally:
+            del self._tasks[""]
+
+    async def _work_off(self, who: str) -> None:
+        """Compare what waits of an account, the oldest first."""
+        queue = self._queues[who]
+        try:
+            while queue:
+                async with self._room:
+                    await self._tell(who, queue[0])
+                queue.popleft()
+        except VolunteerError as error:
+            log.warning("a draw waits", volunteer=who, error=error.message)
+        finally:
+            del self._tasks[who]
+            if not queue:
+                del self._queues[who]
+
+    async def _tell(self, who: str, made: Made) -> None:
+        """Compare an answer and record what came of it."""
+        found, now, name = await self._found(made), self._clock.now(), made.request_id
+
+        def change(conn: Connection) -> bool:
+            if found is None:
+                answer_pay.untold(conn, name, who, now)
+                return False
+            run = made.parts[0][0].model.run
+            reason = f"{CAUGHT}: {found[1]} of {found[0]} tokens of {run}"
+            other = answer_pay.compared(conn, name, who, found, reason, now)
+            if other:
+                with suppress(NotFound):
+                    suspension.suspend(conn, who, reason, now)
+            return other
+
+        if await self._db.write(change):
+            log.warning("an answer was not the model's", volunteer=who)
+
+    async def _found(self, made: Made) -> tuple[int, int] | None:
+        """Return how many tokens were compared, and how many of them are wrong; None where that
+        cannot be told.
+        """
+        looked = wrong = 0
+        try:
+            if self._compare is None:
+                raise Unavailable("nothing compares answers here")
+            for request, part in made.parts:
+                found = await self._compare(request, part.tokens, ended=part.finish == "stop")
+                looked, wrong = looked + found[0], wrong + found[1]
+        except VolunteerError as error:  # a check that cannot tell punishes nobody
+            log.warning("an answer was not compared", error=error.message)
+            return None
+        return (looked, wrong) if looked else None

@@ -1,0 +1,33 @@
+"""Nearest known name of a word that is none: what a slip of the keyboard was meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.sentences import Sentence
+from shared.text import SHOWN_CHARS_MAX
+
+ALIKE = 0.7  # share of the letters that two names have in common, in order
+SLIP_LETTERS = 2  # that one may have more than the other
+BEGUN_LETTERS = 3  # of a name's beginning, from which on the rest is guessed
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return the known name that is spelt nearly like a word, or begins with it; "" if none is."""
+    from difflib import get_close_matches  # 9 ms, for the few who are wrong
+
+    meant = str(word)[:SHOWN_CHARS_MAX].lower()
+    names = {name.lower(): name for name in known}
+    alike = [name for name in names if abs(len(name) - len(meant)) <= SLIP_LETTERS]
+    found = get_close_matches(meant, alike, n=1, cutoff=ALIKE)
+    if not found and len(meant) >= BEGUN_LETTERS:
+        found = [name for name in names if name.startswith(meant)]
+    return names[found[0]] if found else ""
+
+
+def hint(word: object, known: Iterable[str]) -> Sentence:
+    """Return the nearest known name as a question, or all of them."""
+    names = list(known)
+    if near := nearest(word, names):
+        return Sentence('did you mean "{name}"?', name=near)
+    return Sentence("known: {names}", names=", ".join(names) or Sentence("none"))

@@ -1,0 +1,6 @@
+"""Lengths of time in seconds, and powers of two of bytes."""
+
+from __future__ import annotations
+
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+MIB, GIB = 1 << 20, 1 << 30
