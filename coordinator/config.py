@@ -72,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool,
         Meta(
             description="Let strangers register without a code: on probation until their work "
-            "passed checks, and paid after an escrow."
+            "is proved, and paid then."
         ),
     ] = False
     invite_uses: Annotated[

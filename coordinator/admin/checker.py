@@ -1,5 +1,5 @@
-"""A checker, a machine of the organiser's own: takes recomputes from a coordinator, makes them on a device of
-this machine, and reports what it found.
+"""A checker, a machine of the organiser's own: takes recomputes from a coordinator, makes them on a
+device of this machine, and reports what it found.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CheckerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """CheckerOutcome of a recompute: figures, evidence of no use, or trouble of this checker's own."""
+    """Outcome of a recompute: figures, evidence of no use, or trouble of this checker's own."""
 
     found: Redone | None = None
     unusable: str = ""

@@ -139,9 +139,7 @@ def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
 
 
 def trust(*, where: Where = HERE, json: Json = False) -> None:
-    """List who is on probation, vetted or suspended, what their draws found, and what waits to be done
-    again.
-    """
+    """List standings and draws of all accounts, and the recomputes that wait."""
     report = call(where, "trust")
     if json:
         as_json(report)

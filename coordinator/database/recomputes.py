@@ -232,7 +232,7 @@ def postpone(conn: Connection, contribution_id: int, until: float, why: str) -> 
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored of a draw beside its contribution."""
+    """Terms of a draw that are stored beside its contribution."""
 
     wanted: list[str]  # files to reveal
     work: str
@@ -363,11 +363,12 @@ _OPEN_OF = (
 )
 # An answer to an audit that is compared is an open draw of the auditor's, too.
 _ANSWERED_OF = select(func.min(_A.answer_id)).where(its(_A.auditor_id), _A.state == "answered")
-_PROVEN_TO = select(func.max(_R.contribution_id)).where(
-    its(_R.volunteer_id),
-    _R.result == "passed",
-    _R.contribution_id > bindparam("after"),
-    _R.contribution_id < bindparam("before"),
+_PROVEN_TO = (
+    select(_R.contribution_id)
+    .where(its(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed")
+    .where(_R.contribution_id > bindparam("after"), _R.contribution_id < bindparam("before"))
+    .order_by(_R.contribution_id.desc())
+    .limit(1)
 )
 _SAME_TASK = (
     select(_R.contribution_id)

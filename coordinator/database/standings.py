@@ -1,5 +1,5 @@
-"""Standing of the accounts as the organiser reads it: what was drawn of each and what was found, what
-waits to be done again; and the counts that alerts go by.
+"""Standing of the accounts as the organiser reads it, the draws of each, the recomputes that wait;
+and the counts that alerts go by.
 """
 
 from __future__ import annotations

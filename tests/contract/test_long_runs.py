@@ -103,7 +103,7 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             for row in rows:
                 order = Order(wanted=[], work="{}", flops=1.0, kind="cpu", due_at=0.0)
                 recomputes.add(conn, row, order)
-            conn.execute(update(table_of_recomputes).values(state="done"))
+            conn.execute(update(table_of_recomputes).values(state="done", result="passed"))
             return rows[-1]
 
         async def cost(tasks: int) -> int:
@@ -112,7 +112,7 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             before = spent.spent
             assert not await database.read(lambda conn: recomputes.follows(conn, row))
             assert await database.read(lambda conn: audits.auditors(conn, [NEW]))
-            assert await database.read(lambda conn: recomputes.proven_to(conn, NEW, 0)) == 0
+            assert await database.read(lambda conn: recomputes.proven_to(conn, NEW, 0)) == row.id
             assert await database.read(lambda conn: recomputes.first(conn, 1.0)) is None
             assert await database.read(recomputes.waiting) == {}
             assert await database.read(recomputes.blobs_in_use) == set()

@@ -64,6 +64,13 @@ async def test_sixty_idle_machines_of_one_volunteer_are_one(database: Database) 
 
     await database.write(probation)
     assert await steering(database, run) == 2 + 1
+    # Of strangers those count that proved themselves once: ghosts cost nothing.
+    assert await steering(database, run, vetted=False) == 2 + 1
+
+    def proved(conn: Connection) -> None:
+        volunteers.set_volunteer(conn, ghost.volunteer_id, proofs=1)
+
+    await database.write(proved)
     assert await steering(database, run, vetted=False) == 4
 
 

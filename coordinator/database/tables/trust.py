@@ -54,7 +54,12 @@ recomputes = Table(
     Column("tries", Integer, nullable=False, server_default="0"),  # of checkers, in vain
 )
 Index("ix_recomputes_open", recomputes.c.state, recomputes.c.contribution_id)
-Index("ix_recomputes_account", recomputes.c.volunteer_id, recomputes.c.contribution_id)
+Index(
+    "ix_recomputes_account",
+    recomputes.c.volunteer_id,
+    recomputes.c.state,
+    recomputes.c.contribution_id,
+)
 Index("ix_recomputes_machine", recomputes.c.worker_id, recomputes.c.state)
 Index("ix_recomputes_ended", recomputes.c.ended_at)
 

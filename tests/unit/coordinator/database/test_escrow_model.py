@@ -162,8 +162,8 @@ class Books(RuleBasedStateMachine):
             self.lose(name)
 
     def free(self, name: str) -> None:
-        """What is at stake up to the newest draw that passed before any open one is earned, the
-        oldest first, but for the bond.
+        """Earn the stake up to the newest draw that passed before any open one, the oldest
+        first, but for the bond.
         """
         mine = {number: work for number, work in self.work.items() if work.who == name}
         first = min((n for n, work in mine.items() if work.draw == "open"), default=10**9)

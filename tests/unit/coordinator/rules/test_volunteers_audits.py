@@ -93,7 +93,7 @@ def test_one_person_draws_one_lot_however_many_accounts_ask_however_often() -> N
 
 @given(st.integers(1, 10**12), st.integers(0, 10**12))
 def test_an_answer_for_an_account_of_ones_own_loses_what_it_gains(freed: int, stake: int) -> None:
-    """Whoever frees pay of a faker by an answer that nobody checks loses the stake if one does."""
+    """A friend who frees pay of a faker by an unchecked answer loses its stake if one is."""
     chance = confirmed_chance(freed, stake)
     assert (1 - chance) * freed <= chance * stake + 1e-6 * freed
     assert confirmed_chance(0, stake) == confirmed_chance(freed, None) == CONFIRM_MIN
