@@ -14,7 +14,6 @@ from starlette.routing import Route
 from coordinator.accounts.api_keys import PREFIX, Asker
 from coordinator.inference.answers import NO_KEY, Answer, Servable, Wish
 from coordinator.inference.engine import Piece
-from coordinator.rules.networks import address_key, network
 from coordinator.v1.replies import Form, chat_wish, completion_wish
 from coordinator.v1.wire import Gone, Out, Receive, Scope, Send, read, refusal
 from shared.errors import (
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 SEED_BITS = 31
-ANYBODY = "public"  # a key that says there is none: OpenAI's clients want one
 Handle = Callable[[Asker, Scope, Receive, Out], Awaitable[None]]
 
 log = structlog.get_logger("v1")
@@ -163,16 +161,11 @@ class _Served:
             return
 
     async def _sign_in(self, scope: Scope) -> Asker:
-        """Return who asks, by a key, by the token of a machine, or by neither. Raises
-        Unauthorized.
-        """
+        """Return who asks, by a key or by the token of a machine. Raises Unauthorized."""
         found = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
         kind, _, secret = found.decode("latin-1").partition(" ")
         secret = secret.strip()
         coordinator = self._coordinator
-        if not found or secret == ANYBODY:
-            address = (scope.get("client") or ("",))[0]
-            return await coordinator.answers.public(network(address) or address_key(address))
         if kind.lower() != "bearer" or not secret:
             raise Unauthorized(NO_KEY)
         if secret.startswith(PREFIX):
