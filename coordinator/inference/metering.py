@@ -161,7 +161,7 @@ class Meter:
         ending = Ending(now=now, roll=self.draws.roll, first_s=first, replica=self._replica)
         cost = await self._db.write(lambda conn: usage.end(conn, metered.id, done, ending))
         self._forget(metered)
-        self.draws.settled(metered.id)
+        self.draws.settled(metered.id, metered.answered)
         return cost
 
     def _forget(self, metered: Metered) -> None:
@@ -274,7 +274,8 @@ class Meter:
         now = self._clock.now()
         if due:
             self._beaten = self._clock.monotonic()
-            await self._db.write(lambda conn: answer_pay.beat(conn, self._replica, now))
+            if self.draws.waiting:
+                await self._db.write(lambda conn: answer_pay.beat(conn, self._replica, now))
         self.draws.go_on()
         if out:
             await self._db.write(lambda conn: usage.beat(conn, out, now))
