@@ -14,8 +14,9 @@ from starlette.routing import Route
 from coordinator.accounts.api_keys import PREFIX, Asker
 from coordinator.inference.answers import NO_KEY, Answer, Servable, Wish
 from coordinator.inference.engine import Piece
+from coordinator.request import ClientGone, Receive, Scope, Send
 from coordinator.v1.replies import Form, chat_wish, completion_wish
-from coordinator.v1.wire import Gone, Out, Receive, Scope, Send, read, refusal
+from coordinator.v1.wire import Out, read, refusal
 from shared.errors import (
     LOCAL,
     Internal,
@@ -110,13 +111,13 @@ class V1Api:
             await out.done()
 
     async def _pieces(self, answer: Answer, out: Out) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield pieces as they come. Raises Gone as soon as the client leaves."""
+        """Yield pieces as they come. Raises ClientGone as soon as the client leaves."""
         gone = out.gone()
         async with aclosing(answer.pieces(gone)) as pieces:
             async for found in pieces:
                 yield found
         if gone.done():
-            raise Gone
+            raise ClientGone
 
 
 class _Served:
@@ -133,7 +134,7 @@ class _Served:
         try:
             asker = await self._sign_in(scope)
             await self._handle(asker, scope, receive, out)
-        except Gone:
+        except ClientGone:
             scope["status"] = 499
         except LOCAL as error:
             log.error("refused", path=self._path, error=error.message)
@@ -157,7 +158,7 @@ class _Served:
                 await out.done()
             else:
                 await out.reply(status, headers, body)
-        except Gone:
+        except ClientGone:
             return
 
     async def _sign_in(self, scope: Scope) -> Asker:
