@@ -351,11 +351,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.directory / "metrics.token"
 
     @property
-    def hub_token_file(self) -> Path:
-        """The organiser may put a token of a model hub here; HF_TOKEN is used without it."""
-        return self.directory / "hub.token"
-
-    @property
     def signing_key_file(self) -> Path:
         """The Ed25519 key that signs version manifests; made on first start, 0600."""
         return self.directory / "signing.key"

@@ -48,7 +48,6 @@ from coordinator.merging.merger import Merger
 from coordinator.rate_limit import Rates
 from coordinator.rules import thresholds
 from coordinator.rules.overview import ReplicaFigures
-from coordinator.runs.auto_publish import AutoPublish, Sender
 from coordinator.runs.datasets import Datasets
 from coordinator.runs.export import Export
 from coordinator.runs.queries import RunQueries
@@ -116,7 +115,6 @@ class Coordinator:
     runs: Runs
     run_queries: RunQueries
     export: Export
-    publishing: AutoPublish
     samples: Samples
     intake: Intake
     recomputes: Recomputes
@@ -166,7 +164,7 @@ class Coordinator:
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         uploads = Uploads(db, clock, signals, blobs, settings)
-        computing, sending, *looking = _computing(settings.eval_threads or _half(), separate)
+        computing, *looking = _computing(settings.eval_threads or _half(), separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
         runs.configure(open=settings.open)
         examiners = _examiners(on, tuple(looking), settings, key)
@@ -183,7 +181,7 @@ class Coordinator:
             key=key,
             signals=signals,
             threads=threads,
-            computing=(computing, sending, *looking),
+            computing=(computing, *looking),
             space=space,
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
@@ -203,7 +201,6 @@ class Coordinator:
             runs=runs,
             run_queries=runs.queries,
             export=Export(db, blobs, computing),
-            publishing=_publishing(db, clock, blobs, sending, settings),
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
@@ -261,7 +258,6 @@ class Coordinator:
             "recomputes": self.recomputes.run,
             "audits": self.audits.run,
             "alerts": self.alerts.run,
-            "publishing": self.publishing.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
             "metering": self.answers.meter.run,
@@ -366,21 +362,10 @@ def _half() -> int:
     return max(1, (os.cpu_count() or 1) // 2)
 
 
-def _publishing(
-    db: Database, clock: Clock, blobs: BlobStore, sending: Compute, settings: Settings
-) -> AutoPublish:
-    """Wire what publishes by itself: it exports in the process that sends."""
-    sender = Sender(blobs, Export(db, blobs, sending), sending, settings.hub_token_file)
-    return AutoPublish(db, clock, sender)
-
-
 def _computing(eval_threads: int, separate: bool) -> tuple[Compute, ...]:
-    """Return the processes of evaluation, publishing, checks and recomputes: a verdict waits for no
-    other.
-    """
+    """Return the processes of evaluation, checks and recomputes: a verdict waits for no other."""
     return (
         Compute("evaluation", torch_threads=eval_threads, separate=separate),
-        Compute("publishing", separate=separate),
         Compute("checks", separate=separate),
         Compute("recomputes", separate=separate),
     )

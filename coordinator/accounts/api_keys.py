@@ -54,21 +54,11 @@ GONE_KEY = "this key was revoked or has expired: `volunteer key create` makes an
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Sender of a prompt: an account, by one of its keys or by a machine, or a `network`."""
+    """Sender of a prompt: an account, by one of its keys or by a machine."""
 
-    volunteer_id: str = ""  # none: anybody, without a key
+    volunteer_id: str
     key_id: int | None = None
     runs: tuple[str, ...] = ()  # none: every run
-    network: str = ""
-
-    @property
-    def public(self) -> bool:
-        return not self.volunteer_id
-
-    @property
-    def rate_key(self) -> str:
-        """Return the name by which its requests are counted."""
-        return self.volunteer_id or f"public {self.network}"
 
 
 class Granted(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ import msgspec
 
 from coordinator.admin.command import Ask, Command, Named, Nothing, Reasoned, reason
 from coordinator.database import runs
-from coordinator.database.hub.publications import PublicationRow
 from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import Person
 from coordinator.merging.healing import Proposal, proposal
@@ -54,29 +53,6 @@ class ExportRun(Ask, frozen=True, kw_only=True):
     format: str = PLAIN
 
 
-class PublishRun(Ask, frozen=True, kw_only=True):
-    """`to` and `format` are empty where they stay as they are."""
-
-    name: str
-    auto: str
-    to: str = ""
-    format: str = ""
-
-
-class Publishing(msgspec.Struct, frozen=True, kw_only=True):
-    """Publishing of a run by the server itself, and how that went."""
-
-    auto: str  # every=N, best, off
-    repository: str
-    format: str
-    version: int | None = None  # the last one published
-    published_at: float | None = None
-    url: str = ""
-    failures: int = 0  # since then
-    error: str = ""
-    next_at: float | None = None  # of the next try, after a failure
-
-
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Files of an export, and the box they can be fetched from."""
 
@@ -94,7 +70,6 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""  # of a merge
     gate: bool = False  # versions are evaluated before they are published
     heal: Proposal | None = None  # a rollback that is proposed
-    publishing: Publishing | None = None
     checks: CostOfChecks | None = None
     advice: tuple[str, ...] = ()
     figures: RunFigures | None = None
@@ -132,7 +107,6 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     plan = await coordinator.runs.queries.plan(ask.name)
     file = await coordinator.runs.queries.file(ask.name)
     heal = await coordinator.db.read(lambda conn: proposal(conn, runs.by_name(conn, ask.name)))
-    sent = await coordinator.publishing.of(ask.name)
     leaders = await coordinator.volunteers.leaderboard(ask.name, seldom=True)
     return RunShown(
         run=run,
@@ -142,7 +116,6 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         rule=_rule(plan),
         gate=file.evaluation.gate,
         heal=heal,
-        publishing=None if sent is None else _publishing(sent),
         checks=await coordinator.runs.queries.checks(ask.name),
         advice=await coordinator.runs.queries.advice(ask.name),
         figures=await coordinator.runs.queries.summary(ask.name),
@@ -189,25 +162,6 @@ async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
     return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
 
 
-async def publish(coordinator: Coordinator, ask: PublishRun) -> Publishing:
-    order = coordinator.publishing.order
-    return _publishing(await order(ask.name, ask.auto, ask.to, ask.format))
-
-
-def _publishing(row: PublicationRow) -> Publishing:
-    return Publishing(
-        auto=f"every={row.every}" if row.mode == "every" else row.mode,
-        repository=row.repository,
-        format=row.format,
-        version=row.version,
-        published_at=row.published_at,
-        url=row.url,
-        failures=row.failures,
-        error=row.error,
-        next_at=row.next_at if row.failures and row.mode != "off" else None,
-    )
-
-
 COMMANDS = (
     Command(name="run.create", request=CreateRun, reply=Created, run=create, needs="nothing"),
     Command(name="run.start", request=Named, reply=RunInfo, run=start),
@@ -221,9 +175,6 @@ COMMANDS = (
     Command(name="run.rollback", request=Rollback, reply=RunInfo, run=rollback),
     Command(
         name="run.report", request=Named, reply=tuple[Person, ...], run=report, needs="database"
-    ),
-    Command(
-        name="run.publish", request=PublishRun, reply=Publishing, run=publish, needs="database"
     ),
     Command(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
 )

@@ -15,7 +15,7 @@ from shared.text import credit, duration, size, whole_percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coordinator.admin.runs import Publishing, RunShown
+    from coordinator.admin.runs import RunShown
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Person
     from coordinator.merging.healing import Proposal
@@ -229,7 +229,6 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("outer rate", _lowered(run) if run.outer_scale < 1 else None),
             ("gate", "versions are evaluated before they are published" if shown.gate else None),
             ("checks", None if shown.checks is None else _checked(shown.checks)),
-            ("publish", None if shown.publishing is None else _sent(shown.publishing)),
             ("beware", "; ".join(shown.advice) or None),
             ("heal", None if shown.heal is None else _healed(shown.heal, where)),
         ]
@@ -247,7 +246,6 @@ def _ways(shown: RunShown) -> dict[str, Any]:
         "rule": shown.rule,
         "gate": shown.gate,
         "heal": shown.heal,
-        "publishing": shown.publishing,
         "checks": None if shown.checks is None else _cost(shown.checks),
         "advice": shown.advice,
         "contributions": _counted(shown.figures),
@@ -477,45 +475,6 @@ def _fetched(where: Where, chosen: dict[str, Any], to: Path) -> Any:
     for file in made.exported.files:
         connection.get(made.box, file, to / Path(file).name)
     return msgspec.structs.replace(made.exported, path=str(to))
-
-
-@app.command
-def publish(
-    name: Run,
-    *,
-    auto: Annotated[
-        str, Parameter(help="every=N (versions), best (each time another is the best), or off.")
-    ],
-    to: Annotated[str, Parameter(help="hub:OWNER/NAME (default: as before).")] = "",
-    format: Annotated[str, Parameter(help="As of run export (default: as before).")] = "",
-    where: Where = HERE,
-    json: Json = False,
-) -> None:
-    """Let the server publish versions on a model hub by itself, with its own token: the file
-    hub.token of its data directory, or HF_TOKEN.
-    """
-    done = call(where, "run.publish", name=name, auto=auto, to=to, format=format)
-    if json:
-        as_json(done)
-    elif done.auto == "off":
-        print(f'The server publishes no more of "{name}".')
-    else:
-        print(f'The server publishes "{name}": {_sent(done)}.')
-        print(where.hint(f"Next: `coordinator run show {name}`"))
-
-
-def _sent(done: Publishing) -> str:
-    """Say what is published, and how that went."""
-    target = f"{done.auto} to hub:{done.repository} as {done.format}"
-    last = "none published yet"
-    if done.version is not None:
-        last = f"version {done.version} published {when(done.published_at)}"
-    failed = ""
-    if done.failures:
-        again = f"; next try {when(done.next_at)}" if done.next_at is not None else ""
-        times = "once" if done.failures == 1 else f"{done.failures} times"
-        failed = f"; failed {times} since: {done.error}{again}"
-    return f"{target}; {last}{failed}"
 
 
 def add_to(parent: App) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from coordinator.http.request import ClientGone, Receive, Scope, Send
 from coordinator.http.routes.endpoint import client_key, error_reply, respond
+from coordinator.request import ClientGone, Receive, Scope, Send
 from coordinator.services import Coordinator, opened
 from shared.errors import LOCAL, BadRequest, Internal, NotFound, Unavailable, VolunteerError
 from shared.protocol.limits import API

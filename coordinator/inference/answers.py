@@ -22,7 +22,7 @@ from coordinator.rate_limit import PerMinute
 from coordinator.rules import serving
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.runs.definition import definition
-from shared.errors import BadRequest, Forbidden, NotFound, Unauthorized, Unavailable
+from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
 from shared.nearest import nearest
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.base import load
@@ -195,16 +195,6 @@ class Answers:
 
     # --- models ---
 
-    async def public(self, network: str) -> Asker:
-        """Return who asks without a key. Raises Unauthorized where no run answers those."""
-        asker = Asker(network=network)
-        found = await self._db.read(
-            lambda conn: any(_may_ask(run, asker, helped=False) for run in runs.every(conn))
-        )
-        if not found:
-            raise Unauthorized(NO_KEY)
-        return asker
-
     async def models(self, asker: Asker) -> tuple[ModelCard, ...]:
         """Return every run that this asker may ask, and its best version."""
 
@@ -237,24 +227,20 @@ class Answers:
         def read(conn: Connection) -> Servable:
             run, version = _resolved(conn, name, asker, self._only)
             serve = definition(run).file.serve
-            if asker.public:
-                tier = serving.public_tier(serve)
-            else:
-                total = payments.balances(conn, asker.volunteer_id).total_micro
-                tier = serving.tier_of(serve, total)
+            total = payments.balances(conn, asker.volunteer_id).total_micro
             return Servable(
                 name=name,
                 version=ModelVersion(run_id=run.id, run=run.name, version=version),
                 items=load(run.workload).traits.items,
                 serve=serve,
                 template=_chat(run, _dataset(conn, run), self._templates) == TOKENIZERS,
-                tier=tier,
+                tier=serving.tier_of(serve, total),
                 unit_nano=_unit_nano(run),
                 asker=asker,
             )
 
         found = await self._db.read(read)
-        key = f"{asker.rate_key}:{found.version.run_id}"
+        key = f"{asker.volunteer_id}:{found.version.run_id}"
         self._rate.hit(key, found.tier.requests_per_minute)
         return found
 
@@ -269,7 +255,6 @@ class Answers:
         if model.items != TEXT_ITEMS:
             raise Wrong(f'the model "{model.name}" does not write text', "model")
         engine = self._working()
-        _check_count(model, wish.count)
         try:
             prepared = await engine.prepare(model.version, wish.prompt)
         except BadRequest as error:
@@ -324,7 +309,6 @@ class Answers:
         """Return PNG files and their price. Raises as `text` does."""
         if model.items != IMAGE_ITEMS:
             raise Wrong(f'the model "{model.name}" does not draw pictures', "model")
-        _check_count(model, count)
         engine = self._working()
         metered = await self.meter.begin(_order(model, "image", 0, count))
         try:
@@ -389,18 +373,11 @@ def _unit_nano(run: RunRow) -> int:
     return serving.unit_nano(run.price_micro, run.step_flops, flops, about.file.serve.price)
 
 
-def _check_count(model: Servable, count: int) -> None:
-    if model.asker.public and count > 1:
-        raise Wrong("without a key n is 1", "n")
-
-
 def _may_ask(run: RunRow, asker: Asker, helped: bool) -> bool:
     if run.head < 0 or load(run.workload).traits.items not in (TEXT_ITEMS, IMAGE_ITEMS):
         return False
     who = definition(run).file.serve.who
-    if asker.public:
-        return who == "public"
-    allowed = who in ("keys", "public") or (who == "volunteers" and helped)
+    allowed = who == "keys" or (who == "volunteers" and helped)
     return allowed and (not asker.runs or run.name in asker.runs)
 
 
@@ -410,10 +387,6 @@ def _resolved(
     """Return the run and the version of a model id. Raises UnknownModel, Forbidden."""
     run_name, _, which = name.partition("@")
     every = {run.name: run for run in runs.every(conn)}
-    if asker.public:
-        every = {each: run for each, run in every.items() if _may_ask(run, asker, helped=False)}
-        if run_name not in every:
-            raise Unauthorized(f"{NO_KEY}; without one you may ask {', '.join(every)[:200]}")
     run = every.get(run_name)
     if run is None:
         near = nearest(run_name, every)

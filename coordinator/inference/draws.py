@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 AT_ONCE = 8  # comparisons under way
+KEPT_MAX = 10_000  # requests that are under way; the oldest go
 WAITING_MAX = 8  # draws of an account that wait; until one is compared it gets no prompt
 CAUGHT = "answers of its machine were not those of the model"
 
@@ -65,7 +66,7 @@ class Draws:
         self.roll: Callable[[], float] = random.SystemRandom().random
         self._compare: Compare | None = None
         self._kept: dict[str, dict[str, Made]] = {}  # by request and account
-        self._settled: set[str] = set()  # requests of those
+        self._settled: dict[str, None] = {}  # requests of those, the oldest first
         self._queues: dict[str, deque[Made]] = {}  # by account
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" looks at what is settled
@@ -90,11 +91,13 @@ class Draws:
             request_id, who = request.id.rpartition("-")[0], part.volunteer_id
             made = self._kept.setdefault(request_id, {})
             made.setdefault(who, Made(request_id, [])).parts.append((request, part))
+            while len(self._kept) > KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
 
-    def settled(self, request_id: str) -> None:
-        """Compare what was drawn of a request, and forget the rest."""
-        if request_id in self._kept:
-            self._settled.add(request_id)
+    def settled(self, request_id: str, answered: Collection[str]) -> None:
+        """Compare what was drawn of a request that these accounts answered, and forget the rest."""
+        if answered or request_id in self._kept:
+            self._settled[request_id] = None
             self.go_on()
 
     def go_on(self) -> None:
@@ -121,11 +124,13 @@ class Draws:
             while self._settled:
                 request_id = next(iter(self._settled))
                 states = await self._db.read(partial(answer_pay.states, request_id=request_id))
-                self._settled.discard(request_id)
-                for who, made in self._kept.pop(request_id).items():
-                    unpaid = who not in states
-                    if states.get(who) == "drawn" or (unpaid and self.roll() < DRAWN_SHARE):
-                        self._queues.setdefault(who, deque()).append(made)
+                self._settled.pop(request_id, None)
+                kept = self._kept.pop(request_id, {})
+                drawn = {who for who, state in states.items() if state == "drawn"}
+                drawn |= {who for who in kept if who not in states and self.roll() < DRAWN_SHARE}
+                for who in sorted(drawn):
+                    made = kept.get(who, Made(request_id, []))
+                    self._queues.setdefault(who, deque()).append(made)
                 self.go_on()
         except VolunteerError as error:
             log.warning("draws are looked at later", error=error.message)
@@ -155,8 +160,7 @@ class Draws:
             if found is None:
                 answer_pay.untold(conn, name, who, now)
                 return False
-            run = made.parts[0][0].model.run
-            reason = f"{CAUGHT}: {found[1]} of {found[0]} tokens of {run}"
+            reason = f"{CAUGHT}: {found[1]} of {found[0]} tokens"
             other = answer_pay.compared(conn, name, who, found, reason, now)
             if other:
                 with suppress(NotFound):

@@ -19,7 +19,7 @@ import structlog
 
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import volunteers as store
-from coordinator.database.inference import keys, public, usage
+from coordinator.database.inference import keys, usage
 from coordinator.database.inference.usage import Ending, OpenRow, Streamed, UnderWay
 from coordinator.database.ledger import answer_pay, payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 BEAT_S = 20.0  # between beats of a request that streams nothing
 GONE_S = 60.0  # a process that beats no longer is gone after this
-PUBLIC_MAX = 4  # requests without a key under way at once, of this process: others come first
 WAIT_S = 5.0  # until an account may ask again that has too many tokens under way
 KEPT_S = 90 * DAY_S  # of the record of use; the ledger is for good
 EARN = "train with `volunteer`: each merged contribution earns credits"
@@ -85,7 +84,6 @@ class Metered:
         self.id = request_id
         self.order = order
         self.began = began  # monotonic
-        self.day = 0  # of the quota that a request without a key was taken off
         self.tokens = 0
         self.answered: Counter[str] = Counter()  # of them, made by volunteers, by account
         self.written = 0
@@ -126,8 +124,6 @@ class Meter:
         """
         metered = Metered(secrets.token_hex(16), self._clock.monotonic(), order)
         now = self._clock.now()
-        if order.asker.public:
-            return await self._begin_public(metered, int(now // DAY_S))
         self._live[metered.id] = metered
         self._log.write(metered.id, metered.streamed)  # so that a kill leaves no hold unseen
         try:
@@ -137,32 +133,6 @@ class Meter:
             raise
         except BaseException:  # the asker left: if it is written down, a tick settles it
             metered.ended = True
-            raise
-        self.requests[order.run] += 1
-        return metered
-
-    async def _begin_public(self, metered: Metered, day: int) -> Metered:
-        """Take the worst case off the run's quota of the day: after a kill it stays taken."""
-        order = metered.order
-        if sum(each.order.asker.public for each in self._live.values()) >= PUBLIC_MAX:
-            raise TooManyRequests(
-                "too many ask without a key at the moment: come back, or get a key",
-                retry_after_s=WAIT_S,
-            )
-        metered.day = day
-        self._live[metered.id] = metered
-        most, worst = order.serve.public.tokens_per_day, order.tokens_in + order.tokens_max
-        try:
-            missing = await self._db.write(
-                lambda conn: public.take(conn, order.run_id, day, worst, most)
-            )
-            if missing:
-                raise InsufficientQuota(
-                    f"{missing} tokens are missing today (UTC) of what may be asked without a "
-                    f"key: come back tomorrow, ask for fewer tokens, or {EARN}"
-                )
-        except BaseException:
-            del self._live[metered.id]
             raise
         self.requests[order.run] += 1
         return metered
@@ -177,7 +147,7 @@ class Meter:
         if by:
             metered.answered[by] += tokens
         self.tokens[run] += tokens
-        if tokens and not metered.order.asker.public:
+        if tokens:
             self._log.write(metered.id, metered.streamed)
 
     async def end(self, metered: Metered) -> int:
@@ -186,21 +156,12 @@ class Meter:
         What fails here is tried again by the tick.
         """
         metered.ended = True
-        out, now, first = metered.tokens, self._clock.now(), metered.first_s
-        if metered.order.asker.public:
-            order, unused = metered.order, metered.order.tokens_max - out
-            unused += 0 if out else order.tokens_in
-            await self._db.write(
-                lambda conn: public.give_back(conn, order.run_id, metered.day, unused)
-            )
-            self._live.pop(metered.id, None)
-            self.draws.settled(metered.id)
-            return 0
+        now, first = self._clock.now(), metered.first_s
         done = metered.streamed
         ending = Ending(now=now, roll=self.draws.roll, first_s=first, replica=self._replica)
         cost = await self._db.write(lambda conn: usage.end(conn, metered.id, done, ending))
         self._forget(metered)
-        self.draws.settled(metered.id)
+        self.draws.settled(metered.id, metered.answered)
         return cost
 
     def _forget(self, metered: Metered) -> None:
@@ -308,13 +269,13 @@ class Meter:
             except VolunteerError as error:
                 log.warning("not settled yet", request=metered.id, error=error.message)
         due = self._clock.monotonic() - self._beaten > BEAT_S
-        paying = [each for each in self._live.values() if not each.order.asker.public]
-        rows = [each for each in paying if due or each.tokens != each.written]
+        rows = [each for each in self._live.values() if due or each.tokens != each.written]
         out = {each.id: each.streamed for each in rows}
         now = self._clock.now()
         if due:
             self._beaten = self._clock.monotonic()
-            await self._db.write(lambda conn: answer_pay.beat(conn, self._replica, now))
+            if self.draws.waiting:
+                await self._db.write(lambda conn: answer_pay.beat(conn, self._replica, now))
         self.draws.go_on()
         if out:
             await self._db.write(lambda conn: usage.beat(conn, out, now))

@@ -62,18 +62,6 @@ class Site:
     async def run(self, scope: Scope) -> Made:
         return await self.views.run(_run(scope))
 
-    async def embed(self, scope: Scope) -> Made:
-        return await self.views.embed(_run(scope))
-
-    async def badge(self, scope: Scope) -> Made:
-        return await self.views.badge(_run(scope))
-
-    async def feed(self, scope: Scope) -> Made:
-        return await self.views.feed(_run(scope))
-
-    async def card(self, scope: Scope) -> Made:
-        return await self.views.card(_run(scope))
-
     async def version(self, scope: Scope) -> Made:
         return await self.views.version(_run(scope), _version(scope))
 
@@ -153,10 +141,6 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/volunteers/{name}": site.volunteer,
         "/teams/{name}": site.team,
         "/runs/{run}": site.run,
-        "/runs/{run}/embed": site.embed,
-        "/runs/{run}/badge.svg": site.badge,
-        "/runs/{run}/card.png": site.card,
-        "/runs/{run}/feed.atom": site.feed,
         "/runs/{run}/events": None,
         "/runs/{run}/versions/{version}": site.version,
         "/runs/{run}/versions/{version}/sample.png": site.picture,

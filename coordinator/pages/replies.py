@@ -16,11 +16,11 @@ Headers = list[tuple[bytes, bytes]]
 
 HTML = "text/html; charset=utf-8"
 ZIPPED_BYTES_MIN = 600
-ZIPPED = ("text/", "image/svg", "application/atom")
+ZIPPED = ("text/", "image/svg")
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _SAFE: Headers = [
     (b"x-content-type-options", b"nosniff"),
@@ -38,7 +38,6 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     tag: bytes
     status: int = 200
     keep: str = "no-cache"  # asked again each time, by its tag
-    framed: bool = False  # other sites may show it in a frame
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
@@ -60,13 +59,12 @@ def request_header(scope: Scope, name: bytes) -> bytes:
     return next((value for key, value in scope["headers"] if key == name), b"")
 
 
-def head(scope: Scope, kind: str, keep: str, *, framed: bool = False) -> Headers:
+def head(scope: Scope, kind: str, keep: str) -> Headers:
     """Return the headers of every reply of the page."""
-    policy = _POLICY + ("*" if framed else "'none'")
     return [
         (b"content-type", kind.encode()),
         (b"cache-control", keep.encode()),
-        (b"content-security-policy", policy.encode()),
+        (b"content-security-policy", _POLICY.encode()),
         *_SAFE,
         (b"x-request-id", str(scope.get("request_id", "")).encode()),
     ]
@@ -74,7 +72,7 @@ def head(scope: Scope, kind: str, keep: str, *, framed: bool = False) -> Headers
 
 async def reply(scope: Scope, send: Send, document: Made) -> None:
     """Send a document, or 304 to who has it."""
-    headers = head(scope, document.kind, document.keep, framed=document.framed)
+    headers = head(scope, document.kind, document.keep)
     headers += [(b"vary", b"accept-encoding"), *document.headers]
     status, body = document.status, document.body
     zipped = document.zipped and b"gzip" in request_header(scope, b"accept-encoding")

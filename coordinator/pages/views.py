@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,8 +12,6 @@ from coordinator.pages import chart, words
 from coordinator.pages.chart import Column, Line, Point
 from coordinator.pages.look import render
 from coordinator.pages.replies import HTML, Made, made
-from coordinator.runs.card import card
-from coordinator.runs.landmarks import is_milestone
 from coordinator.runs.public import HISTORY_REST, PublicRuns
 from coordinator.ttl_cache import Kept
 from shared.errors import NotFound, VolunteerError
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
     from shared.protocol.versions import VersionInfo
 
 FRESH_S = 1.0
-CARD_S = 60.0  # a shared picture may be this old
-MINUTE = "max-age=60"
 PAGES_MAX = 256  # finished pages in memory
 VERSIONS = 10  # newest that a run's page lists
 LEADERS = 10
@@ -90,7 +84,6 @@ class Views:
         self._figures: Kept[str, RunFigures] = Kept(FRESH_S, clock, rest=HISTORY_REST)
         self._checks: Kept[str, CostOfChecks] = Kept(FRESH_S, clock, rest=HISTORY_REST)
         self._landmarks: Kept[str, Landmarks] = Kept(FRESH_S, clock, rest=HISTORY_REST)
-        self._cards: Kept[str, Made] = Kept(CARD_S, coordinator.clock)
         self._models: Kept[str, RunPage] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
 
     async def _once(self, key: str, make: Callable[[], Awaitable[Made]]) -> Made:
@@ -224,57 +217,6 @@ class Views:
             return made(HTML, self._page("run.html", run=await self.model(name), name=name))
 
         return await self._once(f"run {name}", make)
-
-    async def embed(self, name: str) -> Made:
-        """The card of a run for a frame on another page. Raises NotFound."""
-        await self._public.find(name)
-
-        async def make() -> Made:
-            body = self._page("embed.html", run=await self.model(name), name=name)
-            return made(HTML, body, framed=True)
-
-        return await self._once(f"embed {name}", make)
-
-    async def badge(self, name: str) -> Made:
-        """A small picture for a README: loss and volunteers. Raises NotFound."""
-        await self._public.find(name)
-
-        async def make() -> Made:
-            live = (await self.model(name)).live
-            value = f"loss {live.loss} · {counted(int(live.workers), 'machine')}"
-            body = render("badge.svg", name=name, value=value)
-            return made("image/svg+xml", body, keep=MINUTE)
-
-        return await self._once(f"badge {name}", make)
-
-    async def card(self, name: str) -> Made:
-        """The picture that stands beside a shared link. Raises NotFound."""
-        await self._public.find(name)
-
-        async def make() -> Made:
-            model = await self.model(name)
-            figures = [
-                f"{model.info.measure} {model.live.loss}",
-                f"version {model.live.version}",
-                counted(model.info.workers, "machine") + " at work",
-            ]
-            curve = [point.y for point in (model.curve.points if model.curve else ())]
-            drawing = partial(card, name, model.info.description, figures, curve)
-            loop, threads = asyncio.get_running_loop(), self._coordinator.threads
-            return made("image/png", await loop.run_in_executor(threads, drawing), keep=MINUTE)
-
-        return await self._cards.get(name, make)
-
-    async def feed(self, name: str) -> Made:
-        """Atom feed of versions and milestones. Raises NotFound."""
-        await self._public.find(name)
-
-        async def make() -> Made:
-            model = await self.model(name)
-            body = self._page("feed.atom", run=model, name=name, stone=is_milestone)
-            return made("application/atom+xml; charset=utf-8", body, keep=MINUTE)
-
-        return await self._once(f"feed {name}", make)
 
     async def version(self, name: str, number: int) -> Made:
         """One version of a run. Raises NotFound."""

@@ -157,18 +157,10 @@ class ChatSettings(Settings):
     stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ("\nUser:",)
 
 
-class PublicSettings(Settings):
-    """`[serve.public]`: limits of those who ask without a key."""
-
-    requests_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 6  # of a network
-    tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 128  # of one answer
-    tokens_per_day: CountOrOff = 100_000  # of all of them, UTC days; of an image run: pictures
-
-
 class ServeSettings(Settings):
     """`[serve]`: who may ask the model, and for how much."""
 
-    who: Literal["nobody", "volunteers", "keys", "public"] = "volunteers"
+    who: Literal["nobody", "volunteers", "keys"] = "volunteers"
     price: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # times the price of training a FLOP
     free_tokens_per_day: CountOrOff = 0  # of each account, UTC days
     stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()  # ends every answer
@@ -182,7 +174,6 @@ class ServeSettings(Settings):
     answered_by: Literal["organiser", "volunteers"] = "organiser"
     house_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of what an asker pays volunteers
     chat: ChatSettings = ChatSettings()
-    public: PublicSettings = PublicSettings()
 
 
 class PageSettings(Settings):

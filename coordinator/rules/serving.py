@@ -24,12 +24,6 @@ def tier_of(serve: ServeSettings, earned_micro: int) -> TierSettings:
     return max(reached, key=lambda tier: tier.credits, default=serve.tiers[0])
 
 
-def public_tier(serve: ServeSettings) -> TierSettings:
-    """Return the limits of those who ask without a key."""
-    public = serve.public
-    return TierSettings(requests_per_minute=public.requests_per_minute, tokens=public.tokens)
-
-
 def unit_nano(price_micro: int, step_flops: float, flops: float, factor: float) -> int:
     """Return the price of `flops` in thousandths of a micro-credit, at `factor` times the price of
     a training step of `step_flops`; 0 where the factor is 0.

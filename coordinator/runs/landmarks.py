@@ -48,12 +48,6 @@ class Landmarks(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[PhaseStart, ...] = ()  # none for a plan without phases
 
 
-def is_milestone(version: int) -> bool:
-    """Return True for versions 1, 10, 100 ... and what is five times as many."""
-    text = str(version).rstrip("0")
-    return version > 0 and text in ("1", "5")
-
-
 def milestones_until(head: int) -> list[int]:
     """Return the milestones up to a version."""
     tens = [10**power for power in range(len(str(max(1, head))))]

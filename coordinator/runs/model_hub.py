@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from coordinator.storage.secret_file import is_secret, read_secret
+from coordinator.storage.secret_file import is_secret
 from shared.errors import BadRequest, Configuration, Unauthorized, Unavailable, VolunteerError, why
 
 PREFIX = "hub:"
@@ -28,8 +28,8 @@ class Hub:
         self._token = token
 
     @classmethod
-    def of(cls, target: str, token_file: Path | None = None) -> Hub:
-        """From `hub:OWNER/NAME`, with the token in a file, if it is there, or that of the machine.
+    def of(cls, target: str) -> Hub:
+        """From `hub:OWNER/NAME`, with the token of the machine.
 
         Raises BadRequest for another form, Configuration without library or token.
         """
@@ -40,13 +40,11 @@ class Hub:
             raise Configuration(
                 "publishing on a hub needs the extra `hub`: pipx install 'volunteer[hub]'"
             ) from error
-        kept = read_secret(token_file, "the token for the hub") if token_file else ""
-        token = kept or get_token()
+        token = get_token()
         if not token:
-            here = f", write it to {token_file}" if token_file else ""
             raise Configuration(
-                f"there is no token for the hub: set HF_TOKEN to one that may write{here}, or log "
-                "in with `hf auth login`"
+                "there is no token for the hub: set HF_TOKEN to one that may write, or log in "
+                "with `hf auth login`"
             )
         if not is_secret(token):
             raise Configuration("the token for the hub must be one line of printable letters")

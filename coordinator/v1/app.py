@@ -14,9 +14,9 @@ from starlette.routing import Route
 from coordinator.accounts.api_keys import PREFIX, Asker
 from coordinator.inference.answers import NO_KEY, Answer, Servable, Wish
 from coordinator.inference.engine import Piece
-from coordinator.rules.networks import address_key, network
+from coordinator.request import ClientGone, Receive, Scope, Send
 from coordinator.v1.replies import Form, chat_wish, completion_wish
-from coordinator.v1.wire import Gone, Out, Receive, Scope, Send, read, refusal
+from coordinator.v1.wire import Out, read, refusal
 from shared.errors import (
     LOCAL,
     Internal,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 SEED_BITS = 31
-ANYBODY = "public"  # a key that says there is none: OpenAI's clients want one
 Handle = Callable[[Asker, Scope, Receive, Out], Awaitable[None]]
 
 log = structlog.get_logger("v1")
@@ -112,13 +111,13 @@ class V1Api:
             await out.done()
 
     async def _pieces(self, answer: Answer, out: Out) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield pieces as they come. Raises Gone as soon as the client leaves."""
+        """Yield pieces as they come. Raises ClientGone as soon as the client leaves."""
         gone = out.gone()
         async with aclosing(answer.pieces(gone)) as pieces:
             async for found in pieces:
                 yield found
         if gone.done():
-            raise Gone
+            raise ClientGone
 
 
 class _Served:
@@ -135,7 +134,7 @@ class _Served:
         try:
             asker = await self._sign_in(scope)
             await self._handle(asker, scope, receive, out)
-        except Gone:
+        except ClientGone:
             scope["status"] = 499
         except LOCAL as error:
             log.error("refused", path=self._path, error=error.message)
@@ -159,20 +158,15 @@ class _Served:
                 await out.done()
             else:
                 await out.reply(status, headers, body)
-        except Gone:
+        except ClientGone:
             return
 
     async def _sign_in(self, scope: Scope) -> Asker:
-        """Return who asks, by a key, by the token of a machine, or by neither. Raises
-        Unauthorized.
-        """
+        """Return who asks, by a key or by the token of a machine. Raises Unauthorized."""
         found = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
         kind, _, secret = found.decode("latin-1").partition(" ")
         secret = secret.strip()
         coordinator = self._coordinator
-        if not found or secret == ANYBODY:
-            address = (scope.get("client") or ("",))[0]
-            return await coordinator.answers.public(network(address) or address_key(address))
         if kind.lower() != "bearer" or not secret:
             raise Unauthorized(NO_KEY)
         if secret.startswith(PREFIX):

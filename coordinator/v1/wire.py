@@ -7,29 +7,24 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, MutableMapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from coordinator.inference.answers import UnknownModel, Wrong
-from shared.decoding import decode, in_words
+from coordinator.request import ClientGone, Receive, Scope, Send, decode_body, read_body
+from shared.decoding import in_words
 from shared.errors import (
     BadRequest,
     InsufficientQuota,
-    TooLarge,
     VolunteerError,
 )
 from shared.protocol.inference import OpenAiError, OpenAiErrorBody
-from shared.protocol.limits import JSON_BYTES_MAX
 from shared.sentences import english
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
-BODY_BYTES_MAX = JSON_BYTES_MAX
 SEND_S = 20.0  # a client that takes longer for one piece is dropped
 
 _FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`")
@@ -44,46 +39,27 @@ _TYPES = {
 }
 
 
-class Gone(Exception):
-    """The client left, or reads too slowly."""
-
-
 async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
-    """Read a JSON body strictly. Raises Wrong with the field, TooLarge, Gone."""
-    found = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        found += message.get("body", b"")
-        if len(found) > BODY_BYTES_MAX:
-            raise TooLarge(f"a request has at most {BODY_BYTES_MAX} bytes: shorten the prompt")
-        if not message.get("more_body", False):
-            scope["body_read"] = True
-            break
-    scope["traffic"].bytes_in += len(found)
-    return parse(bytes(found), kind)
-
-
-def parse(body: bytes, kind: type[T]) -> T:
-    """Decode a request. Raises Wrong with the field that is not supported or not right."""
+    """Read a JSON body strictly. Raises Wrong with the field, BadRequest, TooLarge, ClientGone."""
     try:
-        if b"\\u0000" in body:
-            raise Wrong("the character NUL is in no text", "prompt")
-        return decode(body, kind)
-    except msgspec.ValidationError as error:
-        said = _PLACE.fullmatch(str(error))
-        what, place = (said[1], said[2] or "") if said else (str(error), "")
-        if named := _FIELD.search(what):
-            field = named[1] or named[2]
-            path = f"{place}.{field}" if place else field
-            if named[1]:
-                raise Wrong(f'the field "{path[:80]}" is not supported here', path[:80]) from error
-            raise Wrong(f'the field "{path[:80]}" is missing', path[:80]) from error
-        sentence = in_words(what).replace("`", "")
-        raise Wrong(f"{place or 'the body'}: {sentence}", place or "body") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest("the body is not JSON") from error
+        return decode_body(await read_body(scope, receive), kind)
+    except BadRequest as error:
+        if isinstance(error.__cause__, msgspec.ValidationError):
+            raise _wrong(error.__cause__) from error
+        raise
+
+
+def _wrong(error: msgspec.ValidationError) -> Wrong:
+    """Return the refusal of a field that is not supported or not right."""
+    said = _PLACE.fullmatch(str(error))
+    what, place = (said[1], said[2] or "") if said else (str(error), "")
+    if named := _FIELD.search(what):
+        field = named[1] or named[2]
+        path = (f"{place}.{field}" if place else field)[:80]
+        problem = "not supported here" if named[1] else "missing"
+        return Wrong(f'the field "{path}" is {problem}', path)
+    sentence = in_words(what).replace("`", "")
+    return Wrong(f"{place or 'the body'}: {sentence}", place or "body")
 
 
 def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -146,7 +122,7 @@ class Out:
         self._scope["sent"] = 0
 
     async def event(self, value: Any) -> None:
-        """Send an event. Raises Gone where the client left or reads too slowly."""
+        """Send an event. Raises ClientGone where the client left or reads too slowly."""
         data = b"data: " + (value if isinstance(value, bytes) else msgspec.json.encode(value))
         await self._put({"type": "http.response.body", "body": data + b"\n\n", "more_body": True})
         self._scope["sent"] += len(data) + 2
@@ -163,13 +139,13 @@ class Out:
         return self._gone
 
     async def while_there(self, work: Awaitable[T]) -> T:
-        """Return the result of `work`. Raises Gone as soon as the client leaves."""
+        """Return the result of `work`. Raises ClientGone as soon as the client leaves."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self.gone()), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise Gone
+            raise ClientGone
         finally:
             if not task.done():
                 task.cancel()
@@ -196,4 +172,4 @@ class Out:
             async with asyncio.timeout(self._send_s):
                 await self._send(message)
         except TimeoutError:
-            raise Gone from None
+            raise ClientGone from None

@@ -213,3 +213,15 @@ async def _in_the_end(engine: Engine) -> list[Piece]:
             return await ask(engine)
         except Unavailable as error:
             await asyncio.sleep(min(0.2, error.retry_after_s or 0.2))
+
+
+async def test_a_token_of_no_word_does_not_hide_the_others_from_a_comparison(
+    engines: Engines,
+) -> None:
+    model = _model(0)
+    prepared = await engines.builtin.prepare(model, PROMPT)
+    request = Generation(id="a", model=model, prompt=prepared.tokens, max_tokens=13, seed=3)
+    right = [made.chosen.token for made in engines.expected(temperature=1.0) if made.chosen]
+    assert await engines.builtin.compare(request, right, ended=False) == (len(right), 0)
+    found = await engines.builtin.compare(request, [*right, 10**6], ended=False)
+    assert found == (len(right) + 1, len(right) + 1)

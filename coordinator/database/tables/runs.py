@@ -38,20 +38,3 @@ runs = Table(
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
 )
-
-# What the server publishes on a model hub by itself, and how that went. The token lies elsewhere.
-publications = Table(
-    "publications",
-    metadata,
-    Column("run_id", ForeignKey("runs.id"), primary_key=True),
-    Column("mode", String(8), nullable=False),  # every, best, off
-    Column("every", Integer, nullable=False),  # versions between two; 0 of the other modes
-    Column("repository", String(200), nullable=False),
-    Column("format", String(32), nullable=False),
-    Column("version", Integer, nullable=True),  # published last
-    Column("published_at", Double, nullable=True),
-    Column("url", Text, nullable=False),
-    Column("failures", Integer, nullable=False),  # since then
-    Column("error", Text, nullable=False),  # of the last of them
-    Column("next_at", Double, nullable=False),  # not tried before; meanwhile a lease of who tries
-)

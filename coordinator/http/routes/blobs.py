@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from coordinator.http.request import INTEGER_DIGITS_MAX
 from coordinator.http.routes.endpoint import Call, Reply, json_reply
+from coordinator.request import INTEGER_DIGITS_MAX
 from coordinator.storage.blobs import check_name
 from shared.errors import NotFound
 from shared.protocol.base import ErrorBody

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from coordinator.http.request import INTEGER_DIGITS_MAX, ClientGone, Receive, body_stream
 from coordinator.http.routes.endpoint import Call
+from coordinator.request import INTEGER_DIGITS_MAX, ClientGone, Receive, body_stream
 from coordinator.storage.disk_space import RETRY_S
 from shared.errors import BadRequest, Unavailable
 from shared.links import format_link

@@ -35,7 +35,6 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
     "run.pause": (("run", "pause", "second"), ""),
     "run.resume": (("run", "resume", "second"), ""),
     "run.rollback": (("run", "rollback", "tiny", "--to", "0"), ""),
-    "run.publish": (("run", "publish", "tiny", "--auto", "best", "--to", "hub:ann/tiny"), ""),
     "task.requeue": (("task", "requeue", "--all"), ""),
     "invite.create": (("invite", "create"), ""),
     "invite.revoke": (("invite", "revoke", "1"), ""),

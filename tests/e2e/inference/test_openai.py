@@ -172,6 +172,34 @@ async def test_bad_input_gets_a_sentence_in_openais_shape(
     assert (await house.balances()).held_micro == 0
 
 
+RAW: dict[str, tuple[bytes, dict[str, str], int, str]] = {
+    "compressed": (b"\x1f\x8b", {"Content-Encoding": "gzip"}, 400, "without Content-Encoding"),
+    "deep": (b'{"model":' + b"[" * 40 + b"]" * 40 + b"}", {}, 400, "expected a text"),
+    "deeper": (b"[" * 200_000, {}, 400, "expected a table"),
+    "NUL": (b'{"model": "tiny", "prompt": "\\u0000"}', {}, 400, "NUL"),
+    "no UTF-8": (b'{"model": "\xff"}', {}, 400, "UTF-8"),
+    "no JSON": (b"prompt=x", {}, 400, "does not fit"),
+    "empty": (b"", {}, 400, "empty"),
+}
+
+
+@pytest.mark.parametrize("which", RAW)
+async def test_a_body_is_read_as_strictly_as_elsewhere(house: Answering, which: str) -> None:
+    body, more, status, words = RAW[which]
+    headers = {"Authorization": f"Bearer {house.key}"} | more
+    async with httpx.AsyncClient(base_url=house.url) as http:
+        reply = await http.post("/v1/completions", content=body, headers=headers)
+    assert reply.status_code == status
+    assert words in reply.json()["error"]["message"]
+
+
+async def test_a_seed_has_as_many_digits_as_openais(house: Answering) -> None:
+    wish = {"model": "tiny", "prompt": "x", "max_tokens": 1, "seed": 1 << 62}
+    headers = {"Authorization": f"Bearer {house.key}"}
+    async with httpx.AsyncClient(base_url=house.url, headers=headers) as http:
+        assert (await http.post("/v1/completions", json=wish)).status_code == 200
+
+
 async def test_keys_that_do_not_work(house: Answering) -> None:
     async with house.client("vk-wrong") as client:
         with pytest.raises(openai.AuthenticationError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import html
 import re
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import httpx
@@ -20,7 +19,6 @@ from coordinator.database import evaluations, runs
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.volunteers import set_volunteer
 from shared.protocol.teams import TeamCreate
-from shared.workloads.data.image_files import open_image
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from tests.support.rounds import MergeRounds
 
@@ -72,7 +70,7 @@ async def test_a_run_is_shown_as_its_organiser_sees_it(tmp_path: Path) -> None:
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
@@ -80,13 +78,13 @@ async def test_every_page_needs_no_script_no_cookie_and_nobody_else(tmp_path: Pa
     async with local_coordinator(tmp_path) as home:
         run = await merged(home)
         paths = ["/", "/join", "/leaderboard", "/leaderboard?window=day", "/volunteers/Mia"]
-        paths += [f"/runs/{run}", f"/runs/{run}/versions/1", f"/runs/{run}/embed"]
+        paths += [f"/runs/{run}", f"/runs/{run}/versions/1"]
         async with home.client() as client:
             for path in paths:
                 answer = await client.get(path)
                 assert answer.status_code == 200, path
                 policy = answer.headers["content-security-policy"]
-                assert policy == POLICY + ("*" if path.endswith("embed") else "'none'")
+                assert policy == POLICY
                 assert "set-cookie" not in answer.headers
                 assert not re.search(r"<script>|<style|\sstyle=|\son[a-z]+=", answer.text), path
                 for address in re.findall(r'(?:src|href)="([^"]*)"', answer.text):
@@ -101,7 +99,7 @@ async def test_a_private_run_is_told_from_none_by_nobody(tmp_path: Path) -> None
     async with local_coordinator(tmp_path) as home:
         await merged(home, file=hidden)
         async with home.client() as client:
-            for path in ("", "/versions/1", "/embed", "/badge.svg", "/card.png", "/events"):
+            for path in ("", "/versions/1", "/events"):
                 there = await client.get(f"/runs/secret{path}")
                 missing = await client.get(f"/runs/secreX{path}")
                 assert there.status_code == missing.status_code == 404
@@ -232,7 +230,7 @@ async def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
         await home.coordinator.db.write(draw)
         await home.clock.advance(2.0)
         async with home.client() as client:
-            for path in ("", "/versions/1", "/embed", "/badge.svg", "/feed.atom"):
+            for path in ("", "/versions/1"):
                 answer = await client.get(f"/runs/{run}{path}")
                 assert "<script>alert" not in answer.text
                 assert "<b>bold" not in answer.text
@@ -272,26 +270,6 @@ async def test_a_page_follows_the_run(tmp_path: Path) -> None:
             assert "Version 3 " in said
             assert "Contributions 6" in said
             assert "Ann" in said
-
-
-async def test_feed_and_badge_are_well_formed(tmp_path: Path) -> None:
-    async with local_coordinator(tmp_path) as home:
-        run = await merged(home)
-        async with home.client() as client:
-            feed = ET.fromstring((await client.get(f"/runs/{run}/feed.atom")).content)
-            atom = "{http://www.w3.org/2005/Atom}"
-            titles = [entry.findtext(f"{atom}title") or "" for entry in feed.iter(f"{atom}entry")]
-            assert [title.partition(",")[0] for title in titles] == [
-                "version 2",
-                "Milestone: version 1",
-                "version 0",
-            ]
-            card = open_image(
-                (await client.get(f"/runs/{run}/card.png")).content, ("PNG",), 1 << 20
-            )
-            assert card.size == (1200, 630)
-            badge = ET.fromstring((await client.get(f"/runs/{run}/badge.svg")).content)
-            assert "loss" in badge.attrib["aria-label"]
 
 
 async def test_a_server_without_the_page_opens_join_links_only(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from coordinator.database import contributions, recomputes
 from coordinator.database.recomputes import Order
 from coordinator.database.tables.contributions import uploads as rows
 from coordinator.database.volunteers import set_volunteer
-from coordinator.http.request import ClientGone
+from coordinator.request import ClientGone
 from shared.protocol.contributions import UploadInfo, Verdict
 from shared.protocol.leases import Lease
 from shared.tensors import writer

@@ -32,6 +32,14 @@ HERE, THERE = "replica-a", "replica-b"
 _examples = itertools.count(1)
 answerer = st.sampled_from(ANSWERERS)
 RIGHT, NEARLY, SHORT, OTHER = (20, 0), (20, 1), (2, 2), (40, 40)  # tokens compared, and wrong ones
+FOUND = [RIGHT, RIGHT, RIGHT, RIGHT, NEARLY, SHORT, SHORT, OTHER]
+asked = st.tuples(
+    st.sampled_from(ASKERS),
+    st.sampled_from([*((name,) for name in ANSWERERS), ANSWERERS]),
+    st.sampled_from([1, 4, 4, 4, 40]),  # tokens each
+    st.sampled_from([0.0, 0.0, 0.3, 0.6, 0.99]),
+    st.sampled_from([HERE, HERE, HERE, THERE, ""]),
+)
 
 
 class Killed(Exception):
@@ -97,17 +105,15 @@ class Books(RuleBasedStateMachine):
 
         self.run, self.keys = self.runner.run(self.db.write(new))
 
-    @rule(
-        asker=st.sampled_from(ASKERS),
-        whose=st.sampled_from([*((name,) for name in ANSWERERS), ANSWERERS]),
-        tokens=st.sampled_from([1, 2, 4, 40]),
-        roll=st.sampled_from([0.0, 0.3, 0.99]),
-        replica=st.sampled_from([HERE, THERE, ""]),
-    )
-    def ask(
+    @rule(asked=st.lists(asked, min_size=1, max_size=5))
+    def ask(self, asked: list[tuple[str, tuple[str, ...], int, float, str]]) -> None:
+        """Requests that one account or two answer, drawn by a roll."""
+        for one in asked:
+            self.request(*one)
+
+    def request(
         self, asker: str, whose: tuple[str, ...], tokens: int, roll: float, replica: str
     ) -> None:
-        """A request that one account or two answer, drawn by a roll."""
         self.requests += 1
         request, cost = f"{self.example:06}-{self.requests:04}", tokens * len(whose)
         row = OpenRow(
@@ -134,18 +140,37 @@ class Books(RuleBasedStateMachine):
             if name in self.suspended:
                 self.take(name)
 
-    @rule(which=st.integers(0, 9), found=st.sampled_from([RIGHT, RIGHT, NEARLY, SHORT, OTHER]))
-    def compare(self, which: int, found: tuple[int, int]) -> None:
-        """A draw is compared, in any order: replicas do not wait for each other."""
-        drawn = [a for a in self.answers if a.state == "drawn"]
-        if drawn:
-            one = drawn[which % len(drawn)]
-            self.told(one.request, one.who, found, one)
+    @rule(found=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(FOUND)), max_size=5))
+    def compare(self, found: list[tuple[int, tuple[int, int]]]) -> None:
+        """Draws are compared, in any order: replicas do not wait for each other."""
+        for which, each in found:
+            drawn = [a for a in self.answers if a.state == "drawn"]
+            if drawn:
+                one = drawn[which % len(drawn)]
+                self.told(one.request, one.who, each, one)
 
-    @rule(name=answerer, found=st.sampled_from([RIGHT, SHORT]))
-    def compare_unpaid(self, name: str, found: tuple[int, int]) -> None:
-        """An answer that nobody paid is compared: it takes like others, and frees nothing."""
-        self.told("unpaid", name, found, None)
+    @rule(
+        what=st.sampled_from(["unpaid", "lose", "suspend", "forgive", "revoke"]),
+        name=answerer,
+        asker=st.sampled_from(ASKERS),
+        found=st.sampled_from([RIGHT, SHORT]),
+    )
+    def happen(self, what: str, name: str, asker: str, found: tuple[int, int]) -> None:
+        """An answer that nobody paid is compared: it takes like others, and frees nothing. Or a
+        process is lost, an account suspended or forgiven, a key revoked.
+        """
+        if what == "unpaid":
+            self.told("unpaid", name, found, None)
+        elif what == "lose":
+            self.lose(*(HERE, THERE) if name == ANSWERERS[0] else (THERE, HERE))
+        elif what == "suspend":
+            self.shut_out(name)
+        elif what == "forgive" and name in self.suspended:
+            who = self.id(name)
+            self.runner.run(self.db.write(lambda conn: unsuspend(conn, who, "forgiven", 6.0)))
+            self.suspended.discard(name)
+        elif what == "revoke":
+            self.write(lambda conn: keys.revoke(conn, self.keys[asker], 7.0))
 
     def told(self, request: str, name: str, found: tuple[int, int], one: Answer | None) -> None:
         who = self.id(name)
@@ -174,10 +199,8 @@ class Books(RuleBasedStateMachine):
     def forget_tally(self, conn: Connection, who: str) -> None:
         conn.execute(answer_pay._SET_ABOUT, {"its_volunteer_id": who, "looked": 0, "wrong": 0})
 
-    @rule(replica=st.sampled_from([HERE, THERE]))
-    def lose(self, replica: str) -> None:
+    def lose(self, replica: str, other: str) -> None:
         """A process is gone with its prompts; the other one finds its draws."""
-        other = THERE if replica == HERE else HERE
 
         def beaten(conn: Connection) -> list[tuple[str, str]]:
             answer_pay.beat(conn, other, 50.0)
@@ -193,25 +216,10 @@ class Books(RuleBasedStateMachine):
                     one.state = "untold"
                     self.free(one.who)
 
-    @rule(name=answerer)
-    def suspend(self, name: str) -> None:
-        self.shut_out(name)
-
     def shut_out(self, name: str) -> None:
         self.write(lambda conn: suspend(conn, self.id(name), "seen", 5.0))
         self.suspended.add(name)
         self.take(name)
-
-    @rule(name=answerer)
-    def forgive(self, name: str) -> None:
-        if name in self.suspended:
-            who = self.id(name)
-            self.runner.run(self.db.write(lambda conn: unsuspend(conn, who, "forgiven", 6.0)))
-            self.suspended.discard(name)
-
-    @rule(name=st.sampled_from(ASKERS))
-    def revoke(self, name: str) -> None:
-        self.write(lambda conn: keys.revoke(conn, self.keys[name], 7.0))
 
     def take(self, name: str) -> None:
         for one in self.stakes(name):

@@ -15,8 +15,8 @@ from uvicorn.server import ServerState
 
 from coordinator.config import Settings
 from coordinator.http.deadlines import Guard, protocol
-from coordinator.http.request import ClientGone
 from coordinator.http.routes.endpoint import Reply, respond
+from coordinator.request import ClientGone
 from coordinator.storage.blobs import READ_BYTES, FileStream
 
 LARGE = 24 * READ_BYTES + 7  # more than a socket takes

@@ -45,8 +45,8 @@ def test_a_conversation_is_a_transcript_and_braces_in_it_mean_nothing() -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"who": "everybody"}, 'none of "keys", "nobody", "public", "volunteers"'),
-        ({"who": "pubic"}, 'did you mean "public"?'),
+        ({"who": "everybody"}, 'none of "keys", "nobody", "volunteers"'),
+        ({"who": "volunteer"}, 'did you mean "volunteers"?'),
         ({"chat": {"stop": [3]}}, "expected a text"),
         ({"price": -1}, "at least 0"),
         ({"free_token_per_day": 5}, 'did you mean "free_tokens_per_day"'),

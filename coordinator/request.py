@@ -33,7 +33,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ClientGone(Exception):
-    """The client closed the connection in the middle of its request; there is no one to answer."""
+    """The client closed the connection, or reads too slowly; there is no one to answer."""
 
 
 def raw_header(scope: Scope, name: bytes) -> bytes:
@@ -86,9 +86,17 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_
 
 
 def read_json(body: bytes, kind: type[T]) -> T:
-    """Decode strictly: UTF-8, no NaN, bounded depth, integers that a database can hold.
+    """Decode strictly, with integers that a database can hold. Raises BadRequest."""
+    decoded = decode_body(body, kind)
+    if _LONG_RUN.search(body) and _LONG_INTEGER.search(_STRING.sub(b"", body)):
+        raise BadRequest(f"an integer has more than {INTEGER_DIGITS_MAX} digits")
+    return decoded
 
-    Raises BadRequest.
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """Decode strictly: UTF-8, no NaN, bounded depth, no NUL.
+
+    Raises BadRequest, from msgspec.ValidationError for JSON of another type.
     """
     if not body:
         raise BadRequest("the body is empty; JSON was expected")
@@ -102,24 +110,17 @@ def read_json(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels") from error
     except msgspec.MsgspecError as error:
         raise BadRequest(f"the JSON does not fit: {error}") from error
-    _check_shape(body)
+    _check_depth(body)
     if _NUL.search(body) is not None:
         raise BadRequest("the JSON holds the character NUL, which no text needs")
     return decoded
 
 
-def _check_shape(body: bytes) -> None:
-    """Check depth and numbers, mostly by counting in C; only valid JSON keeps these patterns
-    linear.
-    """
-    opened = body.count(b"[") + body.count(b"{")
-    long_run = _LONG_RUN.search(body) is not None
-    if opened <= JSON_DEPTH_MAX and not long_run:
+def _check_depth(body: bytes) -> None:
+    """Count brackets mostly in C; only valid JSON keeps these patterns linear."""
+    if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
         return
-    bare = _STRING.sub(b"", body)
-    if long_run and _LONG_INTEGER.search(bare):
-        raise BadRequest(f"an integer has more than {INTEGER_DIGITS_MAX} digits")
-    brackets = bare.translate(_TO_SQUARE, delete=_NO_BRACKET)
+    brackets = _STRING.sub(b"", body).translate(_TO_SQUARE, delete=_NO_BRACKET)
     for _ in range(JSON_DEPTH_MAX):
         if not brackets:
             return

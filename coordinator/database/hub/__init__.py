@@ -1,1 +1,0 @@
-"""Model hubs: what is published there."""
