@@ -235,7 +235,8 @@ class Recomputes:
         result = likeness.judge(
             found,
             rules.precision_of(case.job.train.precision, on.kind),
-            comparable=rules.comparable(worker, on),
+            # Portions of a batch that were cut for lack of memory are the worker's word, too.
+            comparable=rules.comparable(worker, on) and not case.job.halved,
         )
         await self._end(row, result, _sentence(result, found, device, on), (found, on))
         return result

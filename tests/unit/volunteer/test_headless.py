@@ -220,16 +220,18 @@ async def test_foreign_text_cannot_steer_the_terminal_of_who_reads_json() -> Non
     assert msgspec.json.decode(line)["message"] == steering.message
 
 
-def test_the_status_says_when_escrow_is_earned_and_what_is_owed() -> None:
+def test_the_status_says_when_the_stake_is_free_and_what_is_owed() -> None:
     me = msgspec.structs.replace(ME, escrow_micro=1_500_000, debt_micro=2_000_000)
     text = status_lines(Status(me=me))
-    assert any("1.50 in escrow, 2.00 owed" in line for line in text)
-    assert (
-        "in escrow: 1.50; escrow is earned once 40 more of your contributions are accepted, or "
-        "after 30 days with a check passed since"
-    ) in text
+    assert any("1.50 at stake, 2.00 owed" in line for line in text)
+    free = (
+        "at stake: 1.50; free once a later task of yours, drawn by lot, was done again and agrees"
+    )
+    assert free in text
+    proving = msgspec.structs.replace(me, proving=2, proved_in_s=10_800.0)
+    assert "at stake: 1.50; being proved, about 3 h 00 min" in status_lines(Status(me=proving))
     assert any(line.startswith("owed: 2.00; what is owed was taken back") for line in text)
-    assert not any("escrow" in line or "owed" in line for line in status_lines(Status(me=ME)))
+    assert not any("at stake" in line or "owed" in line for line in status_lines(Status(me=ME)))
 
 
 async def test_a_reader_that_goes_away_ends_the_volunteer() -> None:
