@@ -31,7 +31,7 @@ from coordinator.database.tables.versions import versions
 from coordinator.database.tasks import Begun, TaskRow, begin, holder, may_submit, rows_of
 from coordinator.rules.dispatch import Assignment
 from coordinator.rules.fit import Waiter
-from coordinator.rules.sizing import steps_in, task_seed
+from coordinator.rules.sizing import task_seed
 from shared.errors import Conflict
 from shared.protocol.limits import RENEW_S
 
@@ -138,15 +138,16 @@ def _line(item: Taken) -> tuple[Any, ...]:
 
 
 def _split(conn: Connection, item: Taken, now: float) -> None:
-    """Store the rest of a task as a task of its own, with what is known of its failures."""
+    """Store the rest of a task as a task of its own, with what is known of its failures.
+
+    Its next claim settles steps and price, as for every task of a pass.
+    """
     one = item.assignment
     task = conn.execute(select(tasks).where(tasks.c.id == one.task_id)).mappings().one()
     rest = {name: value for name, value in task.items() if name != "id"} | {
         "start": one.stop,
         "stop": one.rest_stop,
         "seed": task_seed(item.run_seed, one.pass_no, one.stop),
-        "steps": steps_in(one.rest_stop - one.stop, item.batch_size),
-        "price_micro": max(0, task["price_micro"] - one.price_micro),
         "worker_id": None,
         "volunteer_id": None,
         "returned": False,

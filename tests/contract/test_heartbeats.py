@@ -8,12 +8,11 @@ from sqlalchemy import select, update
 from coordinator.database import tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.accounts import workers as workers_table
-from shared.errors import (
-    Gone,
-)
+from shared.errors import Gone, NotFound, Unavailable
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.leases import ReleaseRequest
-from shared.protocol.limits import RENEW_S
+from shared.protocol.limits import HEARTBEAT_S, RENEW_S
+from tests.support.failpoints import fail, faults
 from tests.support.run_rows import add_contribution, queue_of
 from tests.support.virtual_queue import VirtualQueue, virtual_queue
 
@@ -94,6 +93,71 @@ async def test_pausing_moves_the_end_to_twice_the_time_at_most(house: VirtualQue
     await house.keep_alive(house.a, lease, allowance, phase="paused")
     await house.keep_alive(house.a, lease, 30)
     assert (await house.row(lease.task)).state == "todo"
+
+
+async def test_a_task_that_came_back_may_be_paused_no_longer_than_a_new_one(
+    house: VirtualQueue,
+) -> None:
+    lost = await house.lease(house.a)
+    await house.queue.release(house.a, lost.task, ReleaseRequest(attempt=1))
+    lease = await house.lease(house.b)
+    assert (lease.task, lease.attempt) == (lost.task, 2)
+    allowance = lease.finish_by - house.clock.now()
+    row = await house.row(lease.task)
+    assert (row.finish_by, row.finish_limit) == (lease.finish_by, lease.finish_by + allowance)
+    begun = await house.queue.begin(house.b, lease.task, 2)
+    assert begun.finish_by == house.clock.now() + allowance == lost.finish_by
+    row = await house.row(lease.task)
+    assert row.finish_limit == begun.finish_by + allowance
+
+
+async def test_one_paused_beat_adds_two_beats_of_time_at_most(house: VirtualQueue) -> None:
+    lease = await house.lease(house.a)
+    begun = await house.queue.begin(house.a, lease.task, 1)
+    await house.beat(house.a, lease, phase="paused")
+    await house.clock.advance(10 * HEARTBEAT_S)  # nothing was heard meanwhile
+    order = await house.beat(house.a, lease, phase="paused")
+    assert order.finish_by == begun.finish_by + 2 * HEARTBEAT_S
+    await house.clock.advance(HEARTBEAT_S)
+    order = await house.beat(house.a, lease, phase="paused")
+    assert order.finish_by == begun.finish_by + 3 * HEARTBEAT_S
+
+
+async def test_paused_time_that_could_not_be_written_is_written_by_the_next_flush(
+    house: VirtualQueue,
+) -> None:
+    lease = await house.lease(house.a)
+    begun = await house.queue.begin(house.a, lease.task, 1)
+    await house.beat(house.a, lease, phase="paused")
+    await house.clock.advance(HEARTBEAT_S)
+    await house.beat(house.a, lease, phase="paused")
+    full = faults(fail(Unavailable("the disk is full")).before("write _store"))
+    with full.installed(), pytest.raises(Unavailable):
+        await house.queue.renewals.flush()
+    for _ in range(2):  # once, not twice
+        await house.queue.renewals.flush()
+        row = await house.row(lease.task)
+        assert row.finish_by == begun.finish_by + HEARTBEAT_S
+        assert row.renew_by == house.clock.now() + RENEW_S
+
+
+async def test_an_older_attempt_of_the_same_worker_may_not_submit(house: VirtualQueue) -> None:
+    """A process that was thought dead wakes up after its successor claimed the task again."""
+    first = await house.lease(house.a)
+    await house.queue.begin(house.a, first.task, 1)
+    await house.queue.release(house.a, first.task, ReleaseRequest(attempt=1))
+    again = await house.lease(house.a)
+    assert (again.task, again.attempt) == (first.task, 2)
+    row = await house.row(first.task)
+    tasks.may_submit(row, house.a.worker_id, 2)
+    with pytest.raises(Gone, match="no longer yours"):
+        tasks.may_submit(row, house.a.worker_id, 1)
+    for attempt in (-1, 0, 3):
+        with pytest.raises(NotFound, match=f"attempt {attempt}"):
+            tasks.may_submit(row, house.a.worker_id, attempt)
+    with pytest.raises(Gone):
+        await house.queue.begin(house.a, first.task, 1)
+    assert (await house.beat(house.a, first)).order == "gone"
 
 
 async def test_nothing_expires_right_after_a_restart(house: VirtualQueue) -> None:

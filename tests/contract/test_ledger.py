@@ -122,6 +122,63 @@ async def test_what_is_set_aside_is_not_earned_and_the_other_way_round(database:
     assert await breaches(database) == []
 
 
+STEPS = {
+    "earn": payments.post_earned_many,
+    "void": payments.post_void_many,
+    "escrow": payments.post_escrow_many,
+    "vest": payments.post_vested_many,
+    "forfeit": payments.post_forfeit_many,
+    "withdraw": payments.post_withdrawn_many,
+    "reverse": payments.post_reversal_many,
+}
+WAYS = [  # of a credit, by the account in which it ends
+    ((), "pending"),
+    (("earn",), "earned"),
+    (("void",), "gone"),
+    (("withdraw",), "gone"),
+    (("escrow",), "escrow"),
+    (("escrow", "vest"), "earned"),
+    (("escrow", "forfeit"), "gone"),
+    (("earn", "reverse"), "gone"),
+    (("escrow", "vest", "reverse"), "gone"),
+]
+NEXT = {
+    "pending": {"earn", "void", "withdraw", "escrow"},
+    "escrow": {"vest", "forfeit"},
+    "earned": {"reverse"},
+    "gone": set[str](),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "ends"), WAYS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+async def test_a_credit_takes_no_step_but_those_from_where_it_is(
+    database: Database, way: tuple[str, ...], ends: str
+) -> None:
+    """Each credit leaves an account once: nothing is withdrawn that is in escrow by then."""
+    rows = [pay(n) for n in range(1, 1 + len(STEPS))]
+
+    def write(conn: Connection) -> None:
+        payments.post_pending_many(conn, rows, 1.0)
+        for step in way:
+            STEPS[step](conn, rows, 2.0)
+
+    await database.write(write)
+    taken = set()
+    for (name, step), row in zip(STEPS.items(), rows, strict=True):
+        if name in way:
+            continue  # the same again changes nothing
+        before = await database.read(lambda conn: payments.balances(conn, MIA))
+        try:
+            await database.write(lambda conn, step=step, row=row: step(conn, [row], 3.0))  # type: ignore[misc]
+        except Conflict:
+            assert await database.read(lambda conn: payments.balances(conn, MIA)) == before
+        else:
+            taken.add(name)
+    assert taken == NEXT[ends]
+
+
 async def test_void_and_earn_at_the_same_moment_do_not_both_happen(database: Database) -> None:
     rows = [pay(n) for n in range(1, 21)]
     await database.write(lambda conn: payments.post_pending_many(conn, rows, 1.0))

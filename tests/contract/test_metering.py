@@ -439,3 +439,20 @@ async def test_a_key_never_spends_more_than_its_cap(bench: Bench) -> None:
         await meter.begin(bench.order(asker=asker))
     await meter.end(one)  # nothing was generated: its hold counts no more
     await meter.begin(bench.order(asker=asker))
+
+
+async def test_what_was_settled_is_no_longer_in_the_record_of_streams(
+    bench: Bench, tmp_path: Path
+) -> None:
+    meter, sizes = bench.meter(tmp_path), set()
+    for _ in range(3):
+        one = await meter.begin(bench.order())
+        meter.count(one, 1)
+        (path,) = tmp_path.rglob("*.slots")
+        sizes.add(path.stat().st_size)
+        assert one.id.encode() in path.read_bytes()
+        assert await meter.end(one) > 0
+        assert path.read_bytes().partition(b"\n")[0] == b""
+    assert len(sizes) == 1  # one slot, used again and again
+    meter.close()
+    assert [*tmp_path.rglob("*.slots")] == []  # nothing was under way

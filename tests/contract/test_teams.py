@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert, select
 
 from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.leaderboard import FRESH_S
-from coordinator.accounts.teams import FOUNDED_MAX, JOINS_MAX, Teams
+from coordinator.accounts.teams import FOUNDED_MAX, JOINS_MAX, MEMBERS_MAX, Teams
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
+from coordinator.database.tables.accounts import volunteers as volunteers_table
+from coordinator.database.teams import memberships
 from shared.errors import Conflict, Forbidden, InvalidName, NotFound, TooManyRequests
 from shared.protocol.teams import TeamCreate, TeamJoin
 from tests.support.account_rows import add_contribution, add_run, join
@@ -131,6 +133,33 @@ async def test_a_volunteer_is_in_one_team_and_cannot_fill_the_list_by_changing(
     assert (await teams.join(eve, TeamJoin(code=forest.code))).size == 2
 
 
+async def test_a_team_takes_a_thousand_members_and_not_one_more(
+    people: Volunteers, teams: Teams, database: Database, clock: VirtualClock
+) -> None:
+    mia, bob, eve = [await join(people, name) for name in ("Mia", "Bob", "Eve")]
+    await earns(database, clock, mia, 1)
+    forest = await teams.create(mia, TeamCreate(name="Forest"))
+
+    def fill(conn: Connection) -> None:
+        template = conn.execute(select(volunteers_table).limit(1)).mappings().one()
+        crowd = [
+            {**template, "id": f"crowd-{n:04}", "nickname": f"c{n}", "nickname_key": f"c{n}"}
+            for n in range(MEMBERS_MAX - 2)
+        ]
+        conn.execute(insert(volunteers_table), crowd)
+        team = memberships.by_code(conn, forest.code.replace("-", ""))
+        assert team is not None
+        for one in crowd:
+            memberships.join(conn, team.id, one["id"], 1.0)
+
+    await database.write(fill)
+    assert (await teams.join(bob, TeamJoin(code=forest.code))).size == MEMBERS_MAX == 1000
+    with pytest.raises(Conflict, match="has 1000 members"):
+        await teams.join(eve, TeamJoin(code=forest.code))
+    await teams.leave(bob)
+    assert (await teams.join(eve, TeamJoin(code=forest.code))).size == MEMBERS_MAX
+
+
 async def test_who_hides_counts_and_is_not_named(
     people: Volunteers, teams: Teams, database: Database, clock: VirtualClock
 ) -> None:
@@ -165,4 +194,19 @@ async def test_the_organiser_renames_and_removes(
     with pytest.raises(NotFound):
         await teams.page("Wood")
     await earns(database, clock, mia, 5)  # what is hers is hers
+    assert await ranks(teams) == []
+
+
+async def test_a_team_founded_after_another_was_removed_inherits_nothing(
+    people: Volunteers, teams: Teams, database: Database, clock: VirtualClock
+) -> None:
+    """SQLite gives the number of a removed row to the next one; the board is a moment old."""
+    mia, bob = await join(people, "Mia"), await join(people, "Bob")
+    for who in (mia, bob):
+        await earns(database, clock, who, 1)
+    await teams.create(mia, TeamCreate(name="Forest"))
+    await earns(database, clock, mia, 37)
+    assert await ranks(teams) == [(1, "Forest", 37, 1)]
+    await teams.remove("Forest")
+    await teams.create(bob, TeamCreate(name="Meadow"))
     assert await ranks(teams) == []

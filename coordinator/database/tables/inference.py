@@ -91,7 +91,7 @@ answer_stakes = Table(
     Column("request_id", String(64), nullable=False),
     Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False),  # who answered
     Column("asker_id", ForeignKey("volunteers.id"), nullable=False),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("run_id", Key, nullable=False),  # which may be deleted since
     Column("amount_micro", BigInteger, nullable=False),
     # "": not drawn; drawn: its comparison waits in the process `replica`, which was alive at
     # `beat_at`; agreed; untold: that process could not compare it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import sha256
 
 import pytest
@@ -11,8 +12,44 @@ from hypothesis import strategies as st
 from shared import merkle
 
 ENTRIES = st.lists(st.binary(max_size=8), min_size=1, max_size=40)
-# The roots of RFC 6962's test data, in order of the number of entries.
-KNOWN = [b"", b"\x00", b"\x10", b"\x20\x21", b"\x30\x31", b"\x40\x41\x42\x43"]
+# The eight entries of the test data of RFC 6962's reference implementation, and the root over each
+# number of them.
+KNOWN = [
+    bytes.fromhex(entry)
+    for entry in (
+        "", "00", "10", "2021", "3031", "40414243",
+        "5051525354555657", "606162636465666768696a6b6c6d6e6f",
+    )
+]  # fmt: skip
+KNOWN_ROOTS = (
+    "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
+    "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
+    "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77",
+    "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    "4e3bbb1f7b478dcfe71fb631631519a3bca12c9aefca1612bfce4c13a86264d4",
+    "76e67dadbcdf1e10e1b74ddc608abd2f98dfb16fbce75277b5232a127f2087ef",
+    "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
+    "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
+)
+# Consistency proofs of that data as the same implementation gives them.
+KNOWN_CONSISTENCY = {
+    (1, 1): (),
+    (1, 8): (
+        "96a296d224f285c67bee93c30f8a309157f0daa35dc5b87e410b78630a09cfc7",
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "6b47aaf29ee3c2af9af889bc1fb9254dabd31177f16232dd6aab035ca39bf6e4",
+    ),
+    (2, 5): (
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b",
+    ),
+    (6, 8): (
+        "0ebc5d3437fbe2db158b9f126a1d118e308181031d0a949f8dededebc558ef6a",
+        "ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0",
+        "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    ),
+}
 
 
 def naive(entries: list[bytes]) -> bytes:
@@ -34,10 +71,50 @@ def grown(entries: list[bytes]) -> merkle.Tree:
     return tree
 
 
-def test_known_roots() -> None:
-    assert merkle.root(merkle.Tree().node, 0).hex().startswith("e3b0c44298fc1c14")
-    tree = grown(KNOWN[:1])
-    assert merkle.root(tree.node, 1).hex().startswith("6e340b9cffb37a98")
+@pytest.mark.parametrize("size", range(len(KNOWN_ROOTS)))
+def test_known_roots(size: int) -> None:
+    assert merkle.root(grown(KNOWN[:size]).node, size).hex() == KNOWN_ROOTS[size]
+    assert merkle.root(grown(KNOWN).node, size).hex() == KNOWN_ROOTS[size]
+
+
+@pytest.mark.parametrize(("old", "new"), KNOWN_CONSISTENCY)
+def test_known_proofs(old: int, new: int) -> None:
+    proof = merkle.consistency(grown(KNOWN).node, old, new)
+    assert tuple(node.hex() for node in proof) == KNOWN_CONSISTENCY[old, new]
+    was, now = bytes.fromhex(KNOWN_ROOTS[old]), bytes.fromhex(KNOWN_ROOTS[new])
+    assert merkle.proves_consistency(old, new, proof, was, now)
+
+
+def test_every_proof_of_a_small_tree_holds_and_no_other() -> None:
+    """All pairs up to 33 entries, so that no shape of a tree is left to chance."""
+    entries = [bytes([n]) for n in range(33)]
+    tree = grown(entries)
+    roots = [merkle.root(tree.node, size) for size in range(len(entries) + 1)]
+    consistent, included = merkle.proves_consistency, merkle.proves_inclusion
+    for new in range(1, len(entries) + 1):
+        for old in range(1, new + 1):
+            proof, was, now = merkle.consistency(tree.node, old, new), roots[old], roots[new]
+            assert consistent(old, new, proof, was, now)
+            assert not any(consistent(old, new, bad, was, now) for bad in spoiled(proof))
+            assert not consistent(old, new, proof, was, roots[new - 1])
+            assert not consistent(old, new, proof, roots[old - 1], now)
+        for index in range(new):
+            proof, leaf = merkle.inclusion(tree.node, index, new), merkle.leaf(entries[index])
+            assert included(leaf, index, new, proof, roots[new])
+            assert not any(included(leaf, index, new, bad, roots[new]) for bad in spoiled(proof))
+            assert not included(leaf, index, new, proof, roots[new - 1])
+
+
+def spoiled(proof: list[bytes]) -> Iterator[list[bytes]]:
+    """The proof with a node missing, changed, cut or too many."""
+    for at, node in enumerate(proof):
+        before, after = proof[:at], proof[at + 1 :]
+        yield [*before, *after]
+        yield [*before, merkle.EMPTY, *after]
+        yield [*before, node[:-1], *after]
+        yield [*before, node, node, *after]
+    yield [*proof, merkle.EMPTY]
+    yield [merkle.EMPTY, *proof]
 
 
 @given(ENTRIES)

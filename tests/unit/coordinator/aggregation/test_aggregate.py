@@ -224,6 +224,11 @@ def test_counters_take_the_middle_within_what_the_tasks_could_count() -> None:
     assert found.tolist() == [5, large + 1]
     # A minority of one, and one that is alone, reach no further than its steps.
     assert merge_counters(base, claims[2:], 100).tolist() == [103, large]
+    # The lower middle of an even number, or two of four could raise it as far as they like.
+    for order in (claims[:2], claims[1::-1]):
+        assert merge_counters(base, order, 100).tolist() == [4, large + 1]
+    four = [*claims, np.array([7, large + 50])]
+    assert merge_counters(base, four, 100).tolist() == [5, large + 1]
     assert merge_counters(np.array([2**63 - 9]), [np.array([2**63 - 1])], 1 << 40) == 2**63 - 1
     with pytest.raises(ValueError, match="no contribution"):
         merge_counters(base, [], 100)

@@ -58,6 +58,8 @@ def only(decision: Decision) -> Hold:
         (["mon-fri 18:00-08:00"], [(4, "23:00")], [(4, "17:59"), (5, "08:00"), (6, "20:00")]),
         (["sat-sun"], [(5, "00:00"), (6, "23:59")], [(4, "23:59"), (0, "00:00")]),
         (["22:00-6:00"], [(0, "05:59"), (3, "22:00"), (6, "23:00")], [(2, "06:00"), (2, "21:59")]),
+        (["sun 22:00-06:00"], [(6, "23:59"), (0, "00:00"), (0, "05:59")], [(0, "06:00")]),
+        (["sun 22:00-06:00"], [(6, "22:00")], [(6, "21:59"), (5, "23:00"), (6, "05:00")]),
         (["fri-mon 12:00-13:00"], [(4, "12:00"), (0, "12:59")], [(1, "12:30"), (0, "13:00")]),
         (["Tuesday 00:00-24:00"], [(1, "00:00"), (1, "23:59")], [(2, "00:00"), (0, "23:59")]),
         (["mon 10:00-11:00", "mon 11:00-12:00"], [(0, "10:30"), (0, "11:30")], [(0, "12:00")]),
@@ -96,6 +98,8 @@ def test_a_slip_in_the_hours_is_named_when_it_is_set(entry: str, says: str) -> N
 def test_touching_hours_do_not_change_in_between() -> None:
     hours = parse_schedule(["mon 10:00-11:00", "mon 11:00-12:00"])
     assert hours.changes(at(0, "10:30")) == at(0, "12:00")
+    night = parse_schedule(["sun 22:00-06:00"])
+    assert night.changes(at(6, "23:00")) == at(0, "06:00") + timedelta(days=7)
     assert parse_schedule([]).changes(NOON) is None
     assert parse_schedule(["mon-sun"]).changes(NOON) is None
 
