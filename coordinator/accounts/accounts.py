@@ -18,8 +18,8 @@ from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registered
 from coordinator.accounts.reversals import Reversals
-from coordinator.database import audit, recomputes, runs, standings, statistics, verdicts
 from coordinator.database import invites as code_rows
+from coordinator.database import recomputes, record, runs, standings, statistics, verdicts
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.standings import TrustReport
@@ -366,7 +366,7 @@ class Volunteers:
             store.vet(conn, row.id)
             store.set_volunteer(conn, row.id, invited=True)
             detail = {"vested": escrow.free_all(conn, row.id, now)}
-            audit.append(conn, "organiser", "volunteer.vouch", row.id, detail, now)
+            record.append(conn, "organiser", "volunteer.vouch", row.id, detail, now)
             return row.nickname
 
         return await self._write(change)
@@ -386,7 +386,7 @@ class Volunteers:
                 raise Forbidden("this account was forgotten: it cannot be banned or unbanned")
             store.set_volunteer(conn, row.id, state=state)
             detail = {"reason": reason} if reason else ""
-            audit.append(conn, "organiser", f"volunteer.{state}", row.id, detail, now)
+            record.append(conn, "organiser", f"volunteer.{state}", row.id, detail, now)
             return row.id
 
         return change
@@ -402,7 +402,7 @@ class Volunteers:
                 raise Forbidden("this account was forgotten: it cannot be renamed")
             if not store.rename(conn, row.id, name, key):
                 raise registration.taken(conn, name)
-            audit.append(conn, "organiser", "volunteer.rename", row.id, "", now)
+            record.append(conn, "organiser", "volunteer.rename", row.id, "", now)
             return name
 
         return await self._write(change)
@@ -421,7 +421,7 @@ class Volunteers:
                 raise Banned(f"this account is {row.state}: no secret can be issued")
             count = store.revoke(conn, row.id, now)
             code_rows.add_link(conn, row.id, hashed, until, now)
-            audit.append(conn, "organiser", "volunteer.reissue", row.id, {"revoked": count}, now)
+            record.append(conn, "organiser", "volunteer.reissue", row.id, {"revoked": count}, now)
             return NewCode(id=0, label=row.nickname, code=code, expires_at=until)
 
         return await self._shut_out(change)
@@ -491,7 +491,7 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
         return row.nickname
     name = nicknames.pseudonym(codes.new_code(8).replace("-", "").lower())
     store.forget(conn, row.id, name, nicknames.skeleton(name), now)
-    audit.append(conn, actor, "volunteer.forget", row.id, "", now)
+    record.append(conn, actor, "volunteer.forget", row.id, "", now)
     return name
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import audit, key_values, runs
+from coordinator.database import key_values, record, runs
 from coordinator.rules.reports import line
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
@@ -62,7 +62,7 @@ class Announcements:
                 )
             new = Announcement(id=kept.next_id, text=text.strip(), run=run, at=now, until=until)
             self._put(conn, _Kept(next_id=kept.next_id + 1, standing=(*kept.standing, new)))
-            audit.append(conn, "organiser", "announce", run, text, now)
+            record.append(conn, "organiser", "announce", run, text, now)
             return new
 
         return await self._db.write(announce)
@@ -78,7 +78,7 @@ class Announcements:
             left = tuple(each for each in kept.standing if each.id != id)
             self._put(conn, msgspec.structs.replace(kept, standing=left))
             now = self._clock.now()
-            audit.append(conn, "organiser", "announce.withdraw", str(id), found.text, now)
+            record.append(conn, "organiser", "announce.withdraw", str(id), found.text, now)
             return found
 
         return await self._db.write(end)

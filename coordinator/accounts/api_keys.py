@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.accounts.authentication import Principal
 from coordinator.accounts.suspension import reason_of
-from coordinator.database import audit, runs
+from coordinator.database import record, runs
 from coordinator.database import volunteers as store
 from coordinator.database.inference import keys, usage
 from coordinator.database.inference.keys import KeyRow
@@ -206,7 +206,7 @@ class ApiKeys:
             taker = store.find(conn, name[:256], to)
             gifts.grant(conn, taker.id, gift, amount_micro, why, now)
             detail = {"reason": why, "amount_micro": amount_micro}
-            audit.append(conn, "organiser", "grant", taker.id, detail, now)
+            record.append(conn, "organiser", "grant", taker.id, detail, now)
             left = payments.balances(conn, taker.id).earned_micro
             return Granted(name=taker.nickname, amount_micro=amount_micro, earned_micro=left)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from coordinator.certificates import write_private
-from coordinator.database import audit
 from coordinator.database import invites as store
+from coordinator.database import record
 from coordinator.rules import codes, nicknames, reports
 from shared.errors import BadRequest, Configuration, Forbidden, why
 from shared.units import DAY_S
@@ -86,7 +86,7 @@ class Invites:
         def write(conn: Connection) -> list[int]:
             numbers = store.add_invites(conn, hashes, uses, until, now)
             detail = {"first": numbers[0], "count": len(numbers), "uses": uses}
-            audit.append(conn, "organiser", "invite.create", str(numbers[0]), detail, now)
+            record.append(conn, "organiser", "invite.create", str(numbers[0]), detail, now)
             return numbers
 
         numbers = await self._db.write(write)
@@ -128,7 +128,7 @@ class Invites:
 
         def write(conn: Connection) -> CodeRow:
             row = store.revoke(conn, invite_id, now)
-            audit.append(conn, "organiser", "invite.revoke", str(invite_id), "", now)
+            record.append(conn, "organiser", "invite.revoke", str(invite_id), "", now)
             return row
 
         return _info(await self._db.write(write), (), now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import audit
+from coordinator.database import record
 from coordinator.database.ledger import payments as store
 from coordinator.database.ledger import record_tree
 from coordinator.database.ledger.payments import Balances
@@ -40,12 +40,12 @@ class Ledger:
         return tuple(rows)
 
     async def check(self) -> tuple[str, ...]:
-        """A sentence for each breach in ledger, audit log and their tree; empty when all is
+        """A sentence for each breach in ledger, record and their tree; empty when all is
         well.
         """
 
         def read(conn: Connection) -> tuple[str, ...]:
-            chains = store.check_ledger(conn) + audit.check(conn)
+            chains = store.check_ledger(conn) + record.check(conn)
             return (*chains, *record_tree.check(conn))
 
         return await self._db.read(read)
@@ -53,7 +53,7 @@ class Ledger:
     async def seal(self) -> int:
         """Chain all events and audit lines that are not yet; how many."""
         total = 0
-        for seal in (store.seal, audit.seal):
+        for seal in (store.seal, record.seal):
             while count := await self._db.write(seal):
                 total += count
         return total

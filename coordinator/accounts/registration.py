@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import audit, runs
 from coordinator.database import invites as code_rows
+from coordinator.database import record, runs
 from coordinator.database import volunteers as store
 from coordinator.database.invites import CodeRow
 from coordinator.database.volunteers import Credentials, VolunteerRow, WorkerRow
@@ -117,7 +117,7 @@ def _admit(
         code_rows.use(conn, code)
     if linking:
         detail = {"worker": request.worker_id}
-        audit.append(conn, account.id, "volunteer.link", account.id, detail, now)
+        record.append(conn, account.id, "volunteer.link", account.id, detail, now)
     _agree(conn, account.id, request.accepts, now)
     return Registered(account.id, request.worker_id, account.nickname, True)
 

@@ -1,6 +1,6 @@
 """Reversals by the organiser: of one contribution, or of a volunteer's since an instant.
 
-A volunteer's are taken back in batches, each with its line in the audit log in one transaction:
+A volunteer's are taken back in batches, each with its line in the record in one transaction:
 after a kill in between, the same command takes back the rest.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.accounts.suspension import reason_of
-from coordinator.database import audit, contributions, verdicts
+from coordinator.database import contributions, record, verdicts
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
@@ -38,7 +38,7 @@ class Reversal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reversals:
-    """Takes credits back, with a reason that the audit log and the volunteer's history keep."""
+    """Takes credits back, with a reason that the record and the volunteer's history keep."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -74,7 +74,7 @@ class Reversals:
             now = self._clock.now()
             taken = take_back(conn, [Payment.of(row)], why, now)
             detail = {"reason": why, **msgspec.structs.asdict(taken)}
-            audit.append(conn, "organiser", "contribution.reverse", str(number), detail, now)
+            record.append(conn, "organiser", "contribution.reverse", str(number), detail, now)
             return Reversal(name=store.existing(conn, row.volunteer_id).nickname, taken=taken)
 
         return await self._db.write(change)
@@ -91,7 +91,7 @@ class Reversals:
         taken = take_back(conn, [Payment.of(row) for row in rows], why, now)
         if taken.contributions:
             detail = {"reason": why, "since": since, **msgspec.structs.asdict(taken)}
-            audit.append(conn, "organiser", "volunteer.reverse", volunteer_id, detail, now)
+            record.append(conn, "organiser", "volunteer.reverse", volunteer_id, detail, now)
         return taken, rows[-1].id if len(rows) == BATCH else 0
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from coordinator.certificates import write_private
 from coordinator.config import without_password
-from coordinator.database import audit, key_values
+from coordinator.database import key_values, record
 from coordinator.ttl_cache import Fresh
 from shared.decoding import decode
 from shared.errors import Configuration, Unavailable
@@ -87,7 +87,7 @@ class ServerIdentity:
         await self._db.write(start)
 
     def _log_settings(self, conn: Connection) -> None:
-        """Write a line of the audit log for each setting that differs from the last start's."""
+        """Write a line of the record for each setting that differs from the last start's."""
         now = {
             name: without_password(value) if isinstance(value, str) and "://" in value else value
             for name, value in msgspec.structs.asdict(self._settings).items()
@@ -100,7 +100,7 @@ class ServerIdentity:
                 if was != value:
                     detail = {"from": was, "to": value}
                     at = self._clock.now()
-                    audit.append(conn, "organiser", "settings.change", name, detail, at)
+                    record.append(conn, "organiser", "settings.change", name, detail, at)
         key_values.put(conn, key_values.SETTINGS, msgspec.json.encode(now).decode())
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import audit, contributions, recomputes, verdicts
+from coordinator.database import contributions, recomputes, record, verdicts
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import answer_pay, escrow
 from coordinator.database.ledger.payments import Payment
@@ -29,7 +29,7 @@ def reason_of(text: str) -> str:
     """Return a reason as it is stored, one printable line. Raises BadRequest without one."""
     why = reports.line(text, REASON_CHARS_MAX)
     if not why:
-        raise BadRequest("this needs a reason: it stands in the audit log, and its owner reads it")
+        raise BadRequest("this needs a reason: it stands in the record, and its owner reads it")
     return why
 
 
@@ -65,7 +65,7 @@ def suspend(
     answers = answer_pay.take(conn, volunteer_id, reason, now)
     forfeit = taken.pending_micro + taken.escrow_micro + answers
     detail = {"reason": reason, "forfeit_micro": forfeit}
-    audit.append(conn, actor, "volunteer.suspend", volunteer_id, detail, now)
+    record.append(conn, actor, "volunteer.suspend", volunteer_id, detail, now)
     return taken
 
 
@@ -86,4 +86,4 @@ def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> N
     )
     if row.standing == "vetted" or row.invited:
         store.vet(conn, row.id)
-    audit.append(conn, "organiser", "volunteer.unsuspend", row.id, {"reason": reason}, now)
+    record.append(conn, "organiser", "volunteer.unsuspend", row.id, {"reason": reason}, now)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.accounts.leaderboard import FRESH_S, SELDOM_REST, WINDOWS
-from coordinator.database import audit, runs
+from coordinator.database import record, runs
 from coordinator.database.teams import memberships
 from coordinator.database.teams.memberships import TeamRow
 from coordinator.rules import codes, nicknames
@@ -244,7 +244,7 @@ class Teams:
                 raise Conflict(f'there is a team called like "{new}": choose another name')
             memberships.rename(conn, team.id, new, key)
             detail = {"from": team.name, "to": new}
-            audit.append(conn, "organiser", "team.rename", team.name, detail, now)
+            record.append(conn, "organiser", "team.rename", team.name, detail, now)
 
         await self._change(name, change)
         return new
@@ -255,7 +255,7 @@ class Teams:
 
         def change(conn: Connection, team: TeamRow) -> None:
             memberships.remove(conn, team.id)
-            audit.append(conn, "organiser", "team.remove", team.name, "", now)
+            record.append(conn, "organiser", "team.remove", team.name, "", now)
 
         return await self._change(name, change)
 

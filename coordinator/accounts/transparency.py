@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from coordinator.database import audit
+from coordinator.database import record
 from coordinator.database.ledger import payments
 from coordinator.database.ledger import record_tree as store
 from shared.errors import BadRequest, VolunteerError
@@ -41,7 +41,7 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of the record, and a sentence for each breach."""
 
     events: int  # entries of the ledger
-    audit: int  # lines of the audit log
+    lines: int  # of the record
     size: int  # of the tree over both
     root: str
     waiting: int  # rows that are not in the tree yet
@@ -72,7 +72,7 @@ class Transparency:
             stopping.cancel()
 
     async def seal(self) -> int:
-        """Chain new rows of ledger and audit log and add them to the tree; how many it gained.
+        """Chain new rows of ledger and record and add them to the tree; how many it gained.
 
         Writes nothing and locks nothing where nothing is new.
         """
@@ -81,28 +81,28 @@ class Transparency:
             if not await self._db.read(store.behind):
                 break
             await self._db.write(payments.seal)
-            await self._db.write(audit.seal)
+            await self._db.write(record.seal)
             total += await self._db.write(store.extend)
         return total
 
-    async def audit_lines(self, before: int | None, limit: int) -> tuple[audit.AuditRow, ...]:
-        """Return lines of the audit log, newest first."""
-        return tuple(await self._db.read(lambda conn: audit.entries(conn, before, limit)))
+    async def record_lines(self, before: int | None, limit: int) -> tuple[record.RecordLine, ...]:
+        """Return lines of the record, newest first."""
+        return tuple(await self._db.read(lambda conn: record.entries(conn, before, limit)))
 
     async def verify(self) -> RecordReport:
-        """Compute the chains of ledger and audit log and their tree again; changes nothing."""
+        """Compute the chains of ledger and record and their tree again; changes nothing."""
 
         def read(conn: Connection) -> RecordReport:
             tree, (events, lines) = store.head(conn), store.counted(conn)
             return RecordReport(
                 events=events,
-                audit=lines,
+                lines=lines,
                 size=tree.size,
                 root=tree.root,
                 waiting=max(0, events + lines - tree.size),
                 breaches=(
                     *payments.check_ledger(conn),
-                    *audit.check(conn),
+                    *record.check(conn),
                     *store.check(conn),
                 ),
             )

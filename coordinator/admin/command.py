@@ -35,14 +35,14 @@ class Named(Ask, frozen=True, kw_only=True):
 
 
 class Reasoned(Ask, frozen=True, kw_only=True):
-    """A request about one thing, with a reason for the audit log."""
+    """A request about one thing, with a reason for the record."""
 
     name: str
     reason: str = ""
 
 
 def reason(text: str) -> str:
-    """Return a reason as the audit log keeps it: one printable line."""
+    """Return a reason as the record keeps it: one printable line."""
     return line(text, REASON_CHARS_MAX)
 
 

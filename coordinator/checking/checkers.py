@@ -18,7 +18,7 @@ import msgspec
 from coordinator.checking.case import Case
 from coordinator.checking.recompute import Recomputes
 from coordinator.checking.redo import Submitted
-from coordinator.database import audit, recomputes
+from coordinator.database import recomputes, record
 from coordinator.database.recomputes import RecomputeRow
 from coordinator.rules.checks import Machine, Redone
 from coordinator.signals import Signals
@@ -81,7 +81,7 @@ class Checkers:
         def taken(conn: Connection) -> tuple[RecomputeRow | None, dict[str, int]]:
             now = self._clock.now()
             if recomputes.see_checker(conn, name, machine.kind, now):
-                audit.append(conn, "organiser", "checker.work", name, machine.kind, now)
+                record.append(conn, "organiser", "checker.work", name, machine.kind, now)
             served = recomputes.served(conn, now)
             found = recomputes.hold(conn, hold, machine.kind, served, now)
             return found, recomputes.waiting(conn)

@@ -30,7 +30,7 @@ teams = App(name="team", help="Teams of volunteers: list, rename, remove.")
 contributions = App(name="contribution", help="Contributions: take back what was paid for one.")
 
 Who = Annotated[str, Parameter(help="Nickname or id.")]
-Why = Annotated[str, Parameter(help="The reason, for the audit log and for its owner.")]
+Why = Annotated[str, Parameter(help="The reason, for the record and for its owner.")]
 
 
 @invites.command

@@ -57,7 +57,7 @@ def verify(*, where: Where = HERE, json: Json = False) -> int:
     state = f"{len(report.breaches)} breaches" if report.breaches else "all is well"
     waiting = f", {report.waiting:,} wait to be sealed" if report.waiting else ""
     print(
-        f"{state}: {report.audit:,} lines of the record and {report.events:,} entries of the "
+        f"{state}: {report.lines:,} lines of the record and {report.events:,} entries of the "
         f"ledger, {report.size:,} in the tree with the root {report.root[:16]}{waiting}"
     )
     return 1 if report.breaches else 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
 Run = Annotated[str, Parameter(help="Name of the run.")]
-Reason = Annotated[str, Parameter(help="Why, for the audit log.")]
+Reason = Annotated[str, Parameter(help="Why, for the record.")]
 REPORT = ("nickname", "label", "state", "first_seen", "last_seen", "accepted", "merged", "rejected")
 TOTALS = ("device_seconds", "credits_earned", "credits_pending")
 

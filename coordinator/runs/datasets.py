@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import audit, audits, datasets, games, versions
+from coordinator.database import audits, datasets, games, record, versions
 from coordinator.database.datasets import DatasetRow
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.clock import Clock
@@ -71,7 +71,7 @@ class Datasets:
             )
             number = datasets.add(conn, manifest, sha, now)
             detail = {"manifest": sha, "chunks": len(manifest.chunks)}
-            audit.append(conn, "organiser", "dataset.add", manifest.name, detail, now)
+            record.append(conn, "organiser", "dataset.add", manifest.name, detail, now)
             if skipped is not None:
                 datasets.note_skipped(conn, number, skipped.sentences)
 

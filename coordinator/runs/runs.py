@@ -14,11 +14,11 @@ import msgspec
 
 from coordinator.compute import Compute, Stop
 from coordinator.database import (
-    audit,
     datasets,
     evaluations,
     key_values,
     passes,
+    record,
     runs,
     tasks,
     versions,
@@ -173,7 +173,7 @@ class Runs:
             run_id = runs.add(conn, values)
             if dataset and files:
                 datasets.serve(conn, dataset.id, files, self._clock.now())
-            audit.append(conn, "organiser", "run.create", file.name, "", self._clock.now())
+            record.append(conn, "organiser", "run.create", file.name, "", self._clock.now())
             return runs.by_id(conn, run_id)
 
         return await self.queries.describe(await self._db.write(store))
@@ -252,7 +252,7 @@ class Runs:
             runs.move(conn, row, "running", head=0, started_at=now)
             self._add_version(conn, row, content, kind="initial", now=now)
             passes.open_pass(conn, run.id)
-            audit.append(conn, "organiser", "run.start", name, "", now)
+            record.append(conn, "organiser", "run.start", name, "", now)
             return runs.by_id(conn, run.id)
 
         started = await self._db.write(begin)
@@ -330,7 +330,7 @@ class Runs:
             if state == "completed":
                 tasks.cancel_run(conn, row.id, now)
                 settle_accepted(conn, row.id, now)
-            audit.append(conn, "organiser", action, name, reason, now)
+            record.append(conn, "organiser", action, name, reason, now)
             return runs.by_id(conn, row.id)
 
         row = await self._db.write(move)
@@ -376,7 +376,7 @@ class Runs:
             if not moved:
                 raise Conflict(f'"{name}" just got another version; check it and retry')
             tasks.recall(conn, run.id, above=to)
-            audit.append(conn, actor, "run.rollback", name, detail, now)
+            record.append(conn, actor, "run.rollback", name, detail, now)
             return runs.by_id(conn, run.id)
 
         row = await self._db.write(revert)

@@ -14,9 +14,9 @@ import msgspec
 import structlog
 
 from coordinator.database import (
-    audit,
     audits,
     leases,
+    record,
     runs,
     submissions,
     tasks,
@@ -49,7 +49,7 @@ FLUSH_S = 1.0
 EXPIRE_S = 2.0
 EXPIRE_MAX = 500  # tasks in one transaction
 WORKERS_MAX = 100_000  # whose failures are remembered
-AUDITED_MAX = 300  # numbers of tasks in one line of the audit log
+AUDITED_MAX = 300  # numbers of tasks in one line of the record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +314,7 @@ class Queue:
             if found:
                 detail: dict[str, object] = {"count": len(found), "tasks": found[:AUDITED_MAX]}
                 detail |= {"reason": reason} if reason else {}
-                audit.append(
+                record.append(
                     conn, "organiser", "task.requeue", run or "", detail, self._clock.now()
                 )
             return found

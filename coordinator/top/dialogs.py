@@ -26,7 +26,7 @@ t             light or dark
 esc           back
 q             quit; nothing stops but this monitor
 
-Every action asks for a reason, which stands in the audit log.
+Every action asks for a reason, which stands in the record.
 
 pushed        samples an hour that volunteers handed in
 pulled        samples an hour that went into versions
@@ -81,7 +81,7 @@ class Confirm(_Dialog):
             if self._asks:
                 yield Static(self._asks, markup=False)
                 yield Input(self._value, id="value", max_length=NAME_CHARS_MAX)
-            yield Static("Reason, for the audit log:", markup=False)
+            yield Static("Reason, for the record:", markup=False)
             yield Input(id="reason", max_length=REASON_CHARS_MAX)
             yield Static("enter does it, esc goes back", markup=False)
             yield Static("", classes="wrong", markup=False)
@@ -96,7 +96,7 @@ class Confirm(_Dialog):
         if self._asks and not value.isdecimal():
             self._refuse("this needs a number", "#value")
         elif not reason:
-            self._refuse("say why: the audit log keeps it", "#reason")
+            self._refuse("say why: the record keeps it", "#reason")
         else:
             self.dismiss(Answer(reason, value))
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.database import (
-    audit,
     datasets,
     evaluations,
     games,
     merge_jobs,
     recomputes,
+    record,
     runs,
     tasks,
     uploads,
@@ -137,7 +137,7 @@ class Upkeep:
         runs.move(conn, run, "completed", ended_at=now, stop_reason=why)
         tasks.cancel_run(conn, run.id, now)
         settle_accepted(conn, run.id, now)
-        audit.append(conn, "coordinator", "run.complete", run.name, why, now)
+        record.append(conn, "coordinator", "run.complete", run.name, why, now)
         log.info("run completed", run=run.name, reason=why)
         return 1
 

@@ -11,7 +11,7 @@ from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.suspension import suspend
 from coordinator.checking import proof
 from coordinator.config import Settings
-from coordinator.database import audit, contributions, recomputes, verdicts, volunteers
+from coordinator.database import contributions, recomputes, record, verdicts, volunteers
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
@@ -235,7 +235,7 @@ async def test_the_organiser_suspends_with_a_reason_and_vouches(
     await people.unsuspend(NEW, "a mistake")
     row = await database.read(lambda conn: volunteers.existing(conn, NEW))
     assert (row.standing, row.suspended_reason, row.trust) == ("probation", "", 1.0)
-    lines = await database.read(lambda conn: audit.entries(conn))
+    lines = await database.read(lambda conn: record.entries(conn))
     assert [(line.action, json.loads(line.detail)["reason"]) for line in lines] == [
         ("volunteer.unsuspend", "a mistake"), ("volunteer.suspend", "copies of others"),
     ]  # fmt: skip

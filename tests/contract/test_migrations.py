@@ -14,7 +14,7 @@ from coordinator.database.engine.open import Database, migrate
 from coordinator.database.migrations.triggers import FROZEN, SEALED
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.database.tables.ledger import accounts, events, postings
-from coordinator.database.tables.record import audit
+from coordinator.database.tables.record import record_lines
 from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.versions import versions
 from shared.errors import Configuration
@@ -33,7 +33,9 @@ def _event(conn: Connection) -> None:
     account = conn.execute(select(accounts.c.id)).scalar_one()
     conn.execute(insert(postings).values(event_id=event, account_id=account, amount_micro=5))
     conn.execute(
-        insert(audit).values(at=1.0, actor="a", action="b", subject="c", detail="d", chain=None)
+        insert(record_lines).values(
+            at=1.0, actor="a", action="b", subject="c", detail="d", chain=None
+        )
     )
 
 
@@ -46,8 +48,8 @@ def _event(conn: Connection) -> None:
         update(events).values(chain="x", memo="other"),
         update(events).values(chain=None),
         delete(events),
-        update(audit).values(detail="other"),
-        delete(audit),
+        update(record_lines).values(detail="other"),
+        delete(record_lines),
     ],
     ids=str,
 )
@@ -59,7 +61,7 @@ async def test_history_cannot_be_rewritten(database: Database, statement: Execut
 
 async def test_the_chain_is_sealed_once(database: Database) -> None:
     await database.write(_event)
-    for seal in (update(events), update(audit)):
+    for seal in (update(events), update(record_lines)):
         await database.write(partial(run, statement=seal.values(chain="sealed")))
         with pytest.raises(DBAPIError, match="never change"):
             await database.write(partial(run, statement=seal.values(chain="again")))

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, func, insert, select, update
 
 from coordinator.accounts.authentication import Principal
-from coordinator.database import audit, runs
+from coordinator.database import record, runs
 from coordinator.database.engine.open import Database
 from coordinator.database.monitoring import census, overview, replicas, task_history
 from coordinator.database.tables.accounts import volunteers, workers
@@ -247,7 +247,7 @@ async def test_reasons_of_the_organiser_stand_in_the_audit_log(tmp_path: Path) -
         for command in ("run.pause", "run.resume"):
             done = await home.admin.post(f"/api/v1/admin/{command}", json=admin)
             assert done.status_code == 200
-        lines = await home.coordinator.db.read(audit.entries)
+        lines = await home.coordinator.db.read(record.entries)
         assert [(line.action, line.detail) for line in lines[:2]] == [
             ("run.resume", "the disk is [31mfull"),
             ("run.pause", "the disk is [31mfull"),

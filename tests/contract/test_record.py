@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from coordinator.accounts.ledger import Ledger
-from coordinator.database import audit
+from coordinator.database import record
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
@@ -38,7 +38,7 @@ async def test_sealing_goes_on_where_it_stopped(database: Database) -> None:
     assert await database.write(lambda conn: payments.seal(conn, 5)) == 5
     await database.write(lambda conn: earn(conn, pay(20)))
     books = Ledger(database)
-    await database.write(lambda conn: audit.append(conn, "organiser", "x", "y", {"n": 1}, 1.0))
+    await database.write(lambda conn: record.append(conn, "organiser", "x", "y", {"n": 1}, 1.0))
     assert await books.seal() == 11 + 1
     assert await books.seal() == 0
     assert await books.check() == ()
@@ -159,24 +159,24 @@ async def test_a_negative_balance_is_refused_by_the_table_too(database: Database
 
 async def test_the_audit_log_notices_a_changed_line(database: Database) -> None:
     def write(conn: Connection) -> None:
-        audit.append(conn, "organiser", "volunteer.ban", MIA, {"why": "x" * 10_000}, 1.0)
-        audit.append(conn, "organiser", "volunteer.unban", MIA, "mended", 2.0)
+        record.append(conn, "organiser", "volunteer.ban", MIA, {"why": "x" * 10_000}, 1.0)
+        record.append(conn, "organiser", "volunteer.unban", MIA, "mended", 2.0)
 
     await database.write(write)
     await Ledger(database).seal()
-    lines = await database.read(audit.entries)
+    lines = await database.read(record.entries)
     assert [line.action for line in lines] == ["volunteer.unban", "volunteer.ban"]
-    assert len(lines[1].detail) <= audit.DETAIL_CHARS_MAX
-    assert await database.read(audit.check) == []
+    assert len(lines[1].detail) <= record.DETAIL_CHARS_MAX
+    assert await database.read(record.check) == []
 
     def tamper(conn: Connection) -> None:
-        off = "ALTER TABLE audit DISABLE TRIGGER USER"
+        off = "ALTER TABLE record DISABLE TRIGGER USER"
         postgresql = conn.dialect.name == "postgresql"
-        conn.execute(text(off if postgresql else "DROP TRIGGER audit_no_update"))
-        conn.execute(text("UPDATE audit SET actor = 'nobody' WHERE action = 'volunteer.ban'"))
+        conn.execute(text(off if postgresql else "DROP TRIGGER record_no_update"))
+        conn.execute(text("UPDATE record SET actor = 'nobody' WHERE action = 'volunteer.ban'"))
 
     await database.write(tamper)
-    assert "changed or removed" in (await database.read(audit.check))[0]
+    assert "changed or removed" in (await database.read(record.check))[0]
 
 
 async def test_postings_are_never_left_without_their_event(database: Database) -> None:

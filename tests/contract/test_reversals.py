@@ -12,7 +12,7 @@ from sqlalchemy.util import await_only
 
 from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.suspension import suspend
-from coordinator.database import audit, contributions, volunteers
+from coordinator.database import contributions, record, volunteers
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import debts, escrow, payments, reversal, spending
 from coordinator.database.ledger.payments import Balances, Payment
@@ -122,7 +122,7 @@ async def test_all_that_a_volunteer_has_is_taken_back_wherever_it_is(database: D
             await reversals.of_contribution(number, "again")
     with pytest.raises(Conflict, match="is rejected, and nothing was paid for it"):
         await reversals.of_contribution(refused, "why not")
-    lines = await database.read(lambda conn: audit.entries(conn))
+    lines = await database.read(lambda conn: record.entries(conn))
     assert [line.action for line in lines] == ["volunteer.reverse"]
     assert json.loads(lines[0].detail)["reason"] == "made up"
     assert await breaches(database) == []

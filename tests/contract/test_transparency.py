@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from coordinator.accounts.accounts import Principal
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.transparency import Transparency
-from coordinator.database import audit
+from coordinator.database import record as lines
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, record_tree
 from coordinator.database.tables.ledger import events
@@ -48,7 +48,7 @@ def record(database: Database, key: SigningKey) -> Transparency:
 
 
 def line(number: int) -> Callable[[Connection], None]:
-    return lambda conn: audit.append(conn, "organiser", "test", f"line {number}", {}, 1.0)
+    return lambda conn: lines.append(conn, "organiser", "test", f"line {number}", {}, 1.0)
 
 
 def paying(number: int) -> Callable[[Connection], None]:
@@ -165,7 +165,7 @@ async def test_there_is_no_proof_of_what_is_not_there(
 
 def unguarded(conn: Connection) -> None:
     """Take the guards off the record, as a person with the database in hands would."""
-    for name in ("events", "postings", "audit", "merkle_leaves", "merkle_nodes"):
+    for name in ("events", "postings", "record", "merkle_leaves", "merkle_nodes"):
         if conn.dialect.name == "postgresql":
             conn.execute(text(f"ALTER TABLE {name} DISABLE TRIGGER USER"))
         else:

@@ -253,7 +253,7 @@ async def test_what_the_organiser_did_is_on_record(people: Volunteers, database:
     await people.forget("Maria")
     rows = await database.read(
         lambda conn: conn.execute(
-            text("SELECT action, subject, detail FROM audit ORDER BY id")
+            text("SELECT action, subject, detail FROM record ORDER BY id")
         ).all()
     )
     assert [row[0].split(".")[1] for row in rows] == [

@@ -43,7 +43,8 @@ IDLE = {
     Reason.ALL_TAKEN: N_("others do all tasks there are just now"),
     Reason.IN_FLIGHT: N_("this machine holds as many tasks as it may for now"),
     Reason.PROOF: N_(
-        "first this machine proves a task that it did; where it lost the files for that, `volunteer forfeit` gives up the pay at stake"
+        "first this machine proves a task that it did; where it lost the files for that, "
+        "`volunteer forfeit` gives up the pay at stake"
     ),
     Reason.MERGING: N_("every pass is done; the last results are being merged"),
     Reason.BANNED: N_('this account gets no work ("{words}")'),

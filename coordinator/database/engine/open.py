@@ -22,7 +22,7 @@ from coordinator.database.engine.server_lock import DirectoryLock
 from coordinator.database.migrations.upgrade import REVISIONS, upgrade
 from coordinator.database.tables.contributions import verdicts
 from coordinator.database.tables.ledger import events
-from coordinator.database.tables.record import audit, meta
+from coordinator.database.tables.record import meta, record_lines
 from coordinator.traffic import Durations
 from shared.errors import Configuration
 
@@ -143,7 +143,7 @@ def _highest_instant(connection: Connection) -> float:
     """The newest instant in the database, seen through the rows that are written last."""
     stored = connection.execute(select(meta.c.value).where(meta.c.key == sqlite.CLOCK_KEY)).scalar()
     found = [float(stored or 0.0)]
-    for table in (events, audit, verdicts):
+    for table in (events, record_lines, verdicts):
         newest = select(table.c.at).order_by(table.c.id.desc()).limit(1)
         found.append(float(connection.execute(newest).scalar() or 0.0))
     return max(found)

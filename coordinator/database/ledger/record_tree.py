@@ -1,7 +1,7 @@
 """The record as a Merkle tree: leaves behind the hash chains, heads, proofs.
 
 Rows become leaves after they were sealed (see `hash_chain`), in that order, under a lock of the
-tree's own: writers of the ledger and the audit log never wait for it. All leaves of one log are in
+tree's own: writers of the ledger and the record never wait for it. All leaves of one log are in
 the order of their numbers.
 """
 
@@ -20,7 +20,7 @@ from coordinator.database.ledger import hash_chain
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
-from coordinator.database.tables.record import AUDIT_SEALED, audit, meta
+from coordinator.database.tables.record import RECORD_SEALED, meta, record_lines
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.transparency import merkle_leaves, merkle_nodes
 from shared import merkle
@@ -32,7 +32,7 @@ KEY = "tree"
 BATCH = 500  # rows in one transaction: about 15 ms
 LOGS: dict[str, tuple[Table, Sequence[Column[Any]]]] = {
     "events": (events, ledger.SEALED),
-    "audit": (audit, AUDIT_SEALED),
+    "record": (record_lines, RECORD_SEALED),
 }
 
 
@@ -47,7 +47,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     root: str = merkle.EMPTY.hex()
     events: int = 0
-    audit: int = 0
+    record: int = 0
 
 
 class Paid(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ def tree_head(conn: Connection, now: float) -> TreeHead:
 
 
 def counted(conn: Connection) -> tuple[int, int]:
-    """Return the number of entries of the ledger and of lines of the audit log."""
+    """Return the number of entries of the ledger and of lines of the record."""
     events_, lines = (
         int(conn.execute(select(func.count()).select_from(table)).scalar_one())
         for table, _ in LOGS.values()
@@ -85,7 +85,7 @@ def counted(conn: Connection) -> tuple[int, int]:
 def behind(conn: Connection) -> bool:
     """Return True if there are rows to seal or to add to the tree; locks nothing."""
     tree = head(conn)
-    done = {"events": tree.events, "audit": tree.audit}
+    done = {"events": tree.events, "record": tree.record}
     return any(
         conn.execute(select(table.c.id).where(table.c.id > done[name]).limit(1)).first()
         for name, (table, _) in LOGS.items()
@@ -100,7 +100,7 @@ def extend(conn: Connection, limit: int = BATCH) -> int:
     edge = merkle.Frontier(_nodes(conn, merkle.peaks(tree.size)), tree.size)
     nodes: list[dict[str, Any]] = []
     leaves: list[dict[str, Any]] = []
-    last = {"events": tree.events, "audit": tree.audit}
+    last = {"events": tree.events, "record": tree.record}
     for name in LOGS:
         for row in _sealed(conn, name, last[name], limit - len(leaves)):
             leaves.append({"place": edge.size, "log": name, "row_id": row[0]})
@@ -291,7 +291,7 @@ def _nodes(conn: Connection, wanted: Sequence[tuple[int, int]]) -> merkle.Nodes:
             return found[level, place]
         except KeyError:
             raise Internal(
-                "the tree of the record is damaged: `coordinator audit verify`"
+                "the tree of the record is damaged: `coordinator record verify`"
             ) from None
 
     return read

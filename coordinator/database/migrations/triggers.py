@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 FROZEN = ("postings", "versions", "merkle_leaves", "merkle_nodes")
 SEALED = {  # only the hash chain may be filled in, once
     "events": ("id", "key", "digest", "kind", "run_id", "contribution_id", "memo", "at"),
-    "audit": ("id", "at", "actor", "action", "subject", "detail"),
+    "record": ("id", "at", "actor", "action", "subject", "detail"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The audit log, sealed by a chain of hashes, and single values by key."""
+"""The record, sealed by a chain of hashes, and single values by key."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from sqlalchemy import Column, Double, String, Table, Text
 
 from coordinator.database.tables.base import Key, metadata
 
-audit = Table(
-    "audit",
+record_lines = Table(
+    "record",
     metadata,
     Column("id", Key, primary_key=True, autoincrement=True),
     Column("at", Double, nullable=False),
@@ -17,7 +17,13 @@ audit = Table(
     Column("detail", Text, nullable=False),
     Column("chain", String(64), nullable=True),  # hash chain, sealed in the background
 )
-AUDIT_SEALED = (audit.c.at, audit.c.actor, audit.c.action, audit.c.subject, audit.c.detail)
+RECORD_SEALED = (
+    record_lines.c.at,
+    record_lines.c.actor,
+    record_lines.c.action,
+    record_lines.c.subject,
+    record_lines.c.detail,
+)
 
 meta = Table(
     "meta",

@@ -1,4 +1,4 @@
-"""The Merkle tree over the ledger and the audit log: one tree for both.
+"""The Merkle tree over the ledger and the record: one tree for both.
 
 One head covers everything, so one number and one hash in each manifest hold the whole record. Both
 tables only grow; the size and the root of the tree are the value `tree` of `meta`.

@@ -35,7 +35,7 @@ from volunteer.storage.manifests import checked
 
 ENTRIES = 4  # two contributions: pending and earned each
 LATER = (
-    "INSERT INTO audit (at, actor, action, subject, detail) VALUES (2e9, 'organiser', 'x', '', '')"
+    "INSERT INTO record (at, actor, action, subject, detail) VALUES (2e9, 'organiser', 'x', '', '')"
 )
 
 
@@ -148,14 +148,14 @@ def rewrite(data_dir: Path, *statements: str) -> None:
     """Change the record as an organiser with the database in hands would, and seal it anew."""
     connection = sqlite3.connect(data_dir / "coordinator.sqlite3")
     with connection:
-        for table in ("events", "postings", "audit", "merkle_leaves", "merkle_nodes"):
+        for table in ("events", "postings", "record", "merkle_leaves", "merkle_nodes"):
             for what in ("update", "delete"):
                 connection.execute(f"DROP TRIGGER IF EXISTS {table}_no_{what}")
         for statement in statements:
             connection.execute(statement)
         connection.execute("UPDATE events SET chain = NULL")
-        connection.execute("UPDATE audit SET chain = NULL")
-        connection.execute("DELETE FROM meta WHERE key IN ('tree', 'chain.events', 'chain.audit')")
+        connection.execute("UPDATE record SET chain = NULL")
+        connection.execute("DELETE FROM meta WHERE key IN ('tree', 'chain.events', 'chain.record')")
         connection.execute("DELETE FROM merkle_leaves")
         connection.execute("DELETE FROM merkle_nodes")
     connection.close()
@@ -190,13 +190,13 @@ def test_a_receipt_is_fetched_once_and_verified_with_and_without_a_server(
     [
         (["UPDATE events SET at = at + 1 WHERE id = 1"], "signed two different records"),
         (["UPDATE events SET at = at + 1 WHERE id = 1", LATER], "is not how its record begins now"),
-        (["UPDATE audit SET actor = 'nobody'", LATER], "is not how its record begins now"),
+        (["UPDATE record SET actor = 'nobody'", LATER], "is not how its record begins now"),
         (
             ["DELETE FROM postings WHERE event_id = 4", "DELETE FROM events WHERE id = 4"],
             "entries that it signed on",
         ),
     ],
-    ids=["an instant", "an instant and later lines", "the audit log", "a payment removed"],
+    ids=["an instant", "an instant and later lines", "the record", "a payment removed"],
 )
 def test_who_kept_one_receipt_notices_a_rewritten_history(
     serve: Callable[[], Process],

@@ -115,7 +115,7 @@ async def test_a_checker_elsewhere_does_honest_work_again(
         assert {each.step for each in steps} >= {each.steps for each in steps}
         assert len([each for each in told if isinstance(each, CheckerResult)]) == TASKS
         assert not [*folder.iterdir()]  # nothing of others stays
-        lines = await home.coordinator.transparency.audit_lines(None, 100)
+        lines = await home.coordinator.transparency.record_lines(None, 100)
         assert ("checker.work", "desk/cpu") in {(line.action, line.subject) for line in lines}
         assert await home.coordinator.ledger.check() == ()
 

@@ -11,7 +11,7 @@ from coordinator.admin import runs as admin
 from coordinator.admin.command import Named
 from coordinator.cli.runs import _healed
 from coordinator.cli.target import HERE
-from coordinator.database import audit, versions
+from coordinator.database import record, versions
 from coordinator.database.versions import VersionRow
 from coordinator.merging.healing import Healing, Proposal
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
@@ -83,7 +83,7 @@ async def test_with_auto_rollback_it_happens_once(tmp_path: Path) -> None:
         info = await home.coordinator.runs.queries.info(run)
         assert info.version == 4
         assert (await row(home, 4)).master_sha256 == (await row(home, 1)).master_sha256
-        said = await home.coordinator.db.read(lambda conn: audit.entries(conn, limit=1)[0])
+        said = await home.coordinator.db.read(lambda conn: record.entries(conn, limit=1)[0])
         assert said.actor == "coordinator"
         assert "33% of version 2 came from suspended accounts" in said.detail
 

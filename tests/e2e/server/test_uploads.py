@@ -263,8 +263,8 @@ async def test_who_names_what_it_submitted_before_has_the_same_quota(
 ) -> None:
     """Bytes that never come in full belong to no contribution, whatever hash they promise."""
     ann, _, number = await asked_for(home, b"state")
-    proved = "passed", ("", "{}"), 0.0
-    await home.coordinator.db.write(lambda conn: recomputes.end(conn, number, *proved))
+    told = "", "{}"
+    await home.coordinator.db.write(lambda conn: recomputes.end(conn, number, "passed", told, 0.0))
     lease, old = await ann.claim(), await ann.update("tiny")
     size = lease.grant.bytes_max
     replies = [await ann.announce(lease, old, size=size, part=part) for part in range(6)]

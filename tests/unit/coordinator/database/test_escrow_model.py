@@ -1,5 +1,5 @@
-"""Any sequence of pay, draws, suspensions, reversals and spending, with kills between: the books are
-those of a model that only knows where the credit of each contribution is, and freed pay never
+"""Any sequence of pay, draws, suspensions, reversals and spending, with kills between: the books
+are those of a model that only knows where the credit of each contribution is, and freed pay never
 exceeds what was accepted before the newest draw that passed.
 """
 

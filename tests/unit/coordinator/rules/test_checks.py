@@ -1,4 +1,4 @@
-"""Draws: who is drawn, what a recompute proves, and that cheating does not pay under these rules."""
+"""Draws: who is drawn, and that cheating does not pay under these rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log: every command that changes something writes a line, and what was changed in the
+"""The record: every command that changes something writes a line, and what was changed in the
 log itself is found.
 """
 
@@ -20,11 +20,11 @@ from tests.support.server_process import Process
 
 READING = {
     "run.list", "run.show", "run.report", "run.export", "dataset.list", "task.list", "invite.list",
-    "volunteer.list", "volunteer.show", "audit.list", "audit.verify", "trust", "check", "backup",
+    "volunteer.list", "volunteer.show", "record.list", "record.verify", "trust", "check", "backup",
     "announce.list", "alerts.list", "alerts.test", "task.show", "team.list", "top",
 }  # fmt: skip
 # What an auditor says of a task that it took: what that proves has its own lines.
-READING |= {"audit.renew", "audit.report"}
+READING |= {"checker.renew", "checker.report"}
 WHY = ("--reason", "a test")
 # Words of the command line for each command that changes something, in an order that works, and the
 # action that the log names.
@@ -54,7 +54,7 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
     "team.rename": (("team", "rename", "Owls", "Larks"), ""),
     "team.remove": (("team", "remove", "Larks"), ""),
     "run.stop": (("run", "stop", "second"), ""),
-    "audit.take": (("audit", "work", "--once", "--device", "cpu"), "audit.work"),
+    "checker.take": (("checker", "work", "--once", "--device", "cpu"), "checker.work"),
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def failed(busy: Path) -> Path:
 
 
 def lines(here: Run) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(here("audit", "list", "--limit", "500", "--json").out)
+    found: list[dict[str, Any]] = json.loads(here("record", "list", "--limit", "500", "--json").out)
     return found
 
 
@@ -99,8 +99,8 @@ def test_every_command_that_changes_something_writes_a_line(
     for reading in (["run", "list"], ["volunteer", "list"], ["task", "list", "--failed"]):
         here(*reading)
     assert lines(here) == before
-    assert "run.stop" in here("audit", "list", "--limit", "3").out
-    assert here("audit", "verify").out.startswith("all is well: ")
+    assert "run.stop" in here("record", "list", "--limit", "3").out
+    assert here("record", "verify").out.startswith("all is well: ")
 
 
 def test_settings_that_changed_between_two_starts_are_in_the_log(busy: Path, here: Run) -> None:
@@ -119,20 +119,20 @@ def test_a_changed_line_is_found_here_and_afar(busy: Path, run: Run) -> None:
         found: dict[str, Any] = {"waiting": 1}
         until = time.monotonic() + 30
         while found["waiting"] and time.monotonic() < until:
-            found = json.loads(run("audit", "verify", *place, "--json").out)
+            found = json.loads(run("record", "verify", *place, "--json").out)
         assert (found["breaches"], found["waiting"]) == ([], 0)
-        assert found["size"] == found["events"] + found["audit"]
-        assert "run.start" in run("audit", "list", *place).out
+        assert found["size"] == found["events"] + found["lines"]
+        assert "run.start" in run("record", "list", *place).out
     connection = sqlite3.connect(busy / "coordinator.sqlite3")
     with connection:
-        connection.execute("DROP TRIGGER audit_no_update")
-        connection.execute("UPDATE audit SET actor = 'nobody' WHERE action = 'run.start'")
+        connection.execute("DROP TRIGGER record_no_update")
+        connection.execute("UPDATE record SET actor = 'nobody' WHERE action = 'run.start'")
     connection.close()
-    said = run("audit", "verify", "--data-dir", busy)
+    said = run("record", "verify", "--data-dir", busy)
     assert said.code == 1
     assert "this row, or one just before it, was changed or removed" in said.out
     assert "this row is not what the tree says it was" in said.out
-    assert json.loads(run("audit", "verify", "--data-dir", busy, "--json").out)["breaches"]
+    assert json.loads(run("record", "verify", "--data-dir", busy, "--json").out)["breaches"]
     assert run("check", "--data-dir", busy).code == 1
 
 
@@ -141,7 +141,7 @@ def test_a_changed_line_is_found_here_and_afar(busy: Path, run: Run) -> None:
     [("--limit", "0"), ("--limit", "501"), ("--before", "-1"), ("--before", "x"), ("--limit", "")],
 )
 def test_wrong_words_get_a_sentence(busy: Path, run: Run, words: tuple[str, ...]) -> None:
-    said = run("audit", "list", *words, "--data-dir", busy)
+    said = run("record", "list", *words, "--data-dir", busy)
     assert said.code in (1, 2)
     assert said.out == ""
 
@@ -149,7 +149,7 @@ def test_wrong_words_get_a_sentence(busy: Path, run: Run, words: tuple[str, ...]
 def test_pages_follow_each_other(busy: Path, here: Run) -> None:
     def pages() -> Iterator[int]:
         before: tuple[str, ...] = ()
-        while rows := json.loads(here("audit", "list", "--limit", "2", "--json", *before).out):
+        while rows := json.loads(here("record", "list", "--limit", "2", "--json", *before).out):
             yield from (row["id"] for row in rows)
             before = ("--before", str(rows[-1]["id"]))
 

@@ -1,4 +1,4 @@
-"""The audit log: who did what to what, append-only and chained.
+"""The record: who did what to what, append-only and chained.
 
 Rows name people by id, never by nickname, host or address, because they outlive `volunteer forget`.
 """
@@ -12,13 +12,13 @@ import msgspec
 from sqlalchemy import Connection, insert, select
 
 from coordinator.database.ledger import hash_chain
-from coordinator.database.tables.record import AUDIT_SEALED, audit
+from coordinator.database.tables.record import RECORD_SEALED, record_lines
 
 DETAIL_CHARS_MAX = 4000
 LISTING_MAX = 500
 
 
-class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+class RecordLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the log."""
 
     id: int
@@ -43,7 +43,7 @@ def append(
     """
     said = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
     conn.execute(
-        insert(audit).values(
+        insert(record_lines).values(
             at=now,
             actor=actor[:64],
             action=action[:64],
@@ -53,20 +53,22 @@ def append(
     )
 
 
-def entries(conn: Connection, before: int | None = None, limit: int = 100) -> list[AuditRow]:
+def entries(conn: Connection, before: int | None = None, limit: int = 100) -> list[RecordLine]:
     """Newest first; `before` (the id of the last line seen) continues the listing."""
-    columns = [audit.c[name] for name in AuditRow.__struct_fields__]
-    query = select(*columns).order_by(audit.c.id.desc()).limit(max(1, min(limit, LISTING_MAX)))
+    columns = [record_lines.c[name] for name in RecordLine.__struct_fields__]
+    query = (
+        select(*columns).order_by(record_lines.c.id.desc()).limit(max(1, min(limit, LISTING_MAX)))
+    )
     if before is not None:
-        query = query.where(audit.c.id < before)
-    return [AuditRow(**row) for row in conn.execute(query).mappings()]
+        query = query.where(record_lines.c.id < before)
+    return [RecordLine(**row) for row in conn.execute(query).mappings()]
 
 
 def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
     """Chain the next lines; how many. Alone in its transaction (see chain.py)."""
-    return hash_chain.seal(conn, audit, AUDIT_SEALED, limit)
+    return hash_chain.seal(conn, record_lines, RECORD_SEALED, limit)
 
 
 def check(conn: Connection) -> list[str]:
     """A sentence where the chain is broken; empty when all is well."""
-    return list(hash_chain.check(conn, audit, AUDIT_SEALED))
+    return list(hash_chain.check(conn, record_lines, RECORD_SEALED))
