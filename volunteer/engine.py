@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
 from shared.clock import Clock, SystemClock
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
@@ -22,7 +20,6 @@ from shared.sentences import Sentence
 from shared.units import GIB
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
-from volunteer.account.practice_server import Practice
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.prompts import Prompts, drawn
 from volunteer.agent.agent import Agent, Machine
@@ -100,7 +97,6 @@ class Engine:
         self.profile = Profile(directories.profile)
         self.clean_end = True
         self._directories = directories
-        self._practice = Practice(directories.profile / "practice")
         self._flags = dict(flags or {})
         self._start_paused = start_paused
         self._connect = self.world.connect or connector(self.world.clock)
@@ -139,7 +135,6 @@ class Engine:
             async with ControlServer(self._hub, self.execute).serve(self.profile.endpoint):
                 return await self._to_the_end()
         finally:
-            await self._practice.stop()
             self._hub.close()
 
     async def _to_the_end(self) -> int:
@@ -194,7 +189,6 @@ class Engine:
             await asyncio.gather(work, stop, return_exceptions=True)
 
     async def _registered(self, identity: Identity, settings: Settings) -> Identity:
-        identity = await self._practising(identity)
         if identity.registered:
             return identity
         return await register(identity, self._enrolment(settings))
@@ -217,14 +211,6 @@ class Engine:
                 )
             )
         self._hub.emit(events.Registering(done=done))
-
-    async def _practising(self, identity: Identity) -> Identity:
-        """Start the practice coordinator if this profile works for it; its port may change."""
-        if not self._practice.owns(identity.url):
-            return identity
-        identity = msgspec.structs.replace(identity, url=await self._practice.start())
-        self.profile.use(identity)
-        return identity
 
     def _machine(self, loaded: Loaded) -> Machine:
         settings, world = loaded.settings, self.world
@@ -282,8 +268,6 @@ class Engine:
             case commands.Begin():
                 self._begun.set()
                 return None
-            case commands.StartPractice():
-                return f"{await self._practice.start()}/join"
             case commands.ChooseRuns(runs=runs):
                 self._set({"runs": runs})
                 if self._agent is not None:
