@@ -17,6 +17,7 @@ from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol import endpoints
 from shared.sentences import Sentence
+from shared.settings import FLAG
 from shared.units import GIB
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
@@ -169,7 +170,7 @@ class Engine:
         )
         if self._start_paused:
             self._agent.pause(commands.Pause(message=START, until="you start"))
-        named = loaded.sources["runs"] == config.FLAG
+        named = loaded.sources["runs"] == FLAG
         try:
             return await self._agent.run(loaded.settings.runs if named else ())
         finally:
@@ -383,14 +384,14 @@ def setting_rows_of(loaded: Loaded) -> tuple[SettingRow, ...]:
     return tuple(
         SettingRow(
             name=row.name,
-            value=config.value(loaded.settings, row.name),
+            value=config.TABLE.value(loaded.settings, row.name),
             source=loaded.sources[row.name],
             type=row.type,
             default=row.default,
             unit=row.unit,
             help=row.help,
         )
-        for row in config.describe()
+        for row in config.TABLE.rows()
     )
 
 
