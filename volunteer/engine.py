@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shared.clock import Clock, SystemClock
-from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
+from shared.errors import BadRequest, Conflict, NotFound, Unreachable, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol import endpoints
@@ -34,6 +35,7 @@ from volunteer.control.local_socket import ControlServer
 from volunteer.control.sentences import START
 from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.i18n.catalogue import choose, use
+from volunteer.machine import outside
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
 from volunteer.net.client import post_json
@@ -76,7 +78,15 @@ class World:
     load: Callable[[str], Workload] | None = None
     machine: Machine | None = None
     listen: bool = True  # serve the local control socket
-    ways: Ways = field(default_factory=lambda: Ways(post=post_json, run=run_quietly))
+    listener: socket.socket | None = None  # made before the process was confined
+    ways: Ways = field(default_factory=lambda: Ways(post=post_json, run=_outside))
+
+
+def _outside(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    try:
+        return outside.do(run_quietly, command, environment)
+    except Unreachable as error:
+        return error.message
 
 
 class Engine:
@@ -133,7 +143,8 @@ class Engine:
         try:
             if not self.world.listen:
                 return await self._to_the_end()
-            async with ControlServer(self._hub, self.execute).serve(self.profile.endpoint):
+            server = ControlServer(self._hub, self.execute, self.world.listener)
+            async with server.serve(self.profile.endpoint):
                 return await self._to_the_end()
         finally:
             self._hub.close()
@@ -363,7 +374,7 @@ class Engine:
         return joined
 
     def _set(self, changes: Mapping[str, Any]) -> tuple[SettingRow, ...]:
-        config.save(self._directories.config / "config.toml", changes)
+        outside.do(config.save, self._directories.config / "config.toml", changes)
         loaded = self.loaded
         self._display = loaded.settings.display
         if "language" in changes:
