@@ -86,15 +86,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(description="How long that code is good.", gt=0, le=3650, extra={"unit": "days"}),
     ] = 30.0
-    release: Annotated[
-        str,
-        Meta(
-            description="Version of the volunteer's program that you recommend, and the SHA-256 of "
-            'its wheel: "0.2.0 sha256:...". It is signed and told to volunteers, who install it '
-            "themselves.",
-            pattern=r"^([0-9]{1,6}(\.[0-9]{1,6}){0,3} sha256:[0-9a-f]{64})?$",
-        ),
-    ] = ""
     alert_webhook: Annotated[
         str,
         Meta(
