@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import complaint, convert, misuse
-from shared.errors import BadRequest, Configuration
+from shared.errors import Configuration
 from shared.links import is_loopback
-from shared.nearest import nearest
 from shared.proof_of_work import BITS_MAX
+from shared.settings import SettingsTable
 from shared.units import DAY_S, GIB, MIB
 
 PREFIX = "COORDINATOR_"
@@ -88,15 +86,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(description="How long that code is good.", gt=0, le=3650, extra={"unit": "days"}),
     ] = 30.0
-    release: Annotated[
-        str,
-        Meta(
-            description="Version of the volunteer's program that you recommend, and the SHA-256 of "
-            'its wheel: "0.2.0 sha256:...". It is signed and told to volunteers, who install it '
-            "themselves.",
-            pattern=r"^([0-9]{1,6}(\.[0-9]{1,6}){0,3} sha256:[0-9a-f]{64})?$",
-        ),
-    ] = ""
     alert_webhook: Annotated[
         str,
         Meta(
@@ -370,59 +359,9 @@ def default_config_file() -> Path:
     return user_config_path("volunteer", appauthor=False) / "coordinator.toml"
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the settings table."""
-
-    name: str
-    type: str
-    default: str
-    unit: str
-    help: str
-
-
-def describe() -> tuple[Setting, ...]:
-    """Every setting with type, default, unit and help, in order."""
-    rows = []
-    for field in msgspec.structs.fields(Settings):
-        kind, meta = get_args(field.type)[:2]
-        name = " or ".join(get_args(kind)) if get_origin(kind) is Literal else kind.__name__
-        unit = (meta.extra or {}).get("unit", "")
-        default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
-        rows.append(
-            Setting(name=field.name, type=name, default=default, unit=unit, help=meta.description)
-        )
-    return tuple(rows)
-
-
-def _known() -> tuple[str, ...]:
-    return tuple(field.name for field in msgspec.structs.fields(Settings))
-
-
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Configuration(f"the settings file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Configuration(f"the settings file {path} is not TOML: {error}") from error
-    for key in table:
-        if key not in _known():
-            near = nearest(key, _known())
-            hint = f'did you mean "{near}"?' if near else "see docs/settings.md"
-            raise Configuration(f'unknown setting "{key}" in {path}: {hint}')
-    return table
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    known = {PREFIX + name.upper(): name for name in _known()}
-    for variable in environ:
-        # Only what looks like a slip is refused: orchestrators set variables under our prefix.
-        near = nearest(variable[len(PREFIX) :], _known()) if variable.startswith(PREFIX) else ""
-        if variable not in known and near:
-            raise Configuration(
-                f"unknown variable {variable}: did you mean {PREFIX}{near.upper()}?"
-            )
-    return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
+TABLE = SettingsTable(
+    Settings, PREFIX, [PREFIX + name for name in ("CONFIG", "SERVER", "TOKEN_FILE")]
+)
 
 
 def model_names(settings: Settings) -> dict[str, str]:
@@ -492,21 +431,7 @@ def load(
     path = config or (Path(named) if (named := environ.get(f"{PREFIX}CONFIG")) else None)
     if path is None and default_config_file().is_file():
         path = default_config_file()
-    sources = [
-        (f"settings file {path}", _from_file(path) if path else {}),
-        ("environment", _from_environment(environ)),
-        (FLAGS, {name: value for name, value in (flags or {}).items() if value is not None}),
-    ]
-    merged: dict[str, Any] = {}
-    for where, values in sources:
-        try:  # each source alone first, so that the message names the right one
-            convert(values, Settings, strict=where.startswith("settings file"))
-        except msgspec.ValidationError as error:
-            if where == FLAGS:
-                raise BadRequest(misuse(error, Settings)) from error
-            raise Configuration(complaint(error, f"{where}: setting", Settings)) from error
-        merged |= values
-    settings = convert(merged, Settings, strict=False)
+    settings, _ = TABLE.load(flags or {}, environ, path)
     _check(settings)
     return settings
 

@@ -94,13 +94,6 @@ def complaint(error: msgspec.ValidationError, table: str, kind: Any = None) -> s
     return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"
 
 
-def misuse(error: msgspec.ValidationError, kind: Any) -> str:
-    """The same of options: "Invalid value for --port: expected a whole number of at most 65535"."""
-    key, what = _parted(error, kind)
-    option = f" for --{key.replace('_', '-')}" if key else ""
-    return f"Invalid value{option}: {what[:1].lower()}{what[1:]}"
-
-
 def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
     """The key that is wrong, if it is one, and what a person should know of it."""
     found = _WHERE.fullmatch(str(error))

@@ -7,22 +7,21 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
 from shared.clock import Clock, SystemClock
-from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
+from shared.errors import BadRequest, Conflict, NotFound, Unreachable, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol import endpoints
 from shared.sentences import Sentence
+from shared.settings import FLAG
 from shared.units import GIB
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
-from volunteer.account.practice_server import Practice
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.prompts import Prompts, drawn
 from volunteer.agent.agent import Agent, Machine
@@ -36,6 +35,7 @@ from volunteer.control.local_socket import ControlServer
 from volunteer.control.sentences import START
 from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.i18n.catalogue import choose, use
+from volunteer.machine import outside
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
 from volunteer.net.client import post_json
@@ -78,7 +78,15 @@ class World:
     load: Callable[[str], Workload] | None = None
     machine: Machine | None = None
     listen: bool = True  # serve the local control socket
-    ways: Ways = field(default_factory=lambda: Ways(post=post_json, run=run_quietly))
+    listener: socket.socket | None = None  # made before the process was confined
+    ways: Ways = field(default_factory=lambda: Ways(post=post_json, run=_outside))
+
+
+def _outside(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    try:
+        return outside.do(run_quietly, command, environment)
+    except Unreachable as error:
+        return error.message
 
 
 class Engine:
@@ -100,7 +108,6 @@ class Engine:
         self.profile = Profile(directories.profile)
         self.clean_end = True
         self._directories = directories
-        self._practice = Practice(directories.profile / "practice")
         self._flags = dict(flags or {})
         self._start_paused = start_paused
         self._connect = self.world.connect or connector(self.world.clock)
@@ -136,10 +143,10 @@ class Engine:
         try:
             if not self.world.listen:
                 return await self._to_the_end()
-            async with ControlServer(self._hub, self.execute).serve(self.profile.endpoint):
+            server = ControlServer(self._hub, self.execute, self.world.listener)
+            async with server.serve(self.profile.endpoint):
                 return await self._to_the_end()
         finally:
-            await self._practice.stop()
             self._hub.close()
 
     async def _to_the_end(self) -> int:
@@ -174,7 +181,7 @@ class Engine:
         )
         if self._start_paused:
             self._agent.pause(commands.Pause(message=START, until="you start"))
-        named = loaded.sources["runs"] == config.FLAG
+        named = loaded.sources["runs"] == FLAG
         try:
             return await self._agent.run(loaded.settings.runs if named else ())
         finally:
@@ -194,7 +201,6 @@ class Engine:
             await asyncio.gather(work, stop, return_exceptions=True)
 
     async def _registered(self, identity: Identity, settings: Settings) -> Identity:
-        identity = await self._practising(identity)
         if identity.registered:
             return identity
         return await register(identity, self._enrolment(settings))
@@ -217,14 +223,6 @@ class Engine:
                 )
             )
         self._hub.emit(events.Registering(done=done))
-
-    async def _practising(self, identity: Identity) -> Identity:
-        """Start the practice coordinator if this profile works for it; its port may change."""
-        if not self._practice.owns(identity.url):
-            return identity
-        identity = msgspec.structs.replace(identity, url=await self._practice.start())
-        self.profile.use(identity)
-        return identity
 
     def _machine(self, loaded: Loaded) -> Machine:
         settings, world = loaded.settings, self.world
@@ -282,8 +280,6 @@ class Engine:
             case commands.Begin():
                 self._begun.set()
                 return None
-            case commands.StartPractice():
-                return f"{await self._practice.start()}/join"
             case commands.ChooseRuns(runs=runs):
                 self._set({"runs": runs})
                 if self._agent is not None:
@@ -378,7 +374,7 @@ class Engine:
         return joined
 
     def _set(self, changes: Mapping[str, Any]) -> tuple[SettingRow, ...]:
-        config.save(self._directories.config / "config.toml", changes)
+        outside.do(config.save, self._directories.config / "config.toml", changes)
         loaded = self.loaded
         self._display = loaded.settings.display
         if "language" in changes:
@@ -399,14 +395,14 @@ def setting_rows_of(loaded: Loaded) -> tuple[SettingRow, ...]:
     return tuple(
         SettingRow(
             name=row.name,
-            value=config.value(loaded.settings, row.name),
+            value=config.TABLE.value(loaded.settings, row.name),
             source=loaded.sources[row.name],
             type=row.type,
             default=row.default,
             unit=row.unit,
             help=row.help,
         )
-        for row in config.describe()
+        for row in config.TABLE.rows()
     )
 
 

@@ -20,9 +20,9 @@ from coordinator.ttl_cache import Fresh
 from shared.decoding import decode
 from shared.errors import Configuration, Unavailable
 from shared.links import JoinLink
-from shared.protocol.accounts import Release, RunInfo, ServerInfo, SignedRelease
+from shared.protocol.accounts import RunInfo, ServerInfo
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
-from shared.signing import SigningKey, canonical, fingerprint
+from shared.signing import SigningKey, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -58,7 +58,6 @@ class ServerIdentity:
         self._settings = settings
         self._clock = clock
         self._db = db
-        self._release = _signed_release(settings.release, key)
         self._key = key
         self._listing = Fresh(listing, RUNS_S, clock)
         self._admin_hash = _token_hash(settings.admin_token_file)
@@ -146,7 +145,6 @@ class ServerIdentity:
             contact=self._settings.contact,
             now=self._clock.now(),
             runs=await self._listing.get(),
-            release=self._release,
         )
 
     async def ping(self) -> None:
@@ -154,15 +152,6 @@ class ServerIdentity:
         if self._db.failed:
             raise Unavailable(self._db.failed, retry_after_s=60.0)
         await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
-
-
-def _signed_release(text: str, key: SigningKey) -> SignedRelease | None:
-    """Return the release that the setting names, signed; None without one."""
-    if not text:
-        return None
-    version, _, sha256 = text.partition(" sha256:")
-    payload = canonical(Release(kind="release", version=version, sha256=sha256))
-    return SignedRelease(payload=payload.decode(), signature=key.sign(payload).hex())
 
 
 @lru_cache(maxsize=1)

@@ -47,19 +47,6 @@ class RunInfo(Message):
     libraries: tuple[str, ...] = ()  # that training needs beside those of the workload
 
 
-class Release(Message):
-    """A release of the program that the organiser has looked at."""
-
-    kind: str  # "release": no other document that the same key signs
-    version: str
-    sha256: str  # of its wheel
-
-
-class SignedRelease(Message):
-    payload: str  # canonical JSON of a Release
-    signature: str  # hex
-
-
 class ServerInfo(Message):
     name: str
     software: str  # version of the package
@@ -74,7 +61,6 @@ class ServerInfo(Message):
     runs: tuple[RunInfo, ...]
     open: bool = False  # strangers register without a code, on probation
     proof_of_work_bits: int = 0  # of a registration without a code; 0 = none is asked for
-    release: SignedRelease | None = None  # that volunteers should have
 
 
 class Device(Message):

@@ -340,6 +340,8 @@ class Workload(Protocol):
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Validate the workload's own keys of `[task]`. Raises InvalidRunFile."""
+        check_keys(raw, (), "task")
+        return {}
 
     def dataset(
         self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
@@ -363,6 +365,7 @@ class Workload(Protocol):
 
     def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
         """Return how many samples each training chunk gives under this config."""
+        return [chunk.items for chunk in manifest.chunks]
 
     def items_per_sample(self, config: Mapping[str, Any]) -> int:
         """Return how many of the `traits.items` one sample is: what `[stop] tokens` and progress
@@ -458,6 +461,7 @@ class Workload(Protocol):
         self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """The tensors of a published file, e.g. with a tied head written out."""
+        return dict(weights)
 
     def convert(
         self,

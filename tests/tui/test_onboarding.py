@@ -18,7 +18,6 @@ from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from tests.tui.pages import LINK, SERVER, SETTINGS, SIZES, SMALL, Snapshot, prepared, settle
 from tests.tui.steps import MET, PAGE, STEPS, at, drawn, tell, walk
 from volunteer.control import commands, events
-from volunteer.control.status import PRACTICE
 from volunteer.text import nobody_at
 from volunteer.tui import keys
 from volunteer.tui.app import VolunteerApp
@@ -56,11 +55,6 @@ def test_picture_of_trouble(
     link = LINK if trouble == "clock" else "http://train.example.org"
     terminal = {**SIZES, "60x16": SMALL}[size]
     assert drawn(engine, snap_compare, "join", size=terminal, then=link)
-
-
-def test_picture_of_practice(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    prepared(engine).answers[commands.Probe] = replace(SERVER, name=PRACTICE)
-    assert drawn(engine, snap_compare, "ready")
 
 
 def test_picture_where_nothing_runs(engine: FakeEngine, snap_compare: Snapshot) -> None:
@@ -211,41 +205,12 @@ async def test_a_clock_that_is_wrong_by_a_day_is_told_before_joining(engine: Fak
         assert "the clock of this machine is 1 day behind the coordinator's: set it right" in text
 
 
-async def test_without_a_link_one_can_practise(engine: FakeEngine) -> None:
-    prepared(engine)
-    engine.answers[commands.StartPractice] = "http://127.0.0.1:4000/join"
-    engine.answers[commands.Probe] = replace(SERVER, name=PRACTICE)
-    async with opened(engine, look=PAGE) as (app, pilot):
-        await settle(app, pilot)
-        await pilot.press("tab", "enter")
-        await settle(app, pilot)
-        assert "What shall we call you?" in screen_text(app)
-        assert "nothing leaves this machine" in screen_text(app)
-        assert isinstance(engine.asked[-1], commands.Probe)
-
-
-async def test_enter_without_a_link_leads_to_what_can_be_done_without_one(
-    engine: FakeEngine,
-) -> None:
-    prepared(engine)
-    engine.answers[commands.StartPractice] = "http://127.0.0.1:4000/join"
-    async with opened(engine, look=PAGE) as (app, pilot):
+async def test_without_a_link_a_command_that_needs_none_is_named(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)
         await pilot.press("enter")
-        await pilot.pause()
-        assert app.focused is not None
-        assert app.focused.id == "others"
-        await pilot.press("enter")
         await settle(app, pilot)
-        assert [c for c in engine.asked if isinstance(c, commands.StartPractice)]
-
-
-async def test_practice_that_cannot_be_set_up_says_why(engine: FakeEngine) -> None:
-    async with at(engine, "join") as (app, pilot):
-        engine.refuses = Configuration("the practice coordinator did not start: disk full")
-        await pilot.press("tab", "enter")
-        await settle(app, pilot)
-        assert "disk full" in screen_text(app)
+        assert "`coordinator demo` shows a whole run" in screen_text(app)
 
 
 async def test_a_name_that_is_taken_leads_back_with_a_free_one(engine: FakeEngine) -> None:

@@ -259,7 +259,7 @@ async def test_the_preset_that_holds_is_marked_and_the_next_is_taken(engine: Fak
 def test_presets_set_the_same_settings_and_right_values() -> None:
     assert len({tuple(sorted(one.changes)) for one in PRESETS}) == 1
     for one in PRESETS:
-        assert settings.check(one.changes, "this") == one.changes
+        assert settings.TABLE.check(one.changes, "this") == one.changes
         assert held(one.changes) == one.name
         assert held({**one.changes, "duty_percent": 7}) == ""
         listed = {k: list(v) if isinstance(v, tuple) else v for k, v in one.changes.items()}

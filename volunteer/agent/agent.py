@@ -14,13 +14,12 @@ from functools import partial
 
 from shared.errors import VolunteerError
 from shared.local_data import LocalData
-from shared.protocol.accounts import Device, ServerInfo
+from shared.protocol.accounts import Device
 from shared.protocol.limits import PROTOCOL
 from shared.sentences import Sentence
 from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
-from volunteer.account.join import check_server, enabled, software
-from volunteer.account.releases import announced, is_newer, notice
+from volunteer.account.join import check_server, enabled
 from volunteer.agent.answering import Answering
 from volunteer.agent.base_versions import Base, BaseVersions
 from volunteer.agent.benchmarks import Benchmarks
@@ -283,7 +282,6 @@ class Agent:
                 Sentence("the coordinator will soon need a newer version: pipx upgrade volunteer"),
                 "warning",
             )
-        self._tell_of_release(server)
         check_chosen(demanded, server.runs)
         self._hub.emit(
             events.Started(
@@ -297,19 +295,6 @@ class Agent:
         self._hub.emit(events.RunsListed(runs=server.runs))
         if wrong := clock_words(server.now - self._timing.clock.now()):
             self._hub.notice(wrong, "warning")
-
-    def _tell_of_release(self, server: ServerInfo) -> None:
-        """Tell of a newer release that the coordinator signed; one it did not is no news."""
-        try:
-            found = announced(server.release, self.remote.identity.public_key)
-        except VolunteerError as error:
-            self._hub.notice(
-                Sentence("the announced release is ignored: {error}", error=error.message),
-                "warning",
-            )
-            return
-        if found is not None and is_newer(found.version, software()):
-            self._hub.notice(notice(found), "warning")
 
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has come to its end."""

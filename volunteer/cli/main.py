@@ -405,12 +405,12 @@ async def _status(control: Any) -> Any:
 
 def _pair(text: str) -> tuple[str, Any]:
     from shared.errors import BadRequest
-    from volunteer.settings.settings import listed
+    from volunteer.settings.settings import TABLE
 
     name, equals, value = text.partition("=")
     if not equals:
         raise BadRequest(Sentence('--set takes NAME=VALUE, not "{text}"', text=text))
-    return name.strip(), listed(name.strip(), value)
+    return name.strip(), TABLE.listed(name.strip(), value)
 
 
 def _plain(value: Any) -> str:

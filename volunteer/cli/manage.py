@@ -16,7 +16,6 @@ from cyclopts import App, Parameter
 from volunteer.cli.exit_codes import EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.receipts import app as receipts
-from volunteer.cli.update import update
 from volunteer.i18n.catalogue import N_, _, shown
 
 if TYPE_CHECKING:
@@ -156,7 +155,6 @@ def uninstall(
 def add_to(app: App) -> None:
     """Make these commands of the program."""
     app.command(service)
-    app.command(update)
     app.command(name)
     app.command(uninstall)
     app.command(receipts)

@@ -10,26 +10,30 @@ import asyncio
 import importlib
 import logging
 import os
+import shutil
 import signal
+import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+import urllib.request
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import psutil
 
 from shared import gc_freeze
 from shared.clock import SystemClock
-from shared.errors import BadRequest, Configuration, Unavailable, Unreachable
+from shared.errors import BadRequest, Configuration, Unavailable, Unreachable, VolunteerError
 from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
-from volunteer.files import exports, set_aside
+from volunteer.files import exports, private_directory, set_aside
 from volunteer.i18n.catalogue import N_, Choice, _, choose, shown, use
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
@@ -50,6 +54,7 @@ LAST_LINES_S = 5.0
 # the process
 MOMENT_S = 10.0
 TRY_S = 0.05
+PORTS = {"https": 443, "socks5": 1080, "socks5h": 1080}  # of addresses that name none
 GOES_ON = N_(
     "the volunteer keeps running in the background: `volunteer status` shows it, `volunteer "
     "stop` ends it"
@@ -114,9 +119,9 @@ def work(options: Options) -> int:
             if _is_ours(profile, held, options):
                 if not options.screen:
                     _lower_priority(settings)
-                _confine(settings, directories, screen=options.screen)
+                listener = _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
-                return asyncio.run(_work(options, directories, profile, settings))
+                return asyncio.run(_work(options, directories, settings, listener))
         code = asyncio.run(_attach(options, profile, settings)) if options.attended else None
         if code is not None:
             return code
@@ -146,19 +151,84 @@ def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
     return True
 
 
-def _confine(settings: Settings, directories: Directories, *, screen: bool) -> None:
-    """Confine this process to its own folders and its memory, before its threads begin."""
+def _confine(settings: Settings, directories: Directories, *, screen: bool) -> socket.socket | None:
+    """Confine this process to its own folders and its memory, before its threads begin. Returns the
+    socket that it serves, which a confined process cannot make.
+    """
     if not settings.sandbox:
-        return
+        return None
     from volunteer.machine import memory_limit, sandbox
 
-    own = [directories.config, directories.profile, directories.cache]
-    with suppress(OSError):  # a home that cannot be written has no exports
-        if screen:
-            exports().mkdir(exist_ok=True)
-            own.append(exports())
-    sandbox.confine(own)
+    listener = None
+    if sandbox.held():
+        from volunteer.control.local_socket import listen
+        from volunteer.machine import outside
+
+        listener = listen(Profile(directories.profile).endpoint)
+        own = [directories.profile, directories.cache, Path(listener.getsockname()).parent]
+        with suppress(OSError):  # a home that cannot be written has no exports
+            if screen:
+                exports().mkdir(exist_ok=True)
+                own.append(exports())
+        temporary = directories.cache / "tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        outside.begin(_outside(directories.config / "config.toml"))
+        ports = _ports(directories, settings)
+        sandbox.confine(own, directories.config, private_directory(temporary), ports)
     memory_limit.limit(settings.memory_gb)
+    return listener
+
+
+def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
+    """Jobs outside of the sandbox, by functions that check what the confined program asks for."""
+    from volunteer.control.alerts import notification, run_quietly
+    from volunteer.machine.keep_awake import hold
+    from volunteer.machine.outside import open_page
+    from volunteer.machine.presence import GNOME_IDLE, run_here, x11_s
+    from volunteer.machine.surroundings import LINUX_METERED
+
+    def save(_: str, changes: Mapping[str, Any]) -> None:
+        if not changes.get("sandbox", True):
+            raise Configuration(
+                Sentence(
+                    "the program cannot free itself: write `sandbox = false` into {path}", path=path
+                )
+            )
+        config.save(path, changes)
+
+    def notify(command: Sequence[str], _: Mapping[str, str]) -> str:
+        return run_quietly((*notification(sys.platform, "")[0][:-1], command[-1]), {})
+
+    def read(command: Sequence[str]) -> str:
+        return run_here(command) if tuple(command) in (GNOME_IDLE, LINUX_METERED) else ""
+
+    return {
+        config.save: save, run_quietly: notify, run_here: read,
+        x11_s: x11_s, hold: hold, open_page: open_page,
+    }  # fmt: skip
+
+
+def _ports(directories: Directories, settings: Settings) -> Collection[int] | None:
+    """The TCP ports of the coordinator and of who else is asked; None while the coordinator is not
+    known.
+    """
+    from shared.links import parse_link
+
+    link = os.environ.get(config.JOIN, "")
+    addresses = [settings.display.webhook, os.environ.get("HF_ENDPOINT", "")]
+    addresses += urllib.request.getproxies().values()
+    try:
+        identity = Profile(directories.profile).current()
+        if identity is not None:
+            addresses.append(identity.url)
+        elif not link:
+            return None
+        if link:
+            addresses.append(parse_link(link).url)
+        parts = [urlsplit(a if "://" in a else f"http://{a}") for a in addresses if a]
+        return {443, 53, *(part.port or PORTS.get(part.scheme, 80) for part in parts)}
+    except (VolunteerError, ValueError):  # who reads it next says what is wrong with it
+        return None
 
 
 def _settings(options: Options, directories: Directories) -> Settings:
@@ -180,8 +250,12 @@ def _settings(options: Options, directories: Directories) -> Settings:
 
 
 async def _work(
-    options: Options, directories: Directories, profile: Profile, settings: Settings
+    options: Options,
+    directories: Directories,
+    settings: Settings,
+    listener: socket.socket | None,
 ) -> int:
+    profile = Profile(directories.profile)
     link = os.environ.get(config.JOIN, "")
     if link:
         await _join_unattended(directories, settings, link)
@@ -191,10 +265,15 @@ async def _work(
     first = options.screen and not link and _new(profile)
 
     def engine() -> Engine:
-        from volunteer.engine import Engine
+        from volunteer.engine import Engine, World
 
-        paused = options.paused or first
-        return Engine(directories, options.flags, start_paused=paused, ask_first=first)
+        return Engine(
+            directories,
+            options.flags,
+            world=World(listener=listener),
+            start_paused=options.paused or first,
+            ask_first=first,
+        )
 
     if options.screen:
         lower = partial(_lower_priority, settings)  # the first paint waits for no other program

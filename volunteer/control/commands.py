@@ -132,13 +132,6 @@ class GetInvitation(Ask[str]):
     """A link with which others can join the same coordinator, as far as it lets them."""
 
 
-class StartPractice(Ask[str]):
-    """Start a private coordinator on this machine; answered with its link.
-
-    The first time takes a minute.
-    """
-
-
 class ChooseRuns(Command):
     """Help only these from the next task on; empty = any. Also written to config.toml."""
 
@@ -278,7 +271,6 @@ AnyCommand = (
     | LookAtDevices
     | GetMeasured
     | GetInvitation
-    | StartPractice
     | ChooseRuns
     | GetSettings
     | SetSettings
@@ -305,7 +297,6 @@ REPLIES: dict[type[Command], Any] = {
     SetSettings: tuple[SettingRow, ...],
     GetMeasured: tuple[Benchmark, ...],
     GetInvitation: str,
-    StartPractice: str,
     MakeLink: LinkCode,
     GetPicture: bytes,
     GetModel: ModelCard,

@@ -136,10 +136,6 @@ class Control:
         """Return a link with which others can join the same coordinator."""
         return await self._ask(commands.GetInvitation())
 
-    async def start_practice(self) -> str:
-        """Start a private coordinator on this machine and return its link. Raises Unavailable."""
-        return await self._ask(commands.StartPractice())
-
     async def settings(self) -> tuple[SettingRow, ...]:
         return await self._ask(commands.GetSettings())
 

@@ -62,8 +62,9 @@ class Hello(msgspec.Struct, frozen=True):
 class ControlServer:
     """Serves one volunteer's control to other processes of the same user."""
 
-    def __init__(self, hub: Hub, execute: Execute) -> None:
+    def __init__(self, hub: Hub, execute: Execute, listener: socket.socket | None = None) -> None:
         self._hub = hub
+        self._listener = listener
         self._execute = execute
         self._clients: set[asyncio.Task[None]] = set()
         self._token = secrets.token_hex(16)
@@ -72,11 +73,12 @@ class ControlServer:
     async def serve(self, record: Path) -> AsyncIterator[None]:
         """Listen until the block ends, with the address written to `record`."""
         if hasattr(socket, "AF_UNIX"):
-            path = _socket_path(record)
-            path.unlink(missing_ok=True)
-            server = await asyncio.start_unix_server(self._meet, path, limit=LINE_BYTES_MAX)
-            path.chmod(0o600)
-            endpoint = SocketAddress(path=str(path), token=self._token, pid=os.getpid())
+            listener = self._listener or listen(record)
+            server = await asyncio.start_unix_server(
+                self._meet, sock=listener, limit=LINE_BYTES_MAX
+            )
+            path = listener.getsockname()
+            endpoint = SocketAddress(path=path, token=self._token, pid=os.getpid())
         else:
             server = await asyncio.start_server(self._meet, "127.0.0.1", 0, limit=LINE_BYTES_MAX)
             port = server.sockets[0].getsockname()[1]
@@ -248,6 +250,16 @@ async def _line(reader: asyncio.StreamReader, kind: Any) -> Any:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def listen(record: Path) -> socket.socket:
+    """Return the Unix socket of a profile, which a process must make before it is confined."""
+    path = _socket_path(record)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    return listener
 
 
 def _socket_path(record: Path) -> Path:

@@ -21,7 +21,6 @@ VERDICTS_MAX = 50
 NOTICES_MAX = 50
 WORK_MAX = 100
 GAMES = ("selfplay", "evaluate")  # kinds of tasks whose steps are games
-PRACTICE = "Practice run"  # name of a private coordinator
 PLAIN = msgspec.structs.replace
 
 Phase: TypeAlias = Literal["claimed", "fetch", "train", "upload", "checking"]
@@ -135,11 +134,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     received_bytes: int = 0
     up_bytes_per_s: float = 0.0  # of the last transfers that tell
     down_bytes_per_s: float = 0.0
-
-    @property
-    def practice(self) -> bool:
-        """Return True if this is only practice: its credits are worth nothing."""
-        return self.server == PRACTICE
 
     def problem(self, device: Device) -> str:
         """Return why a device cannot be used."""

@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
+
+from shared.errors import Unreachable
+from volunteer.machine import outside
 
 # `cat` ends when our end of its standard input closes, and with it the lock.
 LINUX = (
@@ -17,6 +21,7 @@ LINUX = (
     "--why=training",
     "cat",
 )
+_holder: subprocess.Popen[bytes] | None = None  # holds the lock while it runs
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
 
 
@@ -25,7 +30,6 @@ class Awake:
 
     def __init__(self) -> None:
         self.works = True
-        self._helper: subprocess.Popen[bytes] | None = None
         self._on = False
 
     def set(self, on: bool) -> None:
@@ -35,29 +39,24 @@ class Awake:
         self._on = on
         if sys.platform == "win32":
             self._windows(on)
-        elif on:
-            self._hold()
         else:
-            self._release()
-
-    def _hold(self) -> None:
-        command = (
-            ("caffeinate", "-i", "-w", str(os.getpid())) if sys.platform == "darwin" else LINUX
-        )
-        try:
-            self._helper = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError:
             self.works = False
+            with suppress(Unreachable):
+                self.works = outside.do(hold, on)
 
-    def _release(self) -> None:
-        helper, self._helper = self._helper, None
-        if helper is None:
-            return
+    def _windows(self, on: bool) -> None:
+        if sys.platform == "win32":
+            import ctypes
+
+            state = _CONTINUOUS | (_SYSTEM_REQUIRED if on else 0)
+            self.works = bool(ctypes.windll.kernel32.SetThreadExecutionState(state))
+
+
+def hold(on: bool) -> bool:
+    """Hold the lock of this system or let it go. False where it has none."""
+    global _holder
+    helper, _holder = _holder, None
+    if helper is not None:
         if helper.stdin is not None:
             helper.stdin.close()
         helper.terminate()
@@ -66,10 +65,16 @@ class Awake:
         except subprocess.TimeoutExpired:
             helper.kill()
             helper.wait()
-
-    def _windows(self, on: bool) -> None:
-        if sys.platform == "win32":
-            import ctypes
-
-            state = _CONTINUOUS | (_SYSTEM_REQUIRED if on else 0)
-            self.works = bool(ctypes.windll.kernel32.SetThreadExecutionState(state))
+    if not on:
+        return True
+    command = ("caffeinate", "-i", "-w", str(os.getpid())) if sys.platform == "darwin" else LINUX
+    try:
+        _holder = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return False
+    return True

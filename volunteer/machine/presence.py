@@ -16,6 +16,9 @@ from typing import TypeAlias
 
 import psutil
 
+from shared.errors import Unreachable
+from volunteer.machine import outside
+
 COMMAND_S = 5.0
 GNOME_IDLE = (
     "gdbus",
@@ -31,6 +34,15 @@ Run: TypeAlias = Callable[[Sequence[str]], str]
 
 
 def run_command(command: Sequence[str]) -> str:
+    """Return what a program of the system prints, outside of the sandbox; empty when it is missing,
+    fails or hangs.
+    """
+    with contextlib.suppress(Unreachable):
+        return outside.do(run_here, command)
+    return ""
+
+
+def run_here(command: Sequence[str]) -> str:
     """Return what a program of the system prints; empty when it is missing, fails or hangs."""
     try:
         done = subprocess.run(
@@ -62,7 +74,8 @@ def _linux_unused_s(run: Run) -> float | None:
     wayland = bool(os.environ.get("WAYLAND_DISPLAY"))
     desktop = _gnome_s(run)
     if desktop is None and os.environ.get("DISPLAY") and not wayland:
-        desktop = _x11_s()
+        with contextlib.suppress(Unreachable):
+            desktop = outside.do(x11_s)
     if desktop is not None:
         touched.append(desktop)
     elif wayland or os.environ.get("DISPLAY"):
@@ -87,7 +100,7 @@ def terminals_s(root: Path = Path("/dev")) -> float:
     return float(max(0.0, now - max(touched)))
 
 
-def _x11_s() -> float | None:
+def x11_s() -> float | None:
     """By the screen saver extension of X; None where it is missing."""
     import ctypes
     import ctypes.util

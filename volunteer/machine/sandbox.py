@@ -1,15 +1,18 @@
-"""Confine the whole program to its own folders, by the kernel: Landlock, Linux 5.19 and later.
+"""Confine the whole program to its own folders, by the kernel: Landlock and seccomp, Linux 5.19 and
+later.
 
 A coordinator sends data, never code. If a parser of ours, of PyTorch or of Pillow had a hole that
 made code of it, that code could write nothing but the program's own folders and read nothing of its
 owner's: neither documents nor keys. What is confined stays so until it ends, and so do its
-children.
+children; `outside` does what needs the desktop or the settings.
 
     read and execute    the system, Python and its packages
-    write               profile, settings, downloads, exports, temporary files, devices, caches of
+    write               profile, downloads, exports, temporary files of its own, devices, caches of
                         GPU drivers
+    connect             TCP to the ports that are given (Landlock 4), no Unix socket by its name
+    signals             to itself and its children (Landlock 6)
 
-See landlock(7). Not confined: the network, which the program lives by.
+See landlock(7) and seccomp(2).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import socket
 import struct
 import sys
 import tempfile
@@ -26,25 +30,38 @@ from pathlib import Path
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every architecture
 _VERSION = 1 << 0
-_PATH_BENEATH = 1
-_NO_NEW_PRIVS = 38  # prctl
+_PATH_BENEATH, _PORT = 1, 2  # kinds of rules
+_NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2  # prctl
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-_MOVES = 2  # first version that lets files move between folders
+_MOVES, _NET, _SCOPED = 2, 4, 6  # versions that let files move, know TCP, know scopes
 _OF_VERSION = (0, 13, 14, 15, 15, 16)  # number of rights that each version of the interface knows
+_BIND, _CONNECT = 1 << 0, 1 << 1  # rights of TCP ports
+_SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals
 _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15  # truncate, ioctl
 
 SYSTEM = (
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/proc", "/sys", "/run",
-    "/nix", "/gnu", "/snap", "/var/lib/dbus",
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/proc", "/sys", "/nix",
+    "/gnu", "/snap", "/var/lib/dbus",
 )  # fmt: skip
+_PACKAGE = Path(__file__).resolve().parents[2]
 DRIVERS = ("~/.nv", "~/.triton", "~/.cache/miopen", "~/.config/miopen", "~/.cache/AMD")
+
+# What seccomp refuses: the system call, the number of its argument, the test and what with.
+_LOAD, _EQUAL, _LEAST, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of BPF
+_ALLOW, _REFUSE, _NOTHING = 0x7FFF0000, 0x00050001, 0x00050000  # EPERM; success and nothing done
+_TIOCSTI = 0x5412  # types into the terminal
+_CALLS = {
+    # audit number, then: socket socketpair ioctl setxattr lsetxattr fchmodat chmod
+    "x86_64": (0xC000003E, (41, 53, 16, 188, 189, 268, 90)),
+    "aarch64": (0xC00000B7, (198, 199, 29, 5, 6, 53, None)),
+}
 
 
 def offered() -> str:
     """Say in a sentence what this system offers."""
-    version = _version()
+    version = held()
     if version:
         return f"Landlock {version} confines the program to its own folders"
     if platform.system() == "Linux":
@@ -52,44 +69,102 @@ def offered() -> str:
     return "nothing on this system confines the program to its own folders"
 
 
-def confine(own: Iterable[Path]) -> bool:
+def confine(
+    own: Iterable[Path], settings: Path, temporary: Path, ports: Iterable[int] | None
+) -> bool:
     """Confine this process, whose other threads must not have begun, and all that it starts.
 
-    `own` are the folders that it may write. False, and nothing is confined, where the system
-    cannot.
+    `own` are the folders that it may write, `settings` the one that it may only read, `temporary`
+    the one of its temporary files, `ports` those that it may connect to by TCP (None: any, and it
+    may listen). False, and nothing is confined, where the system cannot.
     """
-    version = _version()
+    version = held()
     if not version:
         return False
-    rights = (1 << _OF_VERSION[min(version, len(_OF_VERSION) - 1)]) - 1
-    places = [(path, _READ) for path in _readable()]
-    places += [(path, rights) for path in _writable(own)]
-    ruleset = _call(
-        _CREATE, ctypes.byref(ctypes.create_string_buffer(struct.pack("Q", rights))), 8, 0
-    )
+    os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    _forget_paths()
+    files = (1 << _OF_VERSION[min(version, len(_OF_VERSION) - 1)]) - 1
+    net = _BIND | _CONNECT if ports is not None and version >= _NET else 0
+    handled = struct.pack("QQQ", files, net, _SCOPES)
+    handled = handled[: 24 if version >= _SCOPED else 16 if version >= _NET else 8]
+    ruleset = _call(_CREATE, ctypes.create_string_buffer(handled), len(handled), 0)
     if ruleset < 0:
         return False
     try:
-        for path, access in places:
-            _allow(ruleset, path, access & rights)
+        for path in (*_readable(), settings):
+            _allow(ruleset, path, _READ & files)
+        for path in _writable([*own, temporary]):
+            _allow(ruleset, path, files)
+        for port in set(ports or ()) if net else ():
+            rule = ctypes.create_string_buffer(struct.pack("=QQ", _CONNECT, port))
+            _call(_ADD, ruleset, _PORT, rule, 0)
         libc = ctypes.CDLL(None, use_errno=True)
-        return libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and _call(_RESTRICT, ruleset, 0) == 0
+        return (
+            libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            and _call(_RESTRICT, ruleset, 0) == 0
+            and _filter_calls()
+        )
     finally:
         os.close(ruleset)
 
 
+def _forget_paths() -> None:
+    """Import nothing from the home, what holds it, or the folder the program was started in."""
+    places = {Path.home(), *Path.home().parents}
+    with contextlib.suppress(OSError):  # it may have been deleted
+        places.add(Path.cwd())
+    kept = [entry for entry in sys.path if entry and Path(entry) not in places]
+    sys.path[:] = dict.fromkeys([*kept, str(_PACKAGE)])
+
+
 def _readable() -> Sequence[Path]:
-    python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(entry for entry in sys.path if entry)]
+    python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]
     libraries = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
-    package = Path(__file__).resolve().parents[2]
-    return [Path(place) for place in (*SYSTEM, *python, *libraries, str(package))]
+    found = [Path(place) for place in (*SYSTEM, *python, *libraries)]
+    with contextlib.suppress(OSError):
+        found += [place for place in Path("/run").iterdir() if place.name != "user"]
+    return found
 
 
 def _writable(own: Iterable[Path]) -> Sequence[Path]:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    drivers = [Path(place).expanduser() for place in DRIVERS]
-    temporary = [Path(tempfile.gettempdir()), Path("/dev")]
-    return [*own, *drivers, *temporary, *([Path(runtime)] if runtime else [])]
+    return [*own, *(Path(place).expanduser() for place in DRIVERS), Path("/dev")]
+
+
+def _filter_calls() -> bool:
+    """Refuse system calls that reach what Landlock does not watch. True, and nothing is refused, on
+    a processor whose numbers are not known here.
+    """
+    if platform.machine() not in _CALLS:
+        return True
+    audit, (sock, pair, ioctl, xattr, link_xattr, chmod_at, chmod) = _CALLS[platform.machine()]
+    rows = (
+        (sock, ((1, _ANY, 0b100),), _ALLOW),  # SEQPACKET: CUDA's own
+        (sock, ((0, _EQUAL, socket.AF_UNIX),), _REFUSE),
+        (pair, ((1, _ANY, 0b10),), _REFUSE),  # of datagrams: it can be sent to any name
+        (ioctl, ((1, _EQUAL, _TIOCSTI),), _REFUSE),
+        (xattr, (), _REFUSE),
+        (link_xattr, (), _REFUSE),
+        (chmod, ((1, _ANY, 0o077),), _NOTHING),
+        (chmod_at, ((2, _ANY, 0o077),), _NOTHING),
+        (452, ((2, _ANY, 0o077),), _NOTHING),  # fchmodat2
+        (425, (), _REFUSE),  # io_uring_setup: its calls are not filtered
+        (463, (), _REFUSE),  # setxattrat
+    )
+    code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
+    code += [(_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSE)]  # the x32 interface
+    for number, tests, verdict in rows:
+        if number is None:
+            continue
+        row = [(_LOAD, 0, 0, 0), (_EQUAL, 0, 2 * len(tests) + 1, number)]
+        for done, (argument, test, value) in enumerate(tests):
+            left = 2 * (len(tests) - done) - 1
+            row += [(_LOAD, 0, 0, 16 + 8 * argument), (test, 0, left, value)]
+        code += [*row, (_RETURN, 0, 0, verdict)]
+    code.append((_RETURN, 0, 0, _ALLOW))
+    body = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(body)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(_SECCOMP, _FILTER, program, 0, 0) == 0)
 
 
 def _allow(ruleset: int, path: Path, access: int) -> None:
@@ -105,7 +180,7 @@ def _allow(ruleset: int, path: Path, access: int) -> None:
             os.close(place)
 
 
-def _version() -> int:
+def held() -> int:
     """Return the version of the interface; 0 without one, or one that forbids moving files."""
     if platform.system() != "Linux":
         return 0

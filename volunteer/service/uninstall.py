@@ -27,7 +27,7 @@ from volunteer.storage.leases import Leases
 END_S = 60.0  # for a running volunteer to hand in or give back what it has
 PROBE_S = 0.2
 # directories that are removed once nothing is left in them
-OURS = ("volunteer", "profiles", "cache", "Cache", "practice")
+OURS = ("volunteer", "profiles", "cache", "Cache")
 
 
 class Belonging(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +49,9 @@ def belongings(
     found = [Belonging(what=N_("service"), path=p, size=_size(p), goes=True) for p in service]
     found.append(_belonging(N_("downloads"), directories.cache, goes=True))
     profile = directories.profile
-    practice = profile / "practice"
-    found.append(_belonging(N_("the practice run"), practice, goes=True))
     half_done = _half_done(profile)
     found += half_done
-    inside = _size(profile) - _size(practice) - sum(item.size for item in half_done)
+    inside = _size(profile) - sum(item.size for item in half_done)
     what = N_("account, results not yet submitted")
     found.append(Belonging(what=what, path=profile, size=inside, goes=everything))
     settings = directories.config / "config.toml"

@@ -8,22 +8,17 @@ the error messages and `docs/volunteer-settings.md` are made from it. No secret 
 from __future__ import annotations
 
 import os
-import re
 import socket
-import tomllib
 from collections.abc import Mapping, MutableMapping
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import FieldInfo
 
-from shared.decoding import choices, convert, in_words
-from shared.errors import BadRequest, Configuration, VolunteerError, why
-from shared.nearest import hint, nearest
+from shared.errors import Configuration
 from shared.sentences import Sentence
+from shared.settings import SettingsTable, read_file
 from shared.text import escaped
 from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
@@ -31,7 +26,6 @@ from volunteer.settings.display import Display
 from volunteer.settings.work_rules import Rules
 
 PREFIX = "VOLUNTEER_"
-FLAG = "flag"  # the source of what the command line says
 # Variables that are no settings: where everything lies, which profile, how to join unattended.
 HOME, PROFILE, JOIN = f"{PREFIX}HOME", f"{PREFIX}PROFILE", f"{PREFIX}JOIN"
 _Seconds = {"unit": "s"}
@@ -163,16 +157,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "warning"
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting as a person sees it."""
-
-    name: str
-    type: str
-    default: str
-    unit: str
-    help: str
-
-
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in force, and which source set each: "flag", "environment", "config.toml" or
     "default".
@@ -194,80 +178,7 @@ class Directories(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path  # may be deleted at any time
 
 
-_SUBJECTS: dict[str, type[msgspec.Struct]] = {"rules": Rules, "display": Display}
-
-
-@cache
-def _fields() -> dict[str, tuple[str, FieldInfo]]:
-    """Every setting by name, in order: the subject that it belongs to (or ""), and its field."""
-    kinds: list[tuple[str, type[msgspec.Struct]]] = [*_SUBJECTS.items(), ("", Settings)]
-    return {
-        field.name: (subject, field)
-        for subject, kind in kinds
-        for field in msgspec.structs.fields(kind)
-        if field.name not in _SUBJECTS
-    }
-
-
-def names() -> tuple[str, ...]:
-    return tuple(_fields())
-
-
-def value(settings: Settings, name: str) -> Any:
-    """Return the value of a setting. Raises KeyError for one that is not known."""
-    subject, _ = _fields()[name]
-    return getattr(getattr(settings, subject) if subject else settings, name)
-
-
-def default(name: str) -> Any:
-    """Return the default of a setting. Raises KeyError for one that is not known."""
-    return value(Settings(), name)
-
-
-def _by_subject(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {subject: {} for subject in (*_SUBJECTS, "")}
-    for name, given in values.items():
-        found[_fields()[name][0]][name] = given
-    return found
-
-
-def _settings(values: Mapping[str, Any], *, strict: bool) -> Settings:
-    """Build the settings from values by name. Raises msgspec.ValidationError."""
-    parts = _by_subject(values)
-    settings = convert(parts.pop(""), Settings, strict=strict)
-    rules = convert(parts["rules"], Rules, strict=strict)
-    display = convert(parts["display"], Display, strict=strict)
-    return msgspec.structs.replace(settings, rules=rules, display=display)
-
-
-def describe() -> tuple[Setting, ...]:
-    """Every setting with type, default, unit and help, in order."""
-    rows = []
-    for name, (_, field) in _fields().items():
-        kind, meta = get_args(field.type)[:2]
-        if get_origin(kind) is Literal:
-            type_name = " or ".join(get_args(kind))
-        else:
-            type_name = {tuple: "list of names", dict: "table"}.get(get_origin(kind), "")
-            type_name = type_name or kind.__name__
-        rows.append(
-            Setting(
-                name=name,
-                type=type_name,
-                default=_shown(default(name)),
-                unit=(meta.extra or {}).get("unit", ""),
-                help=meta.description or "",
-            )
-        )
-    return tuple(rows)
-
-
-def table_row(row: Setting) -> str:
-    """A setting as a line of `docs/volunteer-settings.md`."""
-    default = f"`{row.default}`" if row.default else "empty"
-    unit = f" ({row.unit})" if row.unit else ""
-    kind = row.type.replace("|", "\\|")
-    return f"| `{row.name}` | {kind}{unit} | {default} | {row.help} |"
+TABLE = SettingsTable(Settings, PREFIX, (HOME, PROFILE, JOIN))
 
 
 def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> Directories:
@@ -311,67 +222,9 @@ def load(
 
     Raises BadRequest for a wrong flag, Configuration for what is wrong elsewhere.
     """
-    environ = os.environ if environ is None else environ
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    layers = [
-        ("config.toml", _from_file(path)),
-        ("environment", _from_environment(environ)),
-        (FLAG, given),
-    ]
-    merged: dict[str, Any] = {}
-    sources = dict.fromkeys(names(), "default")
-    for source, values in layers:
-        where = str(path) if source == "config.toml" else source
-        merged |= check(values, where, strict=source == "config.toml")
-        sources |= dict.fromkeys(values, source)
-    return Loaded(settings=_settings(merged, strict=True), sources=sources, path=path)
-
-
-def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict[str, Any]:
-    """The values with their right types, or the nearest known name, or what a value must be.
-
-    Raises BadRequest for a flag, Configuration for what is kept somewhere.
-    """
-    kind: type[VolunteerError] = BadRequest if where == FLAG else Configuration
-    place = _PLACES.get(where, where)
-    for name in values:
-        if name not in names():
-            raise kind(
-                Sentence(
-                    '{place}: unknown setting "{name}": {hint}',
-                    place=place,
-                    name=escaped(name),
-                    hint=hint(name, names()),
-                )
-            )
-    try:
-        settings = _settings(values, strict=strict)
-    except msgspec.ValidationError as error:
-        raise kind(_complaint(place, error, typed=not strict)) from error
-    return {name: value(settings, name) for name in values}
-
-
-_PLACES = {
-    FLAG: Sentence("the command line"),
-    "environment": Sentence("the environment"),
-    "settings": Sentence("settings"),
-}
-
-
-def _complaint(place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
-    """Return what is wrong with the value of a setting; it is the value `problem` by itself. All
-    that is `typed` is a text, so that is not what is wrong with it.
-    """
-    what, _, inside = str(error).partition(" - at `$")
-    what = what.removesuffix(", got `str`") if typed else what
-    name = inside.rstrip("`").lstrip(".")
-    if not name:  # a rule of ours, over several settings
-        said = error.__cause__.args[0] if error.__cause__ is not None else what
-        return Sentence("{place}: {problem}", place=place, problem=said)
-    subject, _field = _fields()[re.split(r"[.\[]", name)[0]]
-    right = choices(_SUBJECTS.get(subject, Settings), name) if "enum value" in what else ()
-    problem = in_words(what, right)
-    return Sentence('{place}: setting "{name}": {problem}', place=place, name=name, problem=problem)
+    file = path if path.exists() else None
+    settings, sources = TABLE.load(flags or {}, os.environ if environ is None else environ, file)
+    return Loaded(settings=settings, sources=sources, path=path)
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:
@@ -382,8 +235,8 @@ def save(path: Path, changes: Mapping[str, Any]) -> None:
     """
     import tomlkit  # only writing needs it
 
-    values = check(changes, "settings")
-    before = _from_file(path)
+    values = TABLE.check(changes, "settings")
+    before = read_file(path) if path.exists() else {}
     text = path.read_bytes().decode() if path.exists() else ""
     document = tomlkit.parse(text)
     for name, wanted in values.items():
@@ -406,64 +259,3 @@ def save(path: Path, changes: Mapping[str, Any]) -> None:
 def _host() -> str:
     name = socket.gethostname().partition(".")[0].lower()
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:64] or "host"
-
-
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise Configuration(
-            Sentence("{path} cannot be read: {why}", path=path, why=why(error))
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Configuration(
-            Sentence(
-                "the settings file {path} is not TOML ({error}); correct it, or move it away to "
-                "start with defaults",
-                path=path,
-                error=error,
-            )
-        ) from error
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    known = {PREFIX + name.upper(): name for name in names()}
-    found: dict[str, Any] = {}
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in (HOME, PROFILE, JOIN) or not text:
-            continue
-        if variable not in known:
-            near = nearest(variable[len(PREFIX) :], names())
-            if near:  # what looks like a slip; others may have variables of their own
-                raise Configuration(
-                    Sentence(
-                        "unknown variable {variable}: did you mean {known}?",
-                        variable=variable,
-                        known=PREFIX + near.upper(),
-                    )
-                )
-            continue
-        found[known[variable]] = listed(known[variable], text)
-    return found
-
-
-def listed(name: str, text: str) -> str | list[str] | dict[str, str]:
-    """A value typed as text; lists are separated by commas, of a table each entry is
-    `name=value`.
-    """
-    standard = default(name) if name in _fields() else None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if isinstance(standard, dict):
-        pairs = [part.partition("=") for part in parts]
-        return {key.strip(): value.strip() for key, _, value in pairs}
-    return parts if isinstance(standard, tuple) else text
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={item}" for name, item in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -235,7 +235,9 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
         raise Configuration(problem)
     if row.type == "float" and "." not in text:
         text = text.replace(",", ".", 1)  # as half of the world writes it
-    value = settings.check({row.name: settings.listed(row.name, text)}, "this", strict=False)
+    value = settings.TABLE.check(
+        {row.name: settings.TABLE.listed(row.name, text)}, "this", strict=False
+    )
     return value[row.name]
 
 

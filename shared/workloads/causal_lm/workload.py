@@ -25,7 +25,6 @@ from shared.workloads.base import (
     Sample,
     Work,
     Workload,
-    check_keys,
 )
 from shared.workloads.causal_lm import config as settings
 from shared.workloads.causal_lm.config import BASE, CausalConfig
@@ -46,10 +45,6 @@ class CausalWorkload(Workload):
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return settings.config_for(raw, manifest).to_dict()
-
-    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        check_keys(raw, (), "task")
-        return {}
 
     def dataset(
         self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
@@ -176,11 +171,6 @@ class CausalWorkload(Workload):
         checked = CausalConfig.from_dict(config)
         model = build(checked, weights, weights, device)
         return CausalDecoder(checked, model, tokenizer, slots, device)
-
-    def export(
-        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        return dict(weights)
 
     def convert(
         self,

@@ -22,7 +22,6 @@ from shared.workloads.base import (
     Traits,
     Work,
     Workload,
-    check_keys,
 )
 from shared.workloads.data.image_chunks import images_of
 from shared.workloads.dcgan import config as dcgan_config
@@ -63,10 +62,6 @@ class DcganWorkload(Workload):
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return dcgan_config.config_for(raw, manifest).to_dict()
-
-    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        check_keys(raw, (), "task")
-        return {}
 
     def schema(self, config: Mapping[str, Any]) -> Schema:
         return dcgan_config.schema(DcganConfig.from_dict(config))
@@ -125,11 +120,6 @@ class DcganWorkload(Workload):
         from shared.workloads.dcgan.evaluate import sample
 
         return sample(DcganConfig.from_dict(config), weights, prompt, seed)
-
-    def export(
-        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        return dict(weights)
 
     def convert(
         self,

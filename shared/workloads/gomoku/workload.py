@@ -7,7 +7,7 @@ torch when a tensor is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,9 +77,6 @@ class GomokuWorkload(Workload):
             found[spec.name] = torch.from_numpy(value)
         return found
 
-    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
-        return [chunk.items for chunk in manifest.chunks]
-
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         """Of one position that is learnt from."""
         return 3 * gomoku_config.forward_flops(GomokuConfig.from_dict(config))
@@ -133,11 +130,6 @@ class GomokuWorkload(Workload):
         from shared.workloads.gomoku.match import exhibition
 
         return exhibition(GomokuConfig.from_dict(config), weights, seed)
-
-    def export(
-        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        return dict(weights)
 
     def convert(
         self,

@@ -22,7 +22,6 @@ from shared.workloads.base import (
     Traits,
     Work,
     Workload,
-    check_keys,
 )
 from shared.workloads.data.windows import windows_of
 from shared.workloads.gpt import config as gpt_config
@@ -64,10 +63,6 @@ class GptWorkload(Workload):
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return gpt_config.config_for(raw, manifest).to_dict()
-
-    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        check_keys(raw, (), "task")
-        return {}
 
     def schema(self, config: Mapping[str, Any]) -> Schema:
         return gpt_config.schema(GptConfig.from_dict(config))

@@ -1,4 +1,4 @@
-"""First step: a join link or an address, checked while it is typed; or a practice coordinator."""
+"""First step: a join link or an address, checked while it is typed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ from shared.links import is_loopback, parse_link, tidy_link
 from shared.proof_of_work import work_words
 from shared.protocol.accounts import ServerInfo
 from shared.text import printable
-from volunteer.control.status import PRACTICE
 from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.text import clock_words
 from volunteer.tui.onboarding.step import Choice, Step, said
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field
-from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 SETTLE_S = 0.4  # after the last key, before the coordinator is probed
-PRACTISE = "practise"
 HOW = (
     N_("Your machine gets the newest model and a small piece of work: a task."),
     N_("It trains at low priority; space pauses it within two seconds."),
     N_("Its result is checked, merged with the results of others, and paid."),
     N_("No training starts before you say so, on the last of these pages."),
 )
-COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
+NO_LINK = N_("Without a link `coordinator demo` shows a whole run on this machine.")
 
 NAME_CELLS = 9  # of the names before what a coordinator says of itself, at the least
 
@@ -65,7 +62,6 @@ class JoinStep(Step):
             placeholder=_("paste your join link, or the address of a coordinator"), id="link"
         )
         yield FunctionPanel(self._verdict, id="answer")
-        yield Listing(COLUMNS, self._others, id="others", classes="card")
         yield FunctionPanel(self._how, title=N_("How it works"), id="how", classes="card")
 
     def begin(self, why: str = "") -> None:
@@ -76,16 +72,11 @@ class JoinStep(Step):
             self._check(field.value)  # typed before a control was attached
 
     def proceed(self) -> None:
-        if self.query_one("#others").has_focus:
-            return  # the list posts the choice itself
         if self.choice.server is not None:
             self.post_message(self.Done())
         elif not self._busy:
             text = self.query_one("#link", Input).value
-            if text.strip():
-                self._check(text)
-            else:
-                self.query_one("#others", Listing).focus()  # without a link the choice is there
+            self._check(text)
 
     # The link.
 
@@ -122,7 +113,6 @@ class JoinStep(Step):
             self._tell(advice(error, text))
         else:
             self.choice.link, self.choice.server = text, server
-            self.choice.practice = server.name == PRACTICE
             self._busy = ""
             self._draw()
 
@@ -132,40 +122,6 @@ class JoinStep(Step):
 
     def _draw(self) -> None:
         self.query_one("#answer", FunctionPanel).draw()
-
-    # Other coordinators.
-
-    def _others(self, scene: Scene) -> Filling:
-        row = Row(
-            key=PRACTISE,
-            cells=(
-                ((_("practise on this machine"), "value"),),
-                ((_("private; its credits are worth nothing"), "dim"),),
-            ),
-        )
-        return Filling(rows=(row,), title=_("I have no link"), subtitle=_("tab, then enter"))
-
-    @on(Listing.Chosen)
-    def _chosen(self, event: Listing.Chosen) -> None:
-        event.stop()
-        self.run_worker(self._practise(), group="probe", exclusive=True)
-
-    async def _practise(self) -> None:
-        if self.engine is None:
-            return
-        self._trouble = ""
-        self._busy = _("setting up a coordinator of your own; the first time takes about a minute")
-        self._draw()
-        try:
-            link = await self.engine.start_practice()
-            self.choice.server = await self.engine.probe(link)
-        except VolunteerError as error:
-            self._tell(shown(error.message))
-            return
-        self.choice.link, self.choice.practice = link, True
-        self._busy = ""
-        self._draw()
-        self.post_message(self.Done())
 
     # Texts.
 
@@ -187,7 +143,7 @@ class JoinStep(Step):
             "Your organiser gives you a join link. It also proves that the right "
             "coordinator answers."
         )
-        return said(text, width, height, "dim")
+        return [*said(text, width, 4, "dim"), *said(_(NO_LINK), width, 2, "dim")][:height]
 
 
 def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:

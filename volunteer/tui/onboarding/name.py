@@ -22,7 +22,6 @@ SENT = (
     N_("how fast your devices are"),
     N_("the result of training; never a file of yours"),
 )
-PRACTICE = N_("This is practice: nothing leaves this machine.")
 
 
 class NameStep(Step):
@@ -85,8 +84,6 @@ class NameStep(Step):
         )[:height]
 
     def _sent(self, scene: Scene, width: int, height: int) -> list[Line]:
-        if self.choice.practice:
-            return said(_(PRACTICE), width, height)
         lines: list[Line] = []
         for text in SENT:
             lines += said(_(text), width, 2, "dim", scene.glyphs.dot)

@@ -47,13 +47,11 @@ class ReadyStep(Step):
             ((indent, "text"), (" " * inner, "here")),
             (edge,),
         ]
-        notes: tuple[str, ...] = (
+        notes = (
             _("space pauses; your machine is free within two seconds"),
             _("f finishes the task in hand and takes no more"),
             _("q quits; finished work is kept"),
         )
-        if self.choice.practice:
-            notes = (_("this is practice: its credits are worth nothing"), *notes)
         dot = scene.glyphs.dot
         column = max(0, (width - max(cell_len(n) for n in notes) - 2) // 2)
         for note in notes:

@@ -145,7 +145,6 @@ class Onboarding(Page):
             background-tint: $background 0%;
         }
         #answer { height: 8; padding: 0 1; }
-        #others { height: 6; }
         #how { height: 6; display: none; }
         &.-tall #how { display: block; }
         #verdict-name { height: 3; padding: 0 1; }
@@ -161,13 +160,12 @@ class Onboarding(Page):
         &.-short #frame, &.-flat #frame { padding: 0 1; }
         &.-short #heading, &.-flat #heading { height: 1; padding: 0; }
         &.-short #answer, &.-flat #answer { height: 4; }
-        &.-short #others { height: 4; }
         &.-short #verdict-name { height: 2; }
         &.-short #sent { height: 1fr; }
         &.-short #setting-help { height: 2; }
         &.-short #machine { height: 1fr; }
         &.-short #about-run { height: 2; }
-        &.-flat #steps, &.-flat #others { display: none; }
+        &.-flat #steps { display: none; }
     }
     """
 

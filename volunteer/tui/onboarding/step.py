@@ -25,7 +25,6 @@ class Choice(msgspec.Struct, kw_only=True):
     link: str = ""
     server: ServerInfo | None = None
     name: str = ""
-    practice: bool = False
     joined: bool = False
     settings: tuple[SettingRow, ...] = ()
     measured: bool = False  # the benchmark is over or was not wanted

@@ -13,8 +13,10 @@ from urllib.parse import quote
 
 from textual.app import SuspendNotSupported
 
+from shared.errors import Unreachable
 from shared.protocol.accounts import RunInfo
 from volunteer.i18n.catalogue import N_, _
+from volunteer.machine import outside
 from volunteer.tui.keys import Command
 
 if TYPE_CHECKING:
@@ -57,7 +59,6 @@ WEB = Command(
     rank=64,
 )
 SHARED = (SAMPLES, CHART, MODEL, WEB)
-BROWSER_S = 10.0
 GRAPHICAL = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
@@ -168,7 +169,12 @@ def _shown(app: VolunteerApp) -> str:
 
 async def in_browser(page: str) -> bool:
     """Open an address in the browser of this machine; False where it has none."""
-    return has_browser(os.environ) and await _opened(page)
+    if not has_browser(os.environ):
+        return False
+    try:
+        return await asyncio.to_thread(outside.do, outside.open_page, page)
+    except Unreachable:
+        return False
 
 
 def has_browser(environ: Mapping[str, str], platform: str = sys.platform) -> bool:
@@ -176,18 +182,3 @@ def has_browser(environ: Mapping[str, str], platform: str = sys.platform) -> boo
     if any(environ.get(name) for name in ("SSH_CONNECTION", "SSH_TTY")):
         return False
     return platform in ("darwin", "win32") or any(environ.get(name) for name in GRAPHICAL)
-
-
-async def _opened(page: str) -> bool:
-    """Return True if a browser took the address. It may write where it likes but not here."""
-    silent = asyncio.subprocess.DEVNULL
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "webbrowser", page),
-            stdin=silent,
-            stdout=silent,
-            stderr=silent,
-        )
-        return await asyncio.wait_for(child.wait(), BROWSER_S) == 0
-    except (OSError, TimeoutError):
-        return False

@@ -233,9 +233,9 @@ def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     options = choices(row)
     if options and row.type != "bool":
         lines.append(_fact(_("choose"), ", ".join(options)))
-    known = row.name in settings.names()  # not one of a newer agent
+    known = row.name in settings.TABLE.names  # not one of a newer agent
     standard = msgspec.structs.replace(
-        row, value=settings.default(row.name) if known else row.value
+        row, value=settings.TABLE.default(row.name) if known else row.value
     )
     lines.append(_fact(_("default"), shown(standard)))
     lines.append(_fact(_("set by"), _(SOURCES.get(row.source, row.source))))

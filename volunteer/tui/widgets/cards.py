@@ -10,7 +10,7 @@ from shared.protocol.accounts import Benchmark, Device, Me
 from shared.text import duration
 from volunteer.control.events import Sensed
 from volunteer.control.sentences import escrow_words
-from volunteer.i18n.catalogue import N_, _, ngettext, number, pgettext, shown
+from volunteer.i18n.catalogue import _, ngettext, number, pgettext, shown
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss, measure_word
 from volunteer.tui.status_line import activity, next_merge, traffic
@@ -141,9 +141,6 @@ def energy(sensed: Sensed) -> Line:
     return ((said, "text"), (" " + _("(estimate)") if sensed.estimated else "", "warn"))
 
 
-WORTH = {"run": N_("answers for credits"), "practice": N_("practice credits")}
-
-
 class CreditsCard(Panel):
     """Card of the credits."""
 
@@ -157,8 +154,7 @@ class CreditsCard(Panel):
         name = shown_name(status.nickname, account, scene.glyphs)
         whose = f" {scene.glyphs.dot} {name}" if name else ""
         known = age(scene) if status.me is not None else ""
-        worth = WORTH["practice" if status.practice else "run"]
-        return f"{_('Credits')}{whose}", known or _(worth)
+        return f"{_('Credits')}{whose}", known or _("answers for credits")
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return aged(credit_lines(scene, width, height), scene)

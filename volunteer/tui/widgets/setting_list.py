@@ -209,7 +209,7 @@ class SettingList(Vertical):
         """Reset the setting under the cursor to its default."""
         row = self.chosen
         if row is not None and row.source == "config.toml":
-            self.post_message(self.Changed(row, settings.default(row.name)))
+            self.post_message(self.Changed(row, settings.TABLE.default(row.name)))
 
     @on(Input.Changed, "#field")
     def _typed(self, event: Input.Changed) -> None:

@@ -320,12 +320,12 @@ async def test_a_webhook_gets_a_small_document() -> None:
 )
 def test_an_address_that_is_none_is_refused_when_it_is_set(url: str) -> None:
     with pytest.raises(Configuration, match="begins with https://"):
-        config.check({"webhook": url}, "this")
+        config.TABLE.check({"webhook": url}, "this")
 
 
 def test_an_address_of_this_machine_may_be_plain() -> None:
     for url in ("http://127.0.0.1:8080/x", "https://chat.example.org/x", ""):
-        assert config.check({"webhook": url}, "this") == {"webhook": url}
+        assert config.TABLE.check({"webhook": url}, "this") == {"webhook": url}
 
 
 async def test_what_is_under_way_at_the_end_is_waited_for() -> None:

@@ -1,75 +1,194 @@
-"""Try what a confined program may still do, in a process of its own."""
+"""Try what a confined program may still do, in a process of its own beside real ones to reach."""
 
 from __future__ import annotations
 
 import os
+import socket
+import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from volunteer.account.profile import Identity, Profile
 from volunteer.machine import sandbox
 
 CODE = """
-import sys
+import os, signal, socket, sys
 from pathlib import Path
-from volunteer.machine import sandbox
+from volunteer.cli import start
+from volunteer.settings import settings
 
-own, other = Path(sys.argv[1]), Path(sys.argv[2])
-print("confined", sandbox.confine([own, own / "not there"]))
+home, run, victim, known, other = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:])
+places = settings.directories()
+listener = start._confine(settings.Settings(), places, screen=True)
+from volunteer.control.local_socket import listen
+from volunteer.machine import outside
+import tempfile
+
+own, key, config = places.profile, home / ".ssh" / "id", places.config / "config.toml"
+
+def unix(address, kind=socket.SOCK_STREAM):
+    with socket.socket(socket.AF_UNIX, kind) as made:
+        made.connect(address)
+
+def pair(address):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.connect(address)
+
+def tcp(port):
+    socket.create_connection(("127.0.0.1", port), 5).close()
+
 for name, act in (
     ("write own", lambda: (own / "new").write_text("x")),
-    ("move own", lambda: (own / "new").replace(own / "deep" / "moved")),
-    ("link own", lambda: (own / "link").hardlink_to(own / "deep" / "moved")),
-    ("read own", lambda: (own / "deep" / "moved").read_text()),
-    ("read other", lambda: (other / "secret").read_text()),
-    ("list other", lambda: list(other.iterdir())),
-    ("write other", lambda: (other / "secret").write_text("mine")),
-    ("make other", lambda: (other / "planted").write_text("mine")),
-    ("delete other", lambda: (other / "secret").unlink()),
+    ("move own", lambda: (own / "new").replace(own / "receipts")),
+    ("link own", lambda: (own / "link").hardlink_to(own / "receipts")),
+    ("read own", lambda: (own / "receipts").read_text()),
+    ("export", lambda: (home / "volunteer" / "card.txt").write_text("x")),
     ("import", lambda: __import__("torch")),
     ("null", lambda: Path("/dev/null").write_text("x")),
+    ("temporary", lambda: tempfile.TemporaryFile().close()),
+    ("child", lambda: os.kill(os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "60"), signal.SIGKILL)),
+    ("coordinator", lambda: tcp(known)),
+    ("resolve", lambda: socket.getaddrinfo("localhost", 80)),
+    ("serve", lambda: listener.listen()),
+    ("read config", lambda: config.read_text()),
+    ("save", lambda: outside.do(settings.save, config, {"threads": 3})),
+    ("read other", lambda: key.read_text()),
+    ("list other", lambda: list(key.parent.iterdir())),
+    ("write other", lambda: key.write_text("mine")),
+    ("delete other", lambda: key.unlink()),
+    ("bus", lambda: unix(str(run / "bus"))),
+    ("bus by a pair", lambda: pair(str(run / "datagrams"))),
+    ("abstract", lambda: unix("\\0" + str(run))),
+    ("unit", lambda: (run / "systemd" / "evil.service").write_text("x")),
+    ("runtime files", lambda: list(run.iterdir())),
+    ("kill", lambda: os.kill(victim, signal.SIGKILL)),
+    ("write config", lambda: config.write_text("sandbox = false")),
+    ("replace config", lambda: (own / "new").rename(config)),
+    ("other port", lambda: tcp(other)),
+    ("bind", lambda: socket.create_server(("127.0.0.1", 0))),
+    ("shared temporary", lambda: (home.parent / "planted").write_text("x")),
+    ("type", lambda: __import__("fcntl").ioctl(0, 0x5412, b"x")),
+    ("acl", lambda: os.setxattr(key, "user.x", b"x")),
+    ("start path", lambda: (home / "document.txt").read_text()),
+    ("free", lambda: outside.do(settings.save, config, {"sandbox": False})),
+    ("job", lambda: outside.do(os.getcwd)),
+    ("mode", lambda: key.chmod(0o644)),
 ):
     try:
         act()
-        print(name, "done")
-    except OSError as error:
-        print(name, type(error).__name__)
+        print(name, "done", sep="=")
+    except Exception as error:
+        print(name, type(error).__name__, sep="=")
+from volunteer.machine.presence import run_here
+print("program", repr(outside.do(run_here, ["id"])), sep="=")
+print("home on sys.path", str(home) in sys.path, sep="=")
 """
-HELD = sandbox.offered().startswith("Landlock")
+HELD = sandbox.held()
+REFUSED = {
+    "a: sockets of other programs": ("bus", "bus by a pair"),
+    "b: their files in the runtime directory": ("unit", "runtime files"),
+    "d: its own settings": ("write config", "replace config", "free"),
+    "f: temporary files of others": ("shared temporary",),
+    "files of its owner": ("read other", "list other", "write other", "delete other", "start path"),
+    "its terminal, and more": ("type", "acl", "job"),
+}
 
 
-@pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """A folder of the program and one of its owner; temporary files lie beside both."""
-    own, other, temporary = tmp_path / "own", tmp_path / "other", tmp_path / "tmp"
-    for path in (own / "deep", other, temporary):
-        path.mkdir(parents=True)
-    (other / "secret").write_text("key")
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    return own, other
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Outcome of each act of a confined process, and the state of what it tried to reach."""
+    with ExitStack() as held:
+        base = Path(held.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
+        home, run = base / "home", base / "run"
+        for path in (home / ".ssh", run / "systemd"):
+            path.mkdir(parents=True)
+        key = home / ".ssh" / "id"
+        key.write_text("key")
+        key.chmod(0o600)
+        (home / "document.txt").write_text("private")
+        (home / "probe.py").write_text(CODE)
+        kinds = (
+            (str(run / "bus"), socket.SOCK_STREAM),
+            (str(run / "datagrams"), socket.SOCK_DGRAM),
+            ("\0" + str(run), socket.SOCK_STREAM),
+        )
+        for address, kind in kinds:
+            made = held.enter_context(socket.socket(socket.AF_UNIX, kind))
+            made.bind(address)
+            if kind == socket.SOCK_STREAM:
+                made.listen()
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
+        known, other = (server.getsockname()[1] for server in servers)
+        victim = held.enter_context(subprocess.Popen(["sleep", "600"]))
+        held.callback(victim.kill)
+        environ = {
+            **{name: value for name, value in os.environ.items() if name != "TMPDIR"},
+            "HOME": str(home), "XDG_RUNTIME_DIR": str(run), "VOLUNTEER_HOME": str(home / "data"),
+        }  # fmt: skip
+        _joined(home / "data", f"http://127.0.0.1:{known}", environ)
+        done = subprocess.run(
+            [sys.executable, "probe.py", *map(str, (home, run, victim.pid, known, other))],
+            capture_output=True, text=True, check=False, timeout=120, env=environ, cwd=home,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outcome = dict(line.split("=", 1) for line in done.stdout.splitlines())
+        outcome["victim"] = str(victim.poll())
+        outcome["key"] = f"{key.read_text()} {stat.S_IMODE(key.stat().st_mode):o}"
+        outcome["config"] = (home / "data" / "config.toml").read_text()
+        yield outcome
 
 
-def outcome(own: Path, other: Path) -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(own), str(other)],
-        capture_output=True, text=True, check=True, timeout=120, env=dict(os.environ),
+def _joined(base: Path, url: str, environ: dict[str, str]) -> None:
+    from volunteer.settings import settings
+
+    identity = Identity(
+        url=url, tls_pin="", public_key="ab" * 32, fingerprint="", server="Lab", volunteer_id="v",
+        worker_id="w", secret="s", nickname="Ann", registered=True,
     )  # fmt: skip
-    return dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    places = settings.directories(environ)
+    Profile(places.profile).use(identity)
+    (base / "config.toml").write_text("# mine\n")
 
 
-def test_a_confined_program_has_its_own_folders_and_no_others(places: tuple[Path, Path]) -> None:
-    found = outcome(*places)
-    for act in ("write own", "move own", "link own", "read own", "import", "null"):
-        assert found[act] == "done"
-    refused = ("read other", "list other", "write other", "make other", "delete other")
-    if HELD:
-        assert found["confined"] == "True"
-        assert {found[act] for act in refused} == {"PermissionError"}
-        assert (places[1] / "secret").read_text() == "key"
-    else:
-        assert found["confined"] == "False"
+def test_a_confined_program_does_its_work(found: dict[str, str]) -> None:
+    acts = (
+        "write own", "move own", "link own", "read own", "export", "import", "null", "temporary",
+        "child", "coordinator", "resolve", "serve", "read config", "save",
+    )  # fmt: skip
+    assert {act: found[act] for act in acts} == dict.fromkeys(acts, "done")
+    assert found["config"] == "# mine\nthreads = 3\n"
+
+
+@pytest.mark.skipif(not HELD, reason="this kernel confines nothing")
+@pytest.mark.parametrize("hole", REFUSED)
+def test_a_hole_is_closed(found: dict[str, str], hole: str) -> None:
+    assert "done" not in {found[act] for act in REFUSED[hole]}, found
+
+
+@pytest.mark.skipif(HELD < 6, reason="this kernel knows no scopes")
+def test_a_confined_program_signals_no_other_and_reaches_no_abstract_socket(
+    found: dict[str, str],
+) -> None:
+    assert (found["kill"], found["victim"]) == ("PermissionError", "None")
+    assert found["abstract"] == "PermissionError"
+
+
+@pytest.mark.skipif(HELD < 4, reason="this kernel knows no rules for ports")
+def test_a_confined_program_connects_to_its_coordinator_only(found: dict[str, str]) -> None:
+    assert found["other port"] == found["bind"] == "PermissionError"
+
+
+@pytest.mark.skipif(not HELD, reason="this kernel confines nothing")
+def test_a_key_stays_private_and_the_home_is_not_imported_from(found: dict[str, str]) -> None:
+    assert found["key"] == "key 600"
+    assert found["home on sys.path"] == "False"
+    assert found["program"] == "''"  # no other programs are run outside
 
 
 def test_what_a_system_offers_is_a_sentence() -> None:

@@ -28,8 +28,6 @@ def home(path: Path, profile: str = "") -> Directories:
     places = directories({"VOLUNTEER_HOME": str(path)}, profile)
     (places.config / "config.toml").write_text("threads = 1\n")
     (places.cache / "weights").write_bytes(b"w" * 5000)
-    (places.profile / "practice").mkdir()
-    (places.profile / "practice" / "practice.json").write_text("{}")
     (places.profile / "current").write_text("abc")
     (places.profile / "abc").mkdir()
     (places.profile / "abc" / "identity.json").write_text("secret")
@@ -53,7 +51,6 @@ def test_the_account_and_the_settings_stay_unless_all_is_to_go(tmp_path: Path) -
     assert listed == {
         "service": (7, True),
         "downloads": (5000, True),
-        "the practice run": (2, True),
         "half-done training": (340, True),
         "account, results not yet submitted": (16, False),
         "settings": (12, False),
@@ -74,7 +71,6 @@ def test_removing_keeps_the_account_and_all_leaves_nothing(tmp_path: Path) -> No
     places = home(tmp_path / "volunteer")
     assert remove(belongings(places, (), everything=False)) == []
     assert not places.cache.exists()
-    assert not (places.profile / "practice").exists()
     assert (places.profile / "abc" / "identity.json").read_text() == "secret"
     assert not list(places.profile.rglob("inner/*")) + list(places.profile.rglob("tasks/*"))
     assert list(places.profile.rglob("outbox/*"))

@@ -203,12 +203,16 @@ def test_any_text_survives_saving(
 
 
 def test_every_setting_is_described() -> None:
-    rows = config.describe()
-    assert [row.name for row in rows] == list(config.names())
+    rows = config.TABLE.rows()
+    assert [row.name for row in rows] == list(config.TABLE.names)
     parts = (Rules, Display, Settings)
     fields = [name for part in parts for name in part.__struct_fields__]
-    assert sorted([*config.names(), "rules", "display"]) == sorted(fields)  # no name stands for two
-    assert all(config.value(Settings(), row.name) == config.default(row.name) for row in rows)
+    assert sorted([*config.TABLE.names, "rules", "display"]) == sorted(
+        fields
+    )  # no name stands for two
+    assert all(
+        config.TABLE.value(Settings(), row.name) == config.TABLE.default(row.name) for row in rows
+    )
     assert all(row.help.endswith((".", ")")) and row.type for row in rows)
 
 
@@ -230,8 +234,8 @@ def test_directories_lie_below_one_home_and_belong_to_a_host(tmp_path: Path) -> 
 def test_the_documentation_holds_the_table_of_settings() -> None:
     page = ROOT / "docs" / "volunteer-settings.md"
     text = page.read_text(encoding="utf-8")
-    missing = [row.name for row in config.describe() if config.table_row(row) not in text]
-    assert not missing, "paste the lines that config.table_row gives"
+    missing = [row.name for row in config.TABLE.rows() if row.line not in text]
+    assert not missing, "paste the lines that row.line gives"
 
 
 def test_a_device_takes_the_work_and_the_time_of_its_own(tmp_path: Path) -> None:

@@ -1,0 +1,245 @@
+"""Settings of a program: a frozen struct that is filled in layers, flag over environment over file
+over default.
+
+What a setting means is written once, as the metadata of its field; the command line, the settings
+screen, the messages and the documentation are made from it. A field that is a struct itself holds
+the settings of one subject: in flags, variables and the file all stand side by side under their own
+names. A field without a description is no setting.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from shared.decoding import choices, convert, in_words
+from shared.errors import BadRequest, Configuration, VolunteerError, why
+from shared.nearest import hint, nearest
+from shared.sentences import Sentence
+from shared.text import escaped
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+FLAG, ENVIRONMENT = "flag", "environment"  # sources beside a file and "default"
+_PLACES = {
+    FLAG: Sentence("the command line"),
+    ENVIRONMENT: Sentence("the environment"),
+    "settings": Sentence("settings"),
+}
+_NAMES = {tuple: "list of names", dict: "table"}
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting as a person sees it."""
+
+    name: str
+    type: str
+    default: str
+    unit: str
+    help: str
+
+    @property
+    def line(self) -> str:
+        """The setting as a line of a table in Markdown."""
+        default = f"`{self.default}`" if self.default else "empty"
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"| `{self.name}` | {self.type}{unit} | {default} | {self.help} |"
+
+
+class _Field(NamedTuple):
+    subject: str  # "" for a field of the program's own struct
+    type: Any
+    meta: Meta
+
+
+class SettingsTable(Generic[S]):
+    """The settings of a program, by name: how they are read, checked and described."""
+
+    def __init__(self, kind: type[S], prefix: str, others: Collection[str] = ()) -> None:
+        """`prefix` begins the variables; `others` are variables with it that are no settings."""
+        self._kind = kind
+        self._prefix = prefix
+        self._others = others
+
+    @cached_property
+    def _fields(self) -> dict[str, _Field]:
+        found: dict[str, _Field] = {}
+        for field in msgspec.structs.fields(self._kind):
+            inside = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+            subject = field.name if inside else ""
+            for each in msgspec.structs.fields(field.type) if inside else (field,):
+                kind, *metas = get_args(each.type) or (each.type,)
+                if metas and isinstance(metas[0], Meta) and metas[0].description:
+                    found[each.name] = _Field(subject, kind, metas[0])
+        return found
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._fields)
+
+    def value(self, settings: S, name: str) -> Any:
+        """Return the value of a setting. Raises KeyError for one that is not known."""
+        subject = self._fields[name].subject
+        return getattr(getattr(settings, subject) if subject else settings, name)
+
+    def default(self, name: str) -> Any:
+        """Return the default of a setting. Raises KeyError for one that is not known."""
+        return self.value(self._kind(), name)
+
+    def rows(self) -> tuple[Setting, ...]:
+        """Return every setting with type, default, unit and help, in order."""
+        return tuple(
+            Setting(
+                name=name,
+                type=_type_name(field.type),
+                default=_shown(self.default(name)),
+                unit=(field.meta.extra or {}).get("unit", ""),
+                help=field.meta.description or "",
+            )
+            for name, field in self._fields.items()
+        )
+
+    def load(
+        self, flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
+    ) -> tuple[S, dict[str, str]]:
+        """Return the settings in force and the source of each; flags that are None do not count.
+
+        Raises BadRequest for a wrong flag, Configuration for what is wrong elsewhere.
+        """
+        given = {name: value for name, value in flags.items() if value is not None}
+        merged: dict[str, Any] = {}
+        sources = dict.fromkeys(self.names, "default")
+        if file is not None:
+            read = read_file(file)
+            merged |= self.check(read, str(file))
+            sources |= dict.fromkeys(read, file.name)
+        for source, values in ((ENVIRONMENT, self.variables(environ)), (FLAG, given)):
+            merged |= self.check(values, source, strict=False)
+            sources |= dict.fromkeys(values, source)
+        return self._settings(merged), sources
+
+    def check(
+        self, values: Mapping[str, Any], where: str, *, strict: bool = True
+    ) -> dict[str, Any]:
+        """Return the values with their right types; without `strict` texts are read as those.
+
+        Raises BadRequest for a flag, Configuration for what is kept somewhere: with the nearest
+        known name, or with what a value must be.
+        """
+        kind: type[VolunteerError] = BadRequest if where == FLAG else Configuration
+        place = _PLACES.get(where, where)
+        for name in values:
+            if name not in self._fields:
+                raise kind(
+                    Sentence(
+                        '{place}: unknown setting "{name}": {hint}',
+                        place=place,
+                        name=escaped(name),
+                        hint=hint(name, self.names),
+                    )
+                )
+        try:
+            settings = self._settings(values, strict=strict)
+        except msgspec.ValidationError as error:
+            raise kind(self._complaint(place, error, typed=not strict)) from error
+        return {name: self.value(settings, name) for name in values}
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Return what variables set. Raises Configuration for a slip in a name: others may have
+        variables of their own under our prefix, as orchestrators do.
+        """
+        found: dict[str, Any] = {}
+        for variable, text in environ.items():
+            if not text or not variable.startswith(self._prefix) or variable in self._others:
+                continue
+            name = variable.removeprefix(self._prefix).lower()
+            if name in self._fields and variable.isupper():
+                found[name] = self.listed(name, text)
+            elif near := nearest(name, self.names):
+                raise Configuration(
+                    Sentence(
+                        "unknown variable {variable}: did you mean {known}?",
+                        variable=variable,
+                        known=self._prefix + near.upper(),
+                    )
+                )
+        return found
+
+    def listed(self, name: str, text: str) -> str | list[str] | dict[str, str]:
+        """Return a value that was typed: lists are separated by commas, of a table each entry is
+        `name=value`.
+        """
+        kind = get_origin(self._fields[name].type) if name in self._fields else None
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if kind is dict:
+            pairs = [part.partition("=") for part in parts]
+            return {key.strip(): value.strip() for key, _, value in pairs}
+        return parts if kind is tuple else text
+
+    def _settings(self, values: Mapping[str, Any], *, strict: bool = True) -> S:
+        """Build the settings. Raises msgspec.ValidationError."""
+        table: dict[str, Any] = {}
+        for name, given in values.items():
+            subject = self._fields[name].subject
+            (table.setdefault(subject, {}) if subject else table)[name] = given
+        return convert(table, self._kind, strict=strict)
+
+    def _complaint(self, place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
+        """Return what is wrong with the value of a setting; it is the value `problem` by itself.
+        All that is `typed` is a text, so that is not what is wrong with it.
+        """
+        what, _, inside = str(error).partition(" - at `$")
+        what = what.removesuffix(", got `str`") if typed else what
+        path = inside.rstrip("`").lstrip(".")
+        first, _, rest = path.partition(".")
+        name = path if re.split(r"[.\[]", first)[0] in self._fields else rest
+        if not name:  # a rule of ours, over several settings
+            said = error.__cause__.args[0] if error.__cause__ is not None else what
+            return Sentence("{place}: {problem}", place=place, problem=said)
+        right = choices(self._kind, path) if "enum value" in what else ()
+        said = in_words(what, right)
+        return Sentence(
+            '{place}: setting "{name}": {problem}', place=place, name=name, problem=said
+        )
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the table of a settings file. Raises Configuration."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Configuration(
+            Sentence("{path} cannot be read: {why}", path=path, why=why(error))
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Configuration(
+            Sentence(
+                "the settings file {path} is not TOML ({error}); correct it, or move it away to "
+                "start with defaults",
+                path=path,
+                error=error,
+            )
+        ) from error
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
+    return _NAMES.get(get_origin(kind) or kind) or str(kind.__name__)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,122 @@
+"""Do for the confined program what only its owner's session can, in a process begun before.
+
+The sandbox lets nothing reach the desktop or the settings. This copy of the process stays outside;
+each request is a job that it knows by name, with arguments as JSON that the job checks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
+from shared.sentences import Sentence, english, parts
+from volunteer.control.commands import Answered
+
+BYTES_MAX = 1 << 20
+BROWSER_S = 10.0
+
+T = TypeVar("T")
+Job = Callable[..., Any]
+
+_helper: socket.socket | None = None  # None: nothing is confined, every job is done right here
+
+
+def begin(jobs: Mapping[Job, Job]) -> None:
+    """Start the process that does these jobs, each by the function that checks its arguments."""
+    global _helper
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        _helper = ours
+        return
+    os.setsid()  # keys of the terminal are not for it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    os.closerange(3, theirs.fileno())
+    os.closerange(theirs.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    with suppress(BaseException):
+        _serve(theirs, {job.__name__: checked for job, checked in jobs.items()})
+    os._exit(0)
+
+
+def do(job: Callable[..., T], *arguments: Any) -> T:
+    """Do a job outside of the sandbox. Raises what the job does, Unreachable."""
+    if _helper is None:
+        return job(*arguments)
+    ours, theirs = socket.socketpair()
+    try:
+        with ours:
+            with theirs:
+                socket.send_fds(_helper, [b"."], [theirs.fileno()])
+            ours.sendall(msgspec.json.encode([job.__name__, arguments], enc_hook=str))
+            ours.shutdown(socket.SHUT_WR)
+            reply = decode(_all(ours), Answered)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Unreachable(
+            Sentence("the part of the program outside its sandbox has ended: start it again")
+        ) from error
+    if reply.code:
+        raise of_code(reply.code, reply.message)
+    return cast(T, decode(reply.value))
+
+
+def _serve(requests: socket.socket, jobs: Mapping[str, Job]) -> None:
+    """Until the confined process has ended."""
+    while True:
+        data, handles, _, _ = socket.recv_fds(requests, 1, 1)
+        if not data:
+            return
+        for handle in handles:
+            peer = socket.socket(fileno=handle)
+            threading.Thread(target=_answer, args=(peer, jobs), daemon=True).start()
+
+
+def _answer(peer: socket.socket, jobs: Mapping[str, Job]) -> None:
+    with peer, suppress(Exception):  # no answer: the other side says so
+        try:
+            name, arguments = decode(_all(peer), tuple[str, list[Any]])
+            if name not in jobs:
+                raise BadRequest(Sentence("nothing outside the sandbox does this"))
+            value = msgspec.json.encode(jobs[name](*arguments), enc_hook=english)
+            reply = Answered(id=0, value=msgspec.Raw(value))
+        except VolunteerError as error:
+            reply = Answered(id=0, code=error.code, message=error.message)
+        peer.sendall(msgspec.json.encode(reply, enc_hook=parts))
+
+
+def _all(peer: socket.socket) -> bytes:
+    data = b""
+    while len(data) <= BYTES_MAX and (piece := peer.recv(1 << 16)):
+        data += piece
+    return data
+
+
+def open_page(page: str) -> bool:
+    """Return True if a browser took the address. It may write where it likes but not here."""
+    if not page.startswith(("http://", "https://")):
+        return False
+    try:
+        done = subprocess.run(
+            (sys.executable, "-P", "-m", "webbrowser", page),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=BROWSER_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
