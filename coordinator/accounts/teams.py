@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.accounts.leaderboard import FRESH_S, SELDOM_REST, WINDOWS
-from coordinator.database import record, runs
-from coordinator.database.teams import memberships
-from coordinator.database.teams.memberships import TeamRow
+from coordinator.database import memberships, record, runs
+from coordinator.database.memberships import TeamRow
 from coordinator.rules import codes, nicknames
 from coordinator.ttl_cache import Kept
 from shared.errors import BadRequest, Conflict, Forbidden, InvalidName, NotFound, TooManyRequests

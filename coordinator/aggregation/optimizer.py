@@ -74,8 +74,6 @@ def server_optimizer(plan: Plan) -> ServerOptimizer:
             return Momentum(plan.lr, plan.momentum, ahead=True)
         case "delayed-nesterov":
             return DelayedNesterov(plan.lr, plan.momentum, plan.window)
-        case "adagrad":
-            return Adagrad(plan.lr, plan.tau)
         case "adam" | "yogi":
             return Adaptive(
                 plan.lr,
@@ -206,32 +204,6 @@ class DelayedNesterov:
                 m += np.multiply(b, numbers["share"], out=t)
                 p -= np.multiply(m, ahead, out=t)
                 b.fill(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Adagrad:
-    """v += g^2; p -= lr g / (sqrt v + tau) (FedAdagrad, Reddi et al. 2021)."""
-
-    lr: float
-    tau: float
-    slots: ClassVar[tuple[str, ...]] = ("squares",)
-    counters: ClassVar[tuple[str, ...]] = ()
-
-    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
-        return _tick({}, lr=self.lr * push.scale, tau=self.tau)
-
-    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
-        lr, tau = tick.numbers["lr"], tick.numbers["tau"]
-        scratch, other = _scratch(params), _scratch(params)
-        for start, stop in grid(len(params), BLOCK):
-            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
-            v, d = state["squares"][start:stop], other[: stop - start]
-            v += np.multiply(g, g, out=t)
-            np.sqrt(v, out=d)
-            d += tau
-            np.multiply(g, lr, out=t)
-            t /= d
-            p -= t
 
 
 @dataclass(frozen=True, slots=True)

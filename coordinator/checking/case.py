@@ -141,6 +141,14 @@ class Case(_Stored, frozen=True, kw_only=True):
         about = definition(self.run)
         return about.workload.files(about.file.model)
 
+    def comparable(self, on: rules.Machine) -> bool:
+        """Return True if a difference from what a machine computes proves anything. The device is
+        as claimed, of those that the worker registered: never as told with the result.
+        """
+        worker = rules.Machine(kind=rules.device_kind(self.device), model=self.model)
+        # Portions of a batch that were cut for lack of memory are the worker's word, too.
+        return rules.comparable(worker, on) and not self.job.halved
+
     async def data(self, blobs: Local) -> LocalData:
         """Return the chunks of the task, as files."""
         manifest, more = self.manifest, self.files

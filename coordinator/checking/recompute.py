@@ -36,10 +36,9 @@ from coordinator.rules import likeness
 from coordinator.rules.checks import Machine, Redone, Result
 from coordinator.signals import Signals
 from shared.clock import Clock
-from shared.decoding import decode
 from shared.errors import Unavailable, VolunteerError
 from shared.protocol.accounts import Forfeited
-from shared.protocol.contributions import Commitment, SubmitRequest
+from shared.protocol.contributions import Commitment
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -229,16 +228,9 @@ class Recomputes:
         """End a recompute that was made on a machine, and took so many seconds; its result."""
         contribution, case = prepared.contribution, prepared.case
         await self._db.write(lambda conn: contributions.checked(conn, contribution.id, seconds))
-        # As claimed, from the devices that the machine registered: never as told with the result.
-        device = case.device or decode(contribution.report, SubmitRequest).device
-        worker = Machine(kind=rules.device_kind(device), model=case.model)
-        result = likeness.judge(
-            found,
-            rules.precision_of(case.job.train.precision, on.kind),
-            # Portions of a batch that were cut for lack of memory are the worker's word, too.
-            comparable=rules.comparable(worker, on) and not case.job.halved,
-        )
-        await self._end(row, result, _sentence(result, found, device, on), (found, on))
+        precision = rules.precision_of(case.job.train.precision, on.kind)
+        result = likeness.judge(found, precision, comparable=case.comparable(on))
+        await self._end(row, result, _sentence(result, found, case.device, on), (found, on))
         return result
 
     async def refute(self, row: RecomputeRow, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,19 +12,27 @@ import msgspec
 
 from coordinator.checking.case import Case, Local
 from coordinator.compute import Stop
-from coordinator.rules.checks import HERE, Likeness, Machine, Redone, device_kind
+from coordinator.rules.checks import (
+    HERE,
+    Drift,
+    Likeness,
+    Machine,
+    Redone,
+    device_kind,
+    precision_of,
+)
+from coordinator.rules.likeness import NUDGES, bound, difference, within
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import Configuration, NotFound, StorageFull, Unavailable
 from shared.local_data import LocalData
 from shared.protocol.contributions import Commitment
-from shared.tensors.frame import open_frame
 from shared.tensors.quantize import Codec, codec
 from shared.tensors.sketch import sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, grid
 from shared.tensors.update import delta, opened
-from shared.workloads.base import libraries_here
+from shared.workloads.base import Work, libraries_here
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +43,7 @@ AUTO = "auto"
 ACCELERATORS = ("cuda", "xpu", "mps")
 SHORT = "memory was short here: the batches could not be cut as they were"
 
+Tensors = Mapping[str, "torch.Tensor"]
 Tell = Callable[[int, int], None]  # steps done, steps in all
 
 
@@ -119,15 +129,62 @@ def redo(
     tell: Tell | None = None,
 ) -> Redone:
     """Do a task again and compare: the update as its codec was given it, what was written of it,
-    and the state that was left.
+    and the state that was left; where its bound is missed, once more from a base a little off:
+    how far this task drifts by itself.
 
     Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped and
     where this machine has less memory than cutting the batches alike takes.
     """
     about = definition(case.run)
-    base = read_weights(files.weights, about)
-    inner = None if files.inner is None else _tensors(files.inner)
-    work = about.workload.begin(case.job, base, data, device, inner)
+
+    def base() -> Tensors:
+        return read_weights(files.weights, about)  # each time: training writes into them
+
+    def learn(start: Tensors) -> tuple[Tensors, Tensors]:
+        inner = None if files.inner is None else _tensors(files.inner)
+        work = about.workload.begin(case.job, start, data, device, inner)
+        _finish(stop, case, work, tell)
+        return work.result()[1], work.state()
+
+    result, state = learn(base())
+    ours = _update(case, base(), result)
+    try:
+        found = _beside(case, files, ours)
+        if files.left is not None:
+            alike = state_cosine(state, _tensors(files.left))
+            found = msgspec.structs.replace(found, state_cosine=alike)
+    except (OSError, StorageFull, MemoryError) as error:  # of this machine
+        raise Unavailable(f"it could not be compared here: {error}") from error
+    here = machine_of(device)[1]
+    precision, alike = precision_of(case.job.train.precision, here.kind), case.comparable(here)
+    if within(found, bound(found, precision, comparable=alike)):
+        return found
+    size = NUDGES[precision if alike else "bfloat16"]
+    again, left = learn(nudged(base(), about.schema, size))
+    other = _update(case, nudged(base(), about.schema, size), again)
+    apart = _alike(ours, other, about.schema)
+    drift = Drift(
+        difference=difference(apart.cosine, apart.norm_ratio), state=state_cosine(state, left)
+    )
+    return msgspec.structs.replace(found, drift=drift)
+
+
+def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
+    """Return weights with each number of the parameters a little off, by its own size."""
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    learnt = {spec.name for spec in schema if spec.role == "parameter"}
+    return {
+        name: value * (1.0 + size * torch.randn(value.shape, generator=random))
+        if name in learnt
+        else value
+        for name, value in base.items()
+    }
+
+
+def _finish(stop: Stop, case: Case, work: Work, tell: Tell | None) -> None:
+    """Do all steps of a task. Raises Unavailable when stopped and where memory is short."""
     while not work.done:
         if stop():
             raise Unavailable("the coordinator is stopping")
@@ -143,15 +200,8 @@ def redo(
             continue
         if tell is not None:
             tell(found.step, found.steps)
-    report, result = work.result()
-    if len(report.halved) > len(case.job.halved):
+    if len(work.result()[0].halved) > len(case.job.halved):
         raise Unavailable(SHORT)
-    try:
-        beside = _beside(case, files, result)
-        state = None if files.left is None else state_cosine(work.state(), _tensors(files.left))
-    except (OSError, StorageFull, MemoryError) as error:  # of this machine
-        raise Unavailable(f"it could not be compared here: {error}") from error
-    return msgspec.structs.replace(beside, state_cosine=state)
 
 
 def missing_library(case: Case) -> str | None:
@@ -178,18 +228,21 @@ def likeness(ours: NDArray[np.float32], theirs: bytes) -> Likeness:
     return Likeness(cosine=cosine, norm_ratio=norms[1] / max(1e-300, norms[0]))
 
 
-def _beside(case: Case, files: Files, result: Mapping[str, torch.Tensor]) -> Redone:
+def _update(case: Case, base: Tensors, result: Tensors) -> Any:
+    """Return what is handed in of a result, before any codec."""
+    schema = definition(case.run).schema
+    start, end = (
+        {name: value.detach().numpy() for name, value in one.items()} for one in (base, result)
+    )
+    return delta(start, end, schema) if case.job.update == "delta" else ArrayReader(end, schema)
+
+
+def _beside(case: Case, files: Files, ours: Any) -> Redone:
     """Return the update beside ours, both before any codec, what was sent of it beside what its
     codec makes of it, and the sums of an audit.
     """
     schema, chosen = definition(case.run).schema, codec(files.codec)
-    arrays = {name: value.detach().numpy() for name, value in result.items()}
-    with (
-        opened(files.update, schema, chosen, files.kept, files.residual) as (_, theirs),
-        open_frame(files.weights, schema) as base,
-    ):
-        is_delta = case.job.update == "delta"
-        ours: Any = delta(base, arrays, schema) if is_delta else ArrayReader(arrays, schema)
+    with opened(files.update, schema, chosen, files.kept, files.residual) as (_, theirs):
         beside = _alike(ours, theirs, schema)
         found = Redone(cosine=beside.cosine, norm_ratio=beside.norm_ratio)
         if (said := files.answer) is not None:
@@ -238,8 +291,8 @@ def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
 
 
 def state_cosine(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
-    """Return the least cosine over the kinds of state ("exp_avg", "exp_avg_sq"); -1 where one is
-    missing, of another length by more than a tenth, or of another shape.
+    """Return the least likeness over the kinds of state ("exp_avg", "exp_avg_sq"): the cosine, by
+    what one is longer; -1 where one is missing or of another shape.
     """
     sums: dict[str, list[float]] = {}
     for name, mine in ours.items():
@@ -258,8 +311,8 @@ def state_cosine(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Te
     for dot, ours_2, theirs_2 in sums.values():
         if ours_2 == theirs_2 == 0.0:
             continue
-        alike = ours_2 > 0 and 0.81 <= theirs_2 / ours_2 <= 1.21
-        least = min(least, dot / (ours_2 * theirs_2) ** 0.5 if alike else -1.0)
+        alike = dot / max(ours_2, theirs_2, 1e-300)
+        least = min(least, alike if math.isfinite(alike) else -1.0)
     return least
 
 

@@ -17,10 +17,10 @@ import structlog
 
 from coordinator.compute import Compute, Stop
 from coordinator.database import datasets, evaluations, runs, versions
+from coordinator.database import suite_scores as scores
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
-from coordinator.database.suites import scores
-from coordinator.database.suites.scores import SuiteScoreRow
+from coordinator.database.suite_scores import SuiteScoreRow
 from coordinator.database.versions import VersionRow
 from coordinator.merging.suites import SuiteFile, SuiteOutcome, due, measure_suites
 from coordinator.runs.datasets import heldout

@@ -170,7 +170,7 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             'optimizer = "sgd"',
         ),
         (
-            plan.momentum > 0 and plan.optimizer in ("adam", "yogi", "adagrad"),
+            plan.momentum > 0 and plan.optimizer in ("adam", "yogi"),
             f'optimizer = "{plan.optimizer}" has beta1 and no momentum: set beta1 instead',
         ),
         (

@@ -197,9 +197,6 @@ def staleness_weight(plan: Plan, gap: int) -> float:
             return 1.0 if gap <= 50 else max(0.0, 1 - (gap - 50) / 150)
         case "polynomial":
             return float((1 + gap) ** -plan.exponent)
-        case "hinge":
-            late = gap - plan.hinge_from
-            return 1.0 if late <= 0 else 1 / (plan.hinge_slope * late + 1)
         case "inverse":
             return 1 / max(1, gap)
         case "constant":

@@ -77,10 +77,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     # What a late contribution counts. Staleness is in versions.
     max_staleness: Annotated[int, Meta(ge=0, le=100_000)] = 10
-    table: Literal["linear", "s4", "polynomial", "hinge", "constant", "inverse"] = "linear"
+    table: Literal["linear", "s4", "polynomial", "constant", "inverse"] = "linear"
     exponent: NotNegative = 0.5  # polynomial
-    hinge_from: NotNegative = 4.0
-    hinge_slope: NotNegative = 10.0
     damping: bool = False  # staleness shortens the step too, not only the share in the mean
     # A merge of n of K live workers moves the model by n / K of a step, by (n / K)^1/2 or by a
     # whole one. Of eight who began at one version three merge, then three, then two: with whole
@@ -98,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     clip_factor: NotNegative = 0.0  # x the median norm; 0 = the rule's own (1.0, norm-clip 1.5)
 
     # What the update does to the weights.
-    optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi", "adagrad"] = "sgd"
+    optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi"] = "sgd"
     lr: Positive = 1.0
     momentum: Decay = 0.0
     # With momentum: halve the outer rate, at most thrice, when updates turn back against it.

@@ -86,6 +86,13 @@ class Likeness(msgspec.Struct, frozen=True, kw_only=True):
     norm_ratio: float
 
 
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """How far our own result is from that of a base a little off."""
+
+    difference: float  # of the updates, by the length of ours
+    state: float  # cosine
+
+
 class Redone(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a recompute: the update beside ours, both before any codec; what was sent of it
     beside what its codec makes of it; and the optimiser's state that it left.
@@ -97,6 +104,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     state_cosine: float | None = None  # None where none is kept
     sums: Likeness | None = None  # of a volunteer's audit beside our update; None without one
     answered: Likeness | None = None  # and beside the update that was submitted
+    drift: Drift | None = None  # of this task by itself, where the tight bound was missed
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,16 @@
 """Likeness of a task done again to what was submitted: two bounds, both measured. Pure rules.
 
-    tight  on comparable arithmetic: what lies within is the work that was leased, as it was
-           leased; what does not was tampered with, and is punished
+    tight  on comparable arithmetic: what lies within is the work that was leased, as it was leased
     loose  on any other: what lies within is work that was done, and is paid; what does not proves
            nothing, for the class of a device is what its owner says
 
 A bound is one length, that of the difference by that of our own update: poison of a tenth of the
 update in whatever direction is 0.1, noise is 1 or more, however it is scaled. The state that the
 optimiser was left with has a bound of its own: the last steps made it, whoever left them out.
+
+Some tasks drift: a unit on the edge between on and off, and rounding decides. What misses its bound
+is measured against the task itself, done again from a base a little off: it may be as far from ours
+as DRIFT_TIMES what that is.
 """
 
 from __future__ import annotations
@@ -33,11 +36,14 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 # By the precision that computed (`precision_of`); how they were measured: decision 28.
 TIGHT = {
-    "float32": Bound(difference=0.045, state=0.99),
-    "bfloat16": Bound(difference=0.2, state=0.5),
+    "float32": Bound(difference=0.01, state=0.999),
+    "bfloat16": Bound(difference=0.05, state=0.9),
 }
 LOOSE = Bound(difference=0.2, state=0.5)
-WRITTEN_MIN = 0.98  # of what was sent, beside what its codec makes of what it says it was given
+NUDGES = {"float32": 1e-4, "bfloat16": 1e-2}  # of each number of a base, by its own size
+DRIFT_TIMES = 2.0
+WIDEST = 0.9  # difference that is proof of anything: of noise it is 1 at least
+WRITTEN_MIN = 0.999  # of what was sent, beside what its codec makes of what it says it was given
 
 
 def difference(cosine: float, norm_ratio: float) -> float:
@@ -57,8 +63,20 @@ def within(found: Redone, bound: Bound) -> bool:
     )
 
 
+def bound(found: Redone, precision: str, *, comparable: bool) -> Bound:
+    """Return the bound of a recompute, as wide as its task drifts."""
+    least = TIGHT[precision] if comparable else LOOSE
+    if found.drift is None:
+        return least
+    far = DRIFT_TIMES * found.drift.difference
+    # A cosine falls with the square of the distance.
+    state = 1.0 - DRIFT_TIMES**2 * (1.0 - found.drift.state)
+    return Bound(difference=max(least.difference, far), state=min(least.state, state))
+
+
 def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Result:
     """Judge a recompute. `comparable` is False where the worker's arithmetic is not ours."""
-    if within(found, TIGHT[precision] if comparable else LOOSE):
-        return "passed"
-    return "failed" if comparable else "unproven"
+    here = bound(found, precision, comparable=comparable)
+    if not within(found, here):
+        return "failed" if comparable else "unproven"
+    return "passed" if difference(found.cosine, found.norm_ratio) <= WIDEST else "unproven"

@@ -22,7 +22,6 @@ MERGED_BY = {
     "delayed-nesterov": "delayed Nesterov momentum",
     "adam": "Adam",
     "yogi": "Yogi",
-    "adagrad": "Adagrad",
 }
 
 

@@ -16,9 +16,9 @@ from coordinator.database import (
     versions,
     volunteers,
 )
+from coordinator.database import suite_scores as scores
 from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
-from coordinator.database.suites import scores
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
 from coordinator.plan.tables import Plan

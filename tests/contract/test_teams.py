@@ -9,11 +9,11 @@ from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.leaderboard import FRESH_S
 from coordinator.accounts.teams import FOUNDED_MAX, JOINS_MAX, MEMBERS_MAX, Teams
 from coordinator.config import Settings
+from coordinator.database import memberships
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.accounts import volunteers as volunteers_table
-from coordinator.database.teams import memberships
 from shared.errors import Conflict, Forbidden, InvalidName, NotFound, TooManyRequests
 from shared.protocol.teams import TeamCreate, TeamJoin
 from tests.support.account_rows import add_contribution, add_run, join

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from coordinator.rules.likeness import NUDGES
 from coordinator.rules.sizing import pass_seed
 from shared.workloads.base import Data, Job, TrainSettings, Work, load
 from tests.experiments.exp_learning import TINY
@@ -58,6 +59,7 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     halvings: int = 0  # of the portions of a batch
     onednn: bool = True
     nnpack: bool = False  # products by transforms, where oneDNN is not (volunteers turn it off)
+    nudge: float = 0.0  # of each number of the base, by its own size
     share: float = 1.0  # of each portion that is learnt from: a cheat
 
 
@@ -76,6 +78,8 @@ NARROW = (
     Arithmetic(name="tf32", process="avx512", kind="tf32"),
     Arithmetic(name="bf16", process="avx512", kind="bfloat16"),
     Arithmetic(name="bf16, portions", process="avx512", kind="bfloat16", threads=2, halvings=2),
+    Arithmetic(name="nudged", process="avx512", nudge=NUDGES["float32"]),
+    Arithmetic(name="bf16, nudged", process="avx512", kind="bfloat16", nudge=NUDGES["bfloat16"]),
     Arithmetic(name="nnpack", process="mixed", kind="nnpack", onednn=False, nnpack=True),
 )
 EMULATED = Arithmetic(name="bf16, avx2", process="avx2", kind="bfloat16")  # forty times slower
@@ -127,7 +131,8 @@ class Subject:
 
     def _board(self, folder: Path) -> tuple[dict[str, Any], Data]:
         self.batch, self.kind = 64, "learn"
-        self.train = TrainSettings(lr=2e-3, warmup_steps=0, beta2=0.99, weight_decay=0.01)
+        given = tiny_gomoku.WORKLOAD.defaults({})["train"]  # with twenty steps of warm-up
+        self.train = TrainSettings(**given)
         path = folder / "games"
         path.mkdir(exist_ok=True)
         window = tiny_gomoku.Window(path)
@@ -212,6 +217,7 @@ def learn(asked: Asked, how: Arithmetic, base: Arrays, inner: Arrays | None) -> 
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(torch.backends.nnpack.flags(enabled=how.nnpack))
         stack.enter_context(_shortened() if how.kind == "tf32" else nullcontext())
+        base = _nudged(about, base, how.nudge) if how.nudge else base
         work = about.workload.begin(job, tensors(base), about.data, "cpu", state)
         for _ in range(0 if about.cut_alike else how.halvings):
             work.halve()
@@ -232,6 +238,14 @@ def _probed(
         state = {name: value.numpy().copy() for name, value in work.state().items()}
         weights = {f"weights/{name}": after[name].numpy().copy() for name in after}
         yield steps, (np.concatenate(row), state | weights)
+
+
+def _nudged(about: Subject, base: Arrays, nudge: float) -> Arrays:
+    random = np.random.default_rng(0)
+    more = {name: random.standard_normal(base[name].shape) * nudge for name in about.learnt}
+    return base | {
+        name: (base[name] * (1.0 + value)).astype(base[name].dtype) for name, value in more.items()
+    }
 
 
 def _spare(work: Any, share: float) -> None:

@@ -10,6 +10,7 @@ with each. Beside them, what does not do the task: noise, copies, other data, a 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -19,6 +20,12 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from coordinator.checking.redo import Files, _alike, _written
+from coordinator.rules.likeness import difference as apart
+from shared.tensors.frame import open_frame
+from shared.tensors.quantize import CODECS, EXACT_CODECS, codec, residual_schema
+from shared.tensors.update import delta, opened
+from shared.workloads.base import Job
 from tests.experiments.arithmetic import (
     FLOAT32,
     NARROW,
@@ -32,15 +39,19 @@ from tests.experiments.arithmetic import (
     Subject,
     subject,
 )
-from tests.experiments.cells import Row, arguments, work_off
+from tests.experiments.arithmetic_report import tables
+from tests.experiments.cells import Row, arguments, results, work_off
 
 BASES = ("fresh", "trained")
 TRAINED = (300, 1500)  # steps that bases have learnt for
-TASKS = {30: 12, 100: 6, 500: 3}  # of each subject and base, by steps
-PROBES = {30: (10, 30), 100: (60, 100), 500: (100, 200, 300, 500)}
-LONG = 500
-FEW = ("avx512", "avx2", "sse", "mixed", "no oneDNN", "tf32", "bf16", "nnpack")  # of a long task
+TASKS = {30: 6, 60: 40, 100: 2, 500: 1}  # of each subject and base, by steps
+PROBES = {30: (10, 30), 60: (10, 30, 60), 100: (60, 100), 500: (100, 200, 300, 500)}
+SHORT, OFTEN = 30, 60
+# The arithmetic of many tasks of 60 steps, in float32 alone, and of long ones.
+MANY = ("avx512", "avx512, 2 threads, portions", "avx2", "sse", "no oneDNN", "nudged")
+FEW = ("avx512", "avx2", "no oneDNN", "tf32", "bf16", "nudged", "bf16, nudged")
 HISTORY = 100  # steps of the task before, at most
+CODEC_CELL = "codecs | "
 OTHER = 10_000  # number of a task on other data
 WEIGHTS = "weights/"
 # Difference, 1 - cosine, ratio of norms - 1; of the state 1 - cosine, and ratio of norms - 1.
@@ -59,10 +70,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         return f"{self.subject} | {self.base} {self.steps} #{self.number}"
 
+    def task(self, about: Subject, number: int | None = None, rate: float = 1.0) -> Job:
+        """Return the task, or that of another number, at a factor of its learning rate."""
+        number = self.number if number is None else number
+        done = 0 if self.base == "fresh" else TRAINED[self.number % 2]
+        job = about.task(number, self.steps, rate=rate * self.rate)
+        return msgspec.structs.replace(job, global_step=done)
+
     @property
     def rate(self) -> float:
-        """Factor of the learning rate: careful, usual, hot."""
-        return (1.0, 0.3, 3.0)[self.number % 3]
+        """Factor of the learning rate: usual, hot, careful."""
+        return (1.0, 3.0, 0.3)[self.number % 3]
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +128,26 @@ def beside(ours: Probe, theirs: tuple[np.ndarray, Arrays | None]) -> Figures:
     return (*difference(ours[0], theirs[0]), apart, longer)
 
 
+def sent(
+    about: Subject, base: Arrays, pair: tuple[Probe, Probe], files: Files
+) -> tuple[float, float]:
+    """Return how far an update that a codec wrote is from ours, as a recompute sees it, and what
+    was sent from what its codec makes of it.
+    """
+    ours, theirs = (delta(base, _weights(probe[1]), about.schema) for probe in pair)
+    chosen, exact = codec(files.codec), files.codec in EXACT_CODECS
+    had: Any = {}
+    if files.residual is not None:
+        had = open_frame(files.residual, residual_schema(about.schema))
+    more = () if exact else (had, files.kept)
+    chosen.encode(theirs, about.schema, files.update, *more)
+    kept = None if exact else files.kept
+    with opened(files.update, about.schema, chosen, kept, files.residual) as (_, given):
+        found = _alike(ours, given, about.schema)
+    written = 1.0 if exact else _written(files, chosen, about.schema)
+    return apart(found.cosine, found.norm_ratio), 1.0 - written
+
+
 class Laboratory:
     """Machines, and bases that were made once."""
 
@@ -119,12 +157,17 @@ class Laboratory:
     def close(self) -> None:
         self._machines.close()
 
-    def play(self, cell: Cell) -> Row:
-        """Do a task in all arithmetic; figures of all pairs, and of cheats."""
+    def play(self, cell: Cell | str) -> Row:
+        """Do a task in all arithmetic; figures of all pairs, and of cheats. Of a subject alone,
+        what codecs write.
+        """
+        if isinstance(cell, str):
+            return self.codecs(cell)
         about = subject(cell.subject, str(self._folder))
-        past, long = self._past(cell, about), cell.steps >= LONG
-        every = [one for one in (*FLOAT32, *NARROW) if not long or one.name in FEW]
-        job = about.task(cell.number, cell.steps, rate=cell.rate)
+        past, often = self._past(cell, about), cell.steps == OFTEN
+        names = MANY if often else FEW if cell.steps > SHORT else ()
+        every = [one for one in (*FLOAT32, *NARROW) if not names or one.name in names]
+        job = cell.task(about)
         done = {how.name: self._learn(cell, job, how, past) for how in every}
         row: dict[str, Any] = {"steps": {}}
         for steps in PROBES[cell.steps]:
@@ -135,11 +178,37 @@ class Laboratory:
                         beside(done[one.name][steps], done[other.name][steps])
                     )
             row["steps"][str(steps)] = found
-        if cell.number % 2 == 0 or long:
+        if cell.number % 2 == 0 and not often:
             row["cheats"] = self._cheats(cell, about, past, done[REFERENCE.name])
         return row
 
-    def _learn(self, cell: Cell, job: Any, how: Arithmetic, past: Past) -> dict[int, Probe]:
+    def codecs(self, name: str) -> Row:
+        """Compare what codecs write, three tasks in a row; the most of each codec."""
+        about, row = subject(name, str(self._folder)), dict[str, Any]()
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(3):
+                cell = Cell(subject=name, base="fresh", steps=SHORT, number=number)
+                past, job = self._past(cell, about), cell.task(about)
+                one, other = (
+                    self._learn(cell, job, how, past)[SHORT] for how in (REFERENCE, FLOAT32[1])
+                )
+                for codec_name in CODECS:
+                    kept = [Path(folder) / f"{codec_name} {at}" for at in (number - 1, number)]
+                    files = Files(
+                        weights=Path(),
+                        update=Path(folder) / f"{codec_name} update",
+                        codec=codec_name,
+                        inner=None,
+                        left=None,
+                        residual=kept[0] if kept[0].exists() else None,
+                        kept=kept[1],
+                    )
+                    found = sent(about, past.base, (one, other), files)
+                    before = row.get(codec_name, (0.0, 0.0))
+                    row[codec_name] = [max(pair) for pair in zip(before, found, strict=True)]
+        return {"codecs": row}
+
+    def _learn(self, cell: Cell, job: Job, how: Arithmetic, past: Past) -> dict[int, Probe]:
         probes = {*PROBES.get(cell.steps, ()), job.steps}
         if how is REFERENCE:
             probes |= {part for _, part in _parts(job.steps)}
@@ -185,13 +254,13 @@ class Laboratory:
             row, state = honest[part]
             given[name] = row * (steps / part), state
         jobs = {
-            "other data": about.task(OTHER + cell.number, steps, rate=cell.rate),
-            "half the rate": about.task(cell.number, steps, rate=0.5 * cell.rate),
-            "0.9 of the rate": about.task(cell.number, steps, rate=0.9 * cell.rate),
+            "other data": cell.task(about, OTHER + cell.number),
+            "half the rate": cell.task(about, rate=0.5),
+            "0.9 of the rate": cell.task(about, rate=0.9),
         }
         hows = dict.fromkeys(jobs, REFERENCE)
         for name, share in () if about.cut_alike else (("half", 0.5), ("a quarter", 0.25)):
-            jobs[f"{name} of each batch"] = about.task(cell.number, steps, rate=cell.rate)
+            jobs[f"{name} of each batch"] = cell.task(about)
             hows[f"{name} of each batch"] = msgspec.structs.replace(REFERENCE, share=share)
         for name, job in jobs.items():
             given[name] = self._learn(cell, job, hows[name], past)[steps]
@@ -210,13 +279,14 @@ def _parts(steps: int) -> list[tuple[str, int]]:
 
 
 def _pair(one: Arithmetic, other: Arithmetic) -> str | None:
-    """Return what is learnt from two machines; None where that is known from others."""
-    kinds = [one.kind, other.kind]
-    if kinds == ["float32", "float32"]:
-        return "float32"
-    if kinds == ["bfloat16", "bfloat16"]:
-        return "bfloat16"
-    known = "float32" in kinds and {one.name, other.name} & {"avx512", "sse"}
+    """Return what is learnt from two machines; None where others say the same."""
+    kinds, names = (one.kind, other.kind), {one.name, other.name}
+    if one.nudge or other.nudge:
+        own = names in ({"avx512", "nudged"}, {"bf16", "bf16, nudged"})
+        return f"{other.kind} nudged" if own else None
+    if kinds[0] == kinds[1]:
+        return kinds[0]
+    known = "float32" in kinds and names & {"avx512", "sse"}
     return " and ".join(sorted(kinds)) if known or "float32" not in kinds else None
 
 
@@ -232,8 +302,13 @@ def main() -> None:
     options = arguments(__doc__ or "")
     laboratory = Laboratory(options.out)
     tasks = {30: 1} if options.quick else TASKS
-    work_off(options, {c.name: c for c in cells(tasks)}, laboratory.play)
+    listed: dict[str, Cell | str] = {c.name: c for c in cells(tasks)}
+    listed |= {f"{CODEC_CELL}{name}": name for name in SUBJECTS}
+    done = work_off(options, listed, laboratory.play)
     laboratory.close()
+    lines = tables(done)
+    results(options).with_name("table.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

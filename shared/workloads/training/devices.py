@@ -7,6 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+# Where oneDNN is not there, as in PyTorch for macOS, NNPACK multiplies by transforms that leave
+# little where there was nothing: a young player of Gomoku was a third off after 30 steps.
+torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
+
 
 def to_host(value: Tensor) -> Tensor:
     """A copy on the CPU: float32, or int64 for whole numbers."""

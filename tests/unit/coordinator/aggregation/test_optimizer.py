@@ -20,7 +20,6 @@ from coordinator.aggregation.aggregate import aggregator, merge, prepare
 from coordinator.aggregation.cohort import Floats, cohort, pieces
 from coordinator.aggregation.optimizer import (
     BLOCK,
-    Adagrad,
     Adaptive,
     DelayedNesterov,
     Momentum,
@@ -45,7 +44,6 @@ EVERY: dict[str, ServerOptimizer] = {
     "adam": Adaptive(1e-2, (0.9, 0.99), 1e-3, bias_correction=True, additive=False),
     "fedadam": Adaptive(1e-2, (0.9, 0.99), 1e-3, bias_correction=False, additive=False),
     "yogi": Adaptive(1e-2, (0.9, 0.99), 1e-3, bias_correction=False, additive=True),
-    "adagrad": Adagrad(1e-2, 1e-3),
 }
 
 
@@ -84,10 +82,6 @@ TORCH: dict[str, tuple[ServerOptimizer, Callable[[Any], torch.optim.Optimizer]]]
     "adam": (
         Adaptive(0.01, (0.9, 0.999), 1e-8, bias_correction=True, additive=False),
         lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.999), eps=1e-8),
-    ),
-    "adagrad": (
-        Adagrad(0.01, 1e-10),
-        lambda p: torch.optim.Adagrad(p, lr=0.01, eps=1e-10),
     ),
 }
 
@@ -133,7 +127,7 @@ def test_sgd_with_lr_1_on_deltas_is_the_average_of_the_local_weights() -> None:
     np.testing.assert_allclose(server.params, np.mean(locals_, axis=0), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "fedavgm", "nesterov", "adam", "adagrad"])
+@pytest.mark.parametrize("name", ["sgd", "fedavgm", "nesterov", "adam"])
 def test_the_scale_of_a_push_shortens_the_step(name: str) -> None:
     whole, half = Server(EVERY[name], noise(50, 0)), Server(EVERY[name], noise(50, 0))
     whole.push(noise(50, 1))

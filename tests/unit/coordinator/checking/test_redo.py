@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from coordinator.checking import redo as module
-from coordinator.checking.redo import Files, _alike, _written, redo
+from coordinator.checking.redo import Files, _alike, _written, redo, state_cosine
 from coordinator.rules.checks import Redone
 from coordinator.rules.likeness import judge
 from shared.errors import BadRequest, Unavailable, VolunteerError
@@ -21,7 +22,7 @@ from shared.tensors.quantize import codec, residual_schema
 from shared.tensors.slices import ArrayReader
 from shared.tensors.spec import TensorSpec
 from shared.tensors.update import opened
-from shared.workloads.base import Progress
+from shared.workloads.base import Progress, Result
 
 COUNT, TASKS = 4096, 6
 SCHEMA = (TensorSpec("w", (COUNT,)),)
@@ -144,3 +145,74 @@ def test_memory_that_is_short_here_is_not_held_against_the_worker(
     case: Any = SimpleNamespace(run=None, job=None)
     with pytest.raises(error):
         redo(lambda: False, case, FILES, SimpleNamespace())  # type: ignore[arg-type]
+
+
+class Descent:
+    """One step from a base; a drifting one goes elsewhere from a base that is a little off."""
+
+    done = False
+
+    def __init__(self, base: torch.Tensor, *, drifting: bool) -> None:
+        learnt = torch.linspace(-1.0, 1.0, COUNT)
+        self._after = base - learnt - (0.3 * torch.cos(1e7 * base) if drifting else 0.0)
+
+    def advance(self) -> Progress:
+        self.done = True
+        return Progress(step=1, steps=1, samples=1)
+
+    def result(self) -> tuple[Result, dict[str, torch.Tensor]]:
+        return Result(steps=1, samples=1, loss_first=1.0, loss_last=1.0), {"w": self._after}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("drifting", "device", "said"),
+    [
+        (False, "cpu", "failed"),
+        (True, "cpu", "passed"),  # the task itself drifts as far as the update is off
+        (False, "cuda", "passed"),  # within the loose bound; nothing is done a second time
+    ],
+)
+def test_an_update_off_ours_is_judged_by_how_far_its_task_drifts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, drifting: bool, device: str, said: str
+) -> None:
+    base, begun = 1.0 + torch.rand(COUNT, generator=torch.Generator().manual_seed(1)), []
+
+    def begin(job: object, given: dict[str, torch.Tensor], *_: object) -> Descent:
+        begun.append(given["w"])
+        return Descent(given["w"], drifting=drifting)
+
+    about = SimpleNamespace(schema=SCHEMA, workload=SimpleNamespace(begin=begin))
+    monkeypatch.setattr(module, "definition", lambda run: about)
+    monkeypatch.setattr(module, "read_weights", lambda path, about: {"w": base.clone()})
+    train = SimpleNamespace(precision="float32")
+    job = SimpleNamespace(update="delta", halved=(), train=train)
+    case: Any = SimpleNamespace(run=None, job=job, comparable=lambda on: device == on.kind)
+    honest = (base - Descent(base, drifting=drifting).result()[1]["w"]).numpy()
+    noise = np.random.default_rng(2).standard_normal(COUNT) * np.linalg.norm(honest) / COUNT**0.5
+
+    def look(update: Row) -> Redone:
+        begun.clear()
+        files = handed_in(tmp_path, "float32", 0, update.astype(np.float32))
+        return redo(lambda: False, case, msgspec.structs.replace(files, kept=None), case)
+
+    found = look(honest)
+    assert found.drift is None
+    assert len(begun) == 1
+    found = look(honest + 0.1 * noise)
+    assert len(begun) == 1 + (device == "cpu")
+    assert judge(found, comparable=device == "cpu") == said
+
+
+def test_a_state_is_as_long_as_ours_and_of_numbers() -> None:
+    ours = {"exp_avg/w": torch.linspace(-1.0, 1.0, 9), "steps": torch.tensor(3)}
+    assert state_cosine(ours, ours) == pytest.approx(1.0)
+    for times in (0.5, 2.0):
+        other = ours | {"exp_avg/w": times * ours["exp_avg/w"]}
+        assert state_cosine(ours, other) == pytest.approx(0.5)
+    for wrong in (torch.full((9,), torch.nan), torch.full((9,), torch.inf), torch.zeros(8)):
+        assert state_cosine(ours, ours | {"exp_avg/w": wrong}) == -1.0
+    assert state_cosine(ours, ours | {"steps": torch.tensor(2)}) == -1.0
+    assert state_cosine(ours, {}) == -1.0

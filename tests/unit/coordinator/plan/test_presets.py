@@ -42,7 +42,7 @@ OVERRIDES: dict[str, Any] = {
     "deadline_seconds": 41.5,
     "work_target": 5000,
     "max_staleness": 6,
-    "table": "hinge",
+    "table": "polynomial",
     "exponent": 0.75,
     "aggregate": "norm-clip",
     "clip_factor": 2.5,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.rules.checks import Redone
-from coordinator.rules.likeness import LOOSE, TIGHT, difference, judge
+from coordinator.rules.checks import Drift, Redone
+from coordinator.rules.likeness import DRIFT_TIMES, LOOSE, TIGHT, difference, judge
 
 NUMBERS = st.floats(-2.0, 4.0)
 
@@ -33,7 +33,7 @@ def test_a_difference_is_one_length() -> None:
     assert difference(math.nan, 1.0) == difference(1.0, math.inf) == math.inf
 
 
-@pytest.mark.parametrize("share", [0.1, 0.15, 0.2])
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.2])
 def test_poison_fails_on_comparable_arithmetic(share: float) -> None:
     assert judge(poisoned(share), comparable=True) == "failed"
 
@@ -78,3 +78,34 @@ def test_who_passes_the_tight_bound_passes_the_loose_one(
 def test_no_number_is_no_proof(field: str) -> None:
     found = Redone(cosine=1.0, norm_ratio=1.0, state_cosine=1.0)
     assert judge(replace(found, **{field: math.nan}), comparable=True) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("apart", "drift", "here", "elsewhere"),
+    [
+        (0.1, 0.001, "failed", "passed"),
+        (0.1, 0.06, "passed", "passed"),
+        (0.4, 0.1, "failed", "unproven"),
+        (0.4, 0.3, "passed", "passed"),
+        (1.2, 0.7, "unproven", "unproven"),  # nothing is proved where noise would pass as well
+        (1.2, 0.2, "failed", "unproven"),
+    ],
+)
+def test_work_may_be_as_far_off_as_its_task_drifts(
+    apart: float, drift: float, here: str, elsewhere: str
+) -> None:
+    found = replace(poisoned(apart), drift=Drift(difference=drift, state=0.999))
+    assert judge(found, comparable=True) == here
+    assert judge(found, comparable=False) == elsewhere
+
+
+def test_a_state_may_be_as_far_off_as_the_task_drifts() -> None:
+    found = replace(poisoned(0.1), state_cosine=0.8, drift=Drift(difference=0.1, state=0.9))
+    assert judge(found, comparable=True) == "passed"
+    made_up = replace(found, state_cosine=1.0 - 1.01 * DRIFT_TIMES**2 * 0.1)
+    assert judge(made_up, comparable=True) == "failed"
+
+
+def test_drift_is_no_excuse_for_what_was_sent() -> None:
+    hidden = replace(poisoned(0.0, written=0.9), drift=Drift(difference=9.0, state=0.0))
+    assert judge(hidden, comparable=True) == "failed"

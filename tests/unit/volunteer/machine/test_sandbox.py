@@ -69,7 +69,7 @@ for name, act in (
     ("runtime files", lambda: list(run.iterdir())),
     ("kill", lambda: os.kill(victim, signal.SIGKILL)),
     ("write config", lambda: config.write_text("sandbox = false")),
-    ("replace config", lambda: (own / "new").rename(config)),
+    ("replace config", lambda: (own / "link").rename(config)),
     ("other port", lambda: tcp(other)),
     ("bind", lambda: socket.create_server(("127.0.0.1", 0))),
     ("shared temporary", lambda: (home.parent / "planted").write_text("x")),

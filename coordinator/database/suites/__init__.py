@@ -1,1 +1,0 @@
-"""Task suites of runs."""

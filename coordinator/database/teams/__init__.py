@@ -1,1 +1,0 @@
-"""Teams of volunteers."""
