@@ -15,6 +15,7 @@ survivor that is excused there does not exist any more.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -85,10 +86,17 @@ def prepare(name: str, piece: Piece, *, again: bool) -> Path:
         "only_mutate": piece.files,
         "do_not_mutate_patterns": WORDING,
         "also_copy": ["packaging", "docs", "README.md"],
-        "pytest_add_cli_args": [*piece.args, "-p", "no:xdist", "-p", "no:cacheprovider", "--hypothesis-seed=0"],
+        "pytest_add_cli_args": [
+            *piece.args,
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-seed=0",
+        ],
         "pytest_add_cli_args_test_selection": piece.tests,
     }
-    lines = [f"{key} = {list(value)!r}" for key, value in quoted.items()]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in quoted.items()]
     lines += ['process_isolation = "forkserver"', "use_git_change_detection = false"]
     lines += ["use_setproctitle = false", 'on_dependency_change = "ignore"']
     project = (ROOT / "pyproject.toml").read_text()
@@ -123,7 +131,8 @@ def statuses(folder: Path) -> dict[str, str]:
 
 def change(folder: Path, name: str) -> str:
     """Return the lines of a mutant that differ."""
-    old, new = [], []
+    old: list[str] = []
+    new: list[str] = []
     for line in mutmut(folder, "show", name).splitlines():
         if re.match(r"[-+](?![-+]{2})", line):
             (old if line[0] == "-" else new).append(line[1:].strip())
@@ -144,9 +153,9 @@ def judge(name: str, piece: Piece, folder: Path) -> bool:
     for each in left:
         if (each.function, each.change) not in excused:
             print(f"{each.status}: {each.name}\n    {each.change}")
-    gone = [each for key, each in excused.items() if key not in seen]
-    for each in gone:
-        print(f"excused, and not there: {each.function}\n    {each.change}")
+    gone = [why for key, why in excused.items() if key not in seen]
+    for why in gone:
+        print(f"excused, and not there: {why.function}\n    {why.change}")
     killed = sum(counts[status] for status in KILLED)
     known = sum((each.function, each.change) in excused for each in left)
     share = killed / max(1, len(found))

@@ -40,7 +40,7 @@ WELL = Overview(
     at=NOW, server="house", runs=(RUN,), runs_total=1, tasks=(), failed=(), queues={}, merges=(),
     replicas=(REPLICA,), census_at=NOW, workers={"training": 2, "online": 1, "offline": 9},
     machines=(), volunteers={}, window=Window(since=NOW - 3600, contributions=0),
-    newest_refused=0, newest_decided=0, refusals=(), forward=CheckCounts(),
+    newest_refused=0, newest_decided=0, refusals=(),
     recompute=CheckCounts(), database=DatabaseFigures(kind="sqlite", bytes=1),
     backup_at=NOW - DAY_S,
 )  # fmt: skip
