@@ -20,6 +20,8 @@ BENCH_ARGS ?=
 CHAOS_KILLS ?= 1000
 MINUTES ?= 10
 FUZZ_ARGS ?=
+MODULE ?=
+MUTANTS_ARGS ?=
 EXPERIMENT ?= *
 LANGUAGE ?=
 EXPERIMENT_ARGS ?=
@@ -43,7 +45,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup format format-check lint types imports check test test-quick test-slow test-all demo bench gpu-check chaos fuzz experiments \
+.PHONY: help setup format format-check lint types imports check test test-quick test-slow test-all demo bench gpu-check chaos fuzz mutants experiments \
 	constraints words clean
 
 help: ## say what there is
@@ -117,6 +119,9 @@ chaos: $(READY) ## kill coordinators CHAOS_KILLS times (1000) on each database a
 
 fuzz: $(READY) ## send MINUTES (10) of hostile bodies and streams to a coordinator
 	$(BIN)/python -m tests.support.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
+
+mutants: $(READY) ## change the pure rules and see that tests notice; MODULE=plan is one piece
+	$(BIN)/python -m tests.support.mutants $(MODULE) $(MUTANTS_ARGS)
 
 experiments: $(READY) ## long learning experiments; go on where they were stopped
 	@mkdir -p build/experiments

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from sqlalchemy import Connection, event, func, select
@@ -116,8 +117,8 @@ async def test_what_is_set_aside_is_not_earned_and_the_other_way_round(database:
 
     await database.write(write)
     assert await have(database) == (100, 100, 0, 0)
-    await refused(database, Conflict, lambda c: payments.post_earned(c, **one))  # type: ignore[arg-type]
-    await refused(database, Conflict, lambda c: payments.post_void(c, **two))  # type: ignore[arg-type]
+    await refused(database, Conflict, lambda c: payments.post_earned_many(c, [pay(1)], 3.0))
+    await refused(database, Conflict, lambda c: payments.post_void_many(c, [pay(2)], 3.0))
     assert await have(database) == (100, 100, 0, 0)
     assert await breaches(database) == []
 
@@ -171,7 +172,7 @@ async def test_a_credit_takes_no_step_but_those_from_where_it_is(
             continue  # the same again changes nothing
         before = await database.read(lambda conn: payments.balances(conn, MIA))
         try:
-            await database.write(lambda conn, step=step, row=row: step(conn, [row], 3.0))  # type: ignore[misc]
+            await database.write(partial(step, rows=[row], now=3.0))
         except Conflict:
             assert await database.read(lambda conn: payments.balances(conn, MIA)) == before
         else:

@@ -189,3 +189,40 @@ def test_nonsense_proves_nothing(a: int, b: int, proof: list[bytes]) -> None:
     root = merkle.root(tree.node, 50)
     assert not merkle.proves_inclusion(merkle.leaf(b"not there"), a, b, proof, root)
     assert not merkle.proves_consistency(a, b, proof, merkle.EMPTY, root)
+
+
+@pytest.mark.parametrize(("old", "new"), [(0, 3), (-1, 3), (4, 3)])
+def test_there_is_no_proof_that_a_tree_begins_with_a_larger_or_an_empty_one(
+    old: int, new: int
+) -> None:
+    with pytest.raises(ValueError, match=f"a tree of 3 entries cannot begin with one of {old}"):
+        merkle.consistency(grown([b"a", b"b", b"c"]).node, old, new)
+
+
+def test_bounds_of_what_proves_anything() -> None:
+    leaf, short = merkle.leaf(b"a"), bytes(31)
+    included, consistent = merkle.proves_inclusion, merkle.proves_consistency
+    assert included(leaf, 0, 1, [], leaf)
+    assert not included(leaf, 1, 1, [], leaf)
+    assert not included(leaf, -1, 1, [], leaf)
+    assert not included(leaf, 0, 0, [], leaf)
+    assert not included(leaf, 0, 2, [short], merkle.parent(leaf, short))
+    assert consistent(1, 1, [], leaf, leaf)
+    assert not consistent(0, 0, [], leaf, leaf)
+    assert not consistent(1, 0, [], leaf, leaf)
+    assert not consistent(1, 1, [], leaf, merkle.EMPTY)
+    assert not consistent(1, 1, [leaf], leaf, leaf)
+    assert not consistent(1, 2, [short], leaf, merkle.parent(leaf, short))
+    assert not consistent(1, 2, [], leaf, leaf)
+    assert not consistent(3, 5, [], leaf, leaf)
+
+
+@pytest.mark.parametrize(("levels", "proved"), [(63, True), (64, True), (65, False)])
+def test_a_proof_has_64_hashes_at_most(levels: int, proved: bool) -> None:
+    """The first entry of a tree that nobody can build; only its right half is made up."""
+    found = first = merkle.leaf(b"a")
+    proof = [merkle.leaf(bytes([level])) for level in range(levels)]
+    for sibling in proof:
+        found = merkle.parent(found, sibling)
+    assert merkle.proves_inclusion(first, 0, 1 << levels, proof, found) is proved
+    assert merkle.proves_consistency(1, 1 << levels, proof, first, found) is proved

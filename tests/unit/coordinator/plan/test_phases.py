@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.plan.plan import in_phase, phase_index, plan
+from coordinator.plan.plan import improvement, in_phase, phase_index, plan
 from coordinator.plan.tables import Phase
 
 
@@ -59,6 +59,30 @@ def test_a_phase_ends_at_the_first_of_its_conditions(
 ) -> None:
     index = phase_index(PHASES, version, tokens, losses)
     assert in_phase(PHASES, index).quorum == quorum
+
+
+@pytest.mark.parametrize(
+    ("losses", "window", "fell"),
+    [
+        ((), 2, None),
+        ((9.0,), 2, None),
+        ((9.0, 0.5, 0.25), 2, 0.5),
+        ((1.0, 0.5, 0.25), 3, 0.75),
+        ((0.5, 0.75), 2, -0.5),
+        ((-0.5, -0.75), 2, 0.5),
+        ((0.0, 0.0), 2, 0.0),
+    ],
+)
+def test_by_how_much_a_loss_fell(
+    losses: tuple[float, ...], window: int, fell: float | None
+) -> None:
+    assert improvement(losses, window) == fell
+
+
+def test_a_loss_that_falls_by_the_share_that_was_asked_for_keeps_the_phase() -> None:
+    whole = plan({"phases": [{"until_slope": 0.5, "slope_window": 2}]})
+    assert phase_index(whole, 0, 0, (1.0, 0.5)) == 0
+    assert phase_index(whole, 0, 0, (1.0, 0.51)) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.plan.checks import check_steps
 from coordinator.plan.plan import (
     Pending,
     Ready,
@@ -25,6 +26,7 @@ from coordinator.plan.plan import (
 from coordinator.plan.presets import PRESETS
 from coordinator.plan.tables import Plan
 from shared.errors import InvalidPlan
+from shared.protocol.limits import PARTS_MAX
 
 NAMED = {
     *("fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "diloco", "fedbuff", "fedasync"),
@@ -63,6 +65,7 @@ def test_another_optimizer_brings_no_momentum_of_the_presets() -> None:
 
 def test_s4s_table_brings_its_own_window() -> None:
     assert plan({"table": "s4"}).max_staleness == 200
+    assert plan({"preset": "fedbuff", "table": "s4"}).quorum_share == 0.6
     assert plan({"table": "s4", "max_staleness": 90}).max_staleness == 90
 
 
@@ -84,37 +87,47 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"optimizer": "adam"}, "the learning rate is missing"),
         ({"update": "gradient"}, "the learning rate is missing"),
         ({"optimizer": "nesterov", "lr": 0.7}, "set momentum = 0.9"),
+        ({"optimizer": "delayed-nesterov", "lr": 0.7}, "set momentum = 0.9"),
         ({"optimizer": "adam", "lr": 0.1, "momentum": 0.9}, "set beta1 instead"),
+        ({"optimizer": "yogi", "lr": 0.1, "momentum": 0.9}, "set beta1 instead"),
+        ({"optimizer": "adagrad", "lr": 0.1, "momentum": 0.9}, "set beta1 instead"),
         ({"min_contributions": 5}, "lower min_contributions or raise quorum"),
         ({"max_staleness": 0}, 'set in_flight = "cancel"'),
         ({"max_staleness": 0, "quorum": 1, "in_flight": "cancel"}, "raise quorum or max_staleness"),
         ({"preset": "gradient-average", "deadline_seconds": 0}, "set deadline_seconds, e.g. 300"),
-        ({"table": "s4", "max_staleness": 500}, "set it to 200 or less"),
+        ({"quorum": 2, "deadline_seconds": 0, "in_flight": "cancel"}, "set deadline_seconds"),
+        ({"table": "s4", "max_staleness": 201}, "set it to 200 or less"),
         ({"damping": True, "table": "constant"}, 'set table = "polynomial"'),
         ({"in_flight": "redo"}, 'set in_flight = "continue"'),
         ({"preset": "sync-sgd", "prox_mu": 0.1}, "leave it out"),
-        ({"pull_every": 4}, "leave both at 0 and set [task] local_steps instead"),
+        ({"pull_every": 1}, "leave both at 0 and set [task] local_steps instead"),
+        ({"gradient_every": 1}, "leave both at 0 and set [task] local_steps instead"),
         (
-            {"quorum": 3000, "max_staleness": 1},
+            {"quorum": 2049, "max_staleness": 1},
             "set quorum to 2048 or less, or raise max_staleness",
         ),
-        ({"window": 4}, 'belongs to optimizer = "delayed-nesterov"'),
+        ({"window": 1}, 'belongs to optimizer = "delayed-nesterov"'),
         ({"aggregate": "krum"}, "needs quorum >= 5 to leave out a bad one, not 3"),
+        ({"aggregate": "krum", "quorum": 4}, 'or set aggregate = "median"'),
+        ({"aggregate": "krum"}, 'or set aggregate = "median"'),
+        ({"aggregate": "krum", "quorum": 2}, 'or set aggregate = "norm-clip"'),
+        ({"aggregate": "multi-krum", "quorum": 4}, "needs quorum >= 5"),
+        ({"aggregate": "multi-krum", "quorum": 9, "byzantine": 0.1}, "set byzantine = 0.12"),
+        ({"aggregate": "krum", "quorum": 5, "byzantine": 0.1}, "set byzantine = 0.2 or more"),
         ({"aggregate": "median", "quorum": 2}, 'set aggregate = "norm-clip"'),
         ({"aggregate": "trimmed-mean"}, "set trim = 0.34 or more"),
         ({"aggregate": "krum", "quorum": 9, "byzantine": 0.1}, "set byzantine = 0.12 or more"),
         ({"aggregate": "median", "codec": "topk-int4"}, 'set codec = "int4"'),
         ({"phases": 5}, "[plan] phases: expected a list"),
         ({"phases": [3]}, "[plan] phases[0]: expected a table"),
-        ({"phases": [{"until_version": 3}]}, 'did you mean "until_versions"?'),
+        (
+            {"phases": [{"until_versions": 3}, {"until_version": 3}]},
+            'unknown key "until_version" in phase 2 of [plan]: did you mean "until_versions"?',
+        ),
         ({"phases": [{"overrides": {"lr": 0.1}}]}, "phase 1 never ends: give it until_versions"),
         (
             {"phases": [{"until_versions": 3, "overrides": {"lrr": 0.1}}]},
             'unknown key "lrr" in phase 1 of [plan]: did you mean "lr"?',
-        ),
-        (
-            {"phases": [{"until_versions": 3, "overrides": {"shards": 2}}]},
-            'phase 1 cannot override "shards": it holds for the whole run',
         ),
         (
             {"phases": [{"until_versions": 3, "overrides": {"in_flight": "redo"}}]},
@@ -127,7 +140,81 @@ def test_a_mistake_gets_a_sentence(raw: dict[str, Any], sentence: str) -> None:
         plan(raw)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("preset", "diloco"),
+        ("phases", []),
+        ("shards", 2),
+        ("shard_by", "name"),
+        ("downlink", "chain"),
+        ("snapshot_every", 2),
+    ],
+)
+def test_what_holds_for_the_whole_run_is_no_matter_of_a_phase(key: str, value: Any) -> None:
+    said = f'phase 1 cannot override "{key}": it holds for the whole run'
+    with pytest.raises(InvalidPlan, match=f"^{said}$"):
+        plan({"phases": [{"until_versions": 3, "overrides": {key: value}}]})
+
+
+def test_a_sentence_says_where_in_the_file_and_no_more() -> None:
+    with pytest.raises(InvalidPlan, match=r"^max_staleness = 0 discards all work in flight"):
+        plan({"max_staleness": 0})
+    with pytest.raises(InvalidPlan) as caught:
+        plan({"shard_by": "x", "codec": "y" * 1000})
+    assert len(caught.value.message) < 400
+    with pytest.raises(InvalidPlan) as caught:
+        plan({"phases": [{"until_versions": "x" * 900}]})
+    assert len(caught.value.message) <= 301
+
+
+GRADIENTS = {"preset": "async-sgd", "phases": []}
+
+
+@pytest.mark.parametrize(
+    ("raw", "steps", "most", "sentence"),
+    [
+        ({"gradient_every": 3}, 10, 0, "local_steps = 10 is no multiple of gradient_every = 3"),
+        ({"gradient_every": 3}, 10, 0, "set local_steps = 12, or"),
+        ({"gradient_every": 3, "local_steps": 11}, 9, 0, "local_steps = 11 is no multiple"),
+        ({"gradient_every": 2}, 2 * PARTS_MAX + 2, 0, f"more than {PARTS_MAX} gradients"),
+        ({"gradient_every": 2}, 2, 2 * PARTS_MAX + 1, f"a task of {2 * PARTS_MAX + 1} steps"),
+        ({"gradient_every": 1, "pull_every": 0, "max_staleness": 3}, 5, 0, "up to 4 versions old"),
+        (
+            {"gradient_every": 2, "pull_every": 0, "max_staleness": 1},
+            6,
+            0,
+            "pull_every to 4 or less",
+        ),
+        ({"gradient_every": 1, "pull_every": 3, "max_staleness": 1}, 9, 0, "pull_every = 3 and"),
+    ],
+)
+def test_tasks_that_do_not_come_out_even_in_gradients_are_refused(
+    raw: dict[str, Any], steps: int, most: int, sentence: str
+) -> None:
+    wants = plan(GRADIENTS | raw)
+    with pytest.raises(InvalidPlan, match=re.escape(sentence)):
+        check_steps(wants, steps, most)
+    with pytest.raises(InvalidPlan, match=r"^phase 1: "):
+        check_steps(wants, steps, most, "phase 1: ")
+
+
+def test_tasks_that_come_out_even_in_gradients_are_taken() -> None:
+    check_steps(plan(GRADIENTS | {"gradient_every": 3}), 12, 0)
+    check_steps(plan(GRADIENTS | {"gradient_every": 3}), 10, 30)  # sized, so cut to fit
+    check_steps(plan(GRADIENTS | {"gradient_every": 3, "local_steps": 9}), 10, 0)
+    check_steps(plan(GRADIENTS | {"gradient_every": 2, "pull_every": 2}), 2 * PARTS_MAX, 0)
+    check_steps(plan(GRADIENTS | {"gradient_every": 1, "pull_every": 0, "max_staleness": 3}), 4, 0)
+    check_steps(plan({"preset": "gradient-average"}), 10, 0)
+    check_steps(plan({}), 10, 0)
+
+
 def test_what_a_sentence_advises_is_accepted() -> None:
+    plan({"quorum": 2048, "max_staleness": 1})
+    plan({"preset": "diloco", "optimizer": "nesterov"})
+    plan({"quorum": 1, "deadline_seconds": 0, "in_flight": "cancel"})
+    plan({"preset": "sync-sgd", "quorum": 1})
+    plan({"aggregate": "krum", "quorum": 5, "byzantine": 0.2})
     plan({"aggregate": "trimmed-mean", "trim": 0.34})
     plan({"aggregate": "krum", "quorum": 9, "byzantine": 0.12})
     plan({"aggregate": "krum", "quorum": 5})
@@ -224,6 +311,19 @@ def test_enough_work_merges_before_the_count() -> None:
     assert ready(wants, Pending(count=2, work=100, live_workers=20)).now
     alone = ready(wants, Pending(count=1, work=500, waited_s=1e6, live_workers=20))
     assert alone == Ready(now=False, needs=9, deadline_in_s=None)
+
+
+def test_the_first_step_is_enough_work_where_one_is_asked_for() -> None:
+    wants = plan({"quorum": 10, "work_target": 1, "min_contributions": 1})
+    assert ready(wants, Pending(count=1, work=1, live_workers=20)).now
+
+
+def test_the_time_that_is_left_is_the_shorter_of_deadline_and_grace() -> None:
+    pending = Pending(count=3, live_workers=4, round_s=100.0, waited_s=55.0)
+    assert ready(plan({"grace": 0.1, "deadline_seconds": 60}), pending).deadline_in_s == 5.0
+    assert ready(plan({"grace": 0.1, "deadline_seconds": 300}), pending).deadline_in_s == 10.0
+    found = ready(plan({"grace": 0.1, "deadline_seconds": 0}), pending)
+    assert found == Ready(now=False, needs=0, deadline_in_s=10.0)
 
 
 def test_without_a_deadline_only_the_count_decides() -> None:
