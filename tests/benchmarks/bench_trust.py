@@ -1,29 +1,32 @@
-"""Cost of the checks of work beside the honest work of 1,000 tasks, by the rules of an open run.
+"""Cost of draws beside the honest work of 1,000 tasks, by the rules of an open run.
 
     make bench BENCH=trust
     python -m tests.benchmarks.bench_trust --json trust.json --tasks 1000
 
-A task, its forward check and its recompute are timed in turns on one thread (the recompute is the
-task again, with encoding and comparing left out as they take a hundredth of it). How often each is
-drawn over the first tasks of a new account comes from the real rules, by their own draws. "cost" is
-the seconds of checks over the seconds of the tasks.
+A task is timed on one thread, and what comparing its update takes: a recompute is both. How often
+the first tasks of a new account are drawn comes from the real rules, by their own draws. "cost" is
+the seconds of recomputes over the seconds of the tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from coordinator.rules import checks, standing
-from coordinator.rules.checks import OPEN_RATES, Kind, Streaks
+from coordinator.rules import checks
 from shared import proof_of_work
+from shared.tensors.quantize import codec
 from shared.workloads.base import Job
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, Weights, config, job, sums
 
@@ -33,58 +36,64 @@ SIZES: dict[str, dict[str, int]] = {
     "0.9 M": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128},
     "10 M": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 128},
 }
+CODEC = "int8"
+Row = NDArray[np.float32]
 SECRET = b"a secret of the server"
 
 
-def drawn(tasks: int, accounts: int) -> dict[Kind, float]:
-    """Return how many checks of each kind the first tasks of an account get, on average."""
-    counts: dict[Kind, int] = {"forward": 0, "recompute": 0}
+def drawn(tasks: int, accounts: int) -> float:
+    """Return how many of the first tasks of an account are done again, on average."""
+    count = 0
     for account in range(accounts):
-        streaks: dict[Kind, int] = {"forward": 0, "recompute": 0}
+        draws = 0
         for task in range(tasks):
-            passed = sum(streaks.values())
-            now = Streaks(
-                vetted=passed >= standing.PASSED_MIN,
-                forward_streak=streaks["forward"],
-                recompute_streak=streaks["recompute"],
-            )
-            for kind in streaks:
-                chance = checks.chance(kind, now, OPEN_RATES)
-                if checks.drawn(SECRET, kind, account * tasks + task, "digest", chance):
-                    counts[kind] += 1
-                    streaks[kind] += 1
-    return {kind: count / accounts for kind, count in counts.items()}
+            chance = checks.chance(draws, 1, 1.0, checks.FLOOR)
+            draws += checks.drawn(SECRET, "recompute", account * tasks + task, "digest", chance)
+        count += draws
+    return count / accounts
 
 
-def timed(task: Job, data: Folder, weights: Weights) -> tuple[float, float]:
-    """Return the seconds of a task and of its forward check."""
+def timed(task: Job, data: Folder, weights: Weights, folder: Path) -> tuple[float, float]:
+    """Return the seconds of a task, and of comparing its update with another of the same."""
     began = time.perf_counter()
     work = WORKLOAD.begin(task, weights, data, "cpu", None)
     while not work.done:
         work.advance()
-    updated = work.result()[1]
+    after = work.result()[1]
     worked = time.perf_counter()
-    WORKLOAD.check(task, weights, updated, (data, data.heldout()), 7)
+    schema = WORKLOAD.schema(task.config)
+    ours = {name: (value - after[name]).numpy() for name, value in weights.items()}
+    codec(CODEC).encode(ours, schema, folder / "update")
+    with codec(CODEC).decode(folder / "update", schema) as theirs:
+        cosine(ours, theirs)
     return worked - began, time.perf_counter() - worked
 
 
-def measure(name: str, options: argparse.Namespace, counts: dict[Kind, float]) -> dict[str, Any]:
+def cosine(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> float:
+    """Return the cosine of two updates."""
+    sums = [0.0, 0.0, 0.0]
+    for name, one in ours.items():
+        a, b = np.ravel(one).astype(np.float64), np.ravel(theirs[name]).astype(np.float64)
+        for at, value in enumerate((a @ b, a @ a, b @ b)):
+            sums[at] += float(value)
+    return sums[0] / math.sqrt(max(1e-30, sums[1] * sums[2]))
+
+
+def measure(name: str, options: argparse.Namespace, recomputes: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         data = sums(Path(folder), documents=200)
         model = config(data, **SIZES[name])
         weights = WORKLOAD.init(model, 0)
         task = job(model, options.steps, options.batch)
-        turns = [timed(task, data, weights) for _ in range(options.repeats + 1)][1:]
-    seconds, check = (statistics.median(side) for side in zip(*turns, strict=True))
-    cost = counts["forward"] * check + counts["recompute"] * seconds
-    share = cost / (options.tasks * seconds)
+        turns = [timed(task, data, weights, Path(folder)) for _ in range(options.repeats + 1)][1:]
+    seconds, compared = (statistics.median(side) for side in zip(*turns, strict=True))
+    share = recomputes * (seconds + compared) / (options.tasks * seconds)
     return {
         "model": name,
         "steps": options.steps,
         "task_s": round(seconds, 3),
-        "forward_check_s": round(check, 3),
-        "forward_checks": round(counts["forward"], 1),
-        "recomputes": round(counts["recompute"], 1),
+        "compared_s": round(compared, 3),
+        "recomputes": round(recomputes, 1),
         "cost": round(share, 4),
         "goal": GOAL,
         "reached": share <= GOAL,
@@ -119,8 +128,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    counts = drawn(options.tasks, options.accounts)
-    rows = [measure(name, options, counts) for name in SIZES]
+    recomputes = drawn(options.tasks, options.accounts)
+    rows = [measure(name, options, recomputes) for name in SIZES]
     for row in [*rows, puzzle()]:
         print("\n".join(f"{name:24} {value}" for name, value in row.items()), end="\n\n")
     if options.json:

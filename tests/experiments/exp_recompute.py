@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from coordinator.checking.redo import state_cosine
-from coordinator.rules import checks
+from coordinator.rules import likeness
 from coordinator.rules.checks import Redone
 from coordinator.rules.sizing import pass_seed
 from shared.tensors.quantize import EXACT_CODECS, codec
@@ -183,7 +183,7 @@ def play(cell: Cell, subject: Subject) -> Row:
                 norm_ratio=norms[0] / norms[1],
                 state_cosine=states[-1],
             )
-            refused += checks.judge_recompute(found, cell.precision, comparable=True) != "passed"
+            refused += likeness.judge(found, cell.precision, comparable=True) != "passed"
             cosines[name].append(found.cosine)
             for stretches in STRETCHES:
                 alike, ratio = audited(subject, (theirs, mine), number, stretches)

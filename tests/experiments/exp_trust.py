@@ -5,11 +5,11 @@ the pay, over the rules of an open server.
     make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--full'   a DCGAN of digits, and Gomoku
     make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--quick'  the same code in a minute
 
-Four worlds. *open*: an open run as it is by default, all accounts are new. *unclear*: the same, but
-no recompute can tell, as with other arithmetic. *sleepers*: everybody is vetted, the hostile have
-been honest so far, and no recompute is ever drawn: only the rules of a merge stand between them and
-the model. *before*: the same with the mean, the norm limit of 3 x the median, and no similarity:
-the defaults by invitation.
+Four worlds. *open*: an open run as it is by default, all accounts are new. *elsewhere*: the same,
+where no recompute is on comparable arithmetic: it frees pay, and never punishes. *sleepers*:
+everybody is vetted, the hostile have been honest so far, and no recompute is ever drawn: only the
+rules of a merge stand between them and the model. *invited*: the same with the mean and the norm
+limit of 3 x the median: the defaults by invitation.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ DCGAN_LR = 2e-3  # ten times the default: so few steps
 OPEN: dict[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
 WORLDS: dict[str, dict[str, Any]] = {
     "open": OPEN,
-    "unclear": OPEN | {"recompute": False},
+    "elsewhere": OPEN | {"comparable": False},
     "sleepers": OPEN | {"vetted": True, "honest_rounds": 3, "recompute": False},
-    "before": {"vetted": True, "honest_rounds": 3, "recompute": False, "similar": False},
+    "invited": {"vetted": True, "honest_rounds": 3, "recompute": False},
 }
 CONTROLS = ("noise", "x -2.8", "to the edge", "backdoor")
 CODECS = ("bf16", "int8", "int4")
@@ -54,7 +54,7 @@ def cells(rounds: int, seeds: int) -> Iterator[tuple[str, Cell]]:
             yield f"open | clean {codec} s{seed}", cell
         for attack in (*ATTACKS, MIXED, AT_ONCE):
             for world, more in WORLDS.items():
-                if world != "before" or attack in CONTROLS:
+                if world not in ("elsewhere", "invited") or attack in CONTROLS:
                     cell = Cell(attack=attack, seed=seed, rounds=rounds, **more)
                     yield f"{world} | {attack} s{seed}", cell
 
@@ -92,7 +92,7 @@ def play(cell: Cell, subject: Subject) -> Row:
 
 def table(rows: Mapping[str, Row]) -> list[str]:
     """A line for each attack, a column for each world: the loss by the clean one of each seed, the
-    hostile share of the merged weight, of the pay, and where the backdoor works in how many of the
+    hostile share of the merged weight, of the freed pay, and where the backdoor works in how many of the
     contexts, the worst of the seeds.
     """
     lines = [f"| attack | {' | '.join(WORLDS)} |", "|---" * (1 + len(WORLDS)) + "|"]
@@ -127,9 +127,9 @@ def _cell(rows: Mapping[str, Row], found: Mapping[int, Row]) -> str:
 def honest(rows: Mapping[str, Row]) -> list[str]:
     """A line for each way without attackers: the cost of the rules."""
     lines = [
-        "| run | loss | to the mean's | updates | norm refused, scaled | unconfirmed | copies "
-        "| nearest (1 = refused) | largest norm by the median |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| run | loss | to the mean's | updates | norm refused, scaled "
+        "| largest norm by the median |",
+        "|---|---|---|---|---|---|",
     ]
     clean = _of(rows, "mean | clean")
     for name in ("mean | clean", "open | clean", *(f"open | clean {codec}" for codec in CODECS)):
@@ -146,8 +146,7 @@ def honest(rows: Mapping[str, Row]) -> list[str]:
         lines.append(
             f"| {name.replace(' | ', ', ')} | {losses} | {', '.join(by)} "
             f"| {sum(row['updates'] for row in found.values())} "
-            f"| {_sum(counts, 'norm')}, {_sum(counts, 'scaled')} | {_sum(counts, 'unconfirmed')} "
-            f"| {_sum(counts, 'replay')} | {min(row['nearest'][0] for row in found.values())} "
+            f"| {_sum(counts, 'norm')}, {_sum(counts, 'scaled')} "
             f"| {max(row['norms'][-1] for row in found.values())} |"
         )
     punished = sum(row["punished"] for row in rows.values())
@@ -176,7 +175,7 @@ def main() -> None:
             own = {n.removeprefix(start): r for n, r in done.items() if n.startswith(start)}
             lines += [f"## {which}", "", *table(own), "", *honest(own), ""]
     else:
-        gpt = Gpt(corpus(options.out.parent, 12 if options.quick else 0), MODEL, STEPS)
+        gpt = Gpt(corpus(options.out.parent, 24 if options.quick else 0), MODEL, STEPS)
         listed = cells(4, 1) if options.quick else cells(15, SEEDS)
         done = work_off(options, listed, lambda cell: play(cell, gpt))
         lines = [*table(done), "", *honest(done)]

@@ -1,5 +1,5 @@
 """One run of twenty volunteers of whom some are hostile, over the rules of an open server: norm
-limits, forward checks, recomputes, similarity, standing, voices, robust merges, escrow.
+limits, draws and what they prove, standing, voices, robust merges, stakes.
 """
 
 from __future__ import annotations
@@ -10,27 +10,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from coordinator.aggregation import step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.tables import Plan
-from coordinator.rules import checks, similarity, standing, trust, validation
+from coordinator.rules import checks, likeness, standing, trust, validation
+from coordinator.rules.checks import Redone
 from coordinator.rules.run_file import ValidationSettings
-from coordinator.rules.similarity import Known, Suspect
 from coordinator.rules.trust import TRUST_START
 from coordinator.rules.validation import Evidence, judge, measure
 from coordinator.rules.voices import Voice, shares
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest
-from shared.tensors import sketch
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec
-from shared.tensors.slices import ArrayReader
 from shared.tensors.spec import Schema
-from shared.workloads.base import ForwardFigures, Job, TrainSettings
+from shared.workloads.base import Job, TrainSettings
 from tests.experiments.cells import Row
 from tests.experiments.digits import Weights
 from tests.experiments.trust_attacks import ATTACKS, Scene, attack_of, flat, norm
@@ -38,9 +35,8 @@ from tests.experiments.trust_attacks import ATTACKS, Scene, attack_of, flat, nor
 VOLUNTEERS = 20
 HOSTILE = 8
 SECRET = b"of the server"
-RATES = checks.Rates(forward=0.2, recompute=0.02)
+PRICE = 1000  # micro-credits of a task
 NORM_RANKS = (0.0, 0.01, 0.99, 0.999, 1.0)
-KNOWN_MAX, MERGES_MAX = 512, 4
 
 
 class Subject(Protocol):
@@ -67,11 +63,6 @@ class Subject(Protocol):
     ) -> Weights:
         """The update of the first `steps` steps of a task, all by default."""
 
-    def check(
-        self, weights: Weights, job: Job, update: Weights, seed: int
-    ) -> ForwardFigures | None:
-        """The forward check of the workload."""
-
     def loss(self, weights: Weights) -> float:
         """On held-out data."""
 
@@ -92,7 +83,7 @@ class Cell:
     validation: Mapping[str, Any] = field(default_factory=dict)
     vetted: bool = False  # all are, from the beginning: a hostile one has been honest so far
     recompute: bool = True
-    similar: bool = True
+    comparable: bool = True  # the arithmetic of the server and of volunteers
     rounds: int = 20
     honest_rounds: int = 0  # before the hostile begin
     codec: str = "float32"
@@ -109,9 +100,10 @@ class Account:
     """One volunteer as the server knows it."""
 
     state: standing.Account
-    forward_streak: int = 0
-    recompute_streak: int = 0
-    paid: int = 0  # contributions, in escrow
+    trust: float = TRUST_START
+    draws: int = 0
+    stake: int = 0  # micro-credits
+    freed: int = 0
     norms: list[float] = field(default_factory=list)  # by effort
 
     @property
@@ -121,7 +113,7 @@ class Account:
     @property
     def works(self) -> bool:
         """Return True if it gets leases."""
-        return not self.suspended and self.state.trust >= standing.TRUST_MIN
+        return not self.suspended and self.trust >= standing.TRUST_MIN
 
     @property
     def vetted(self) -> bool:
@@ -138,7 +130,6 @@ class Sent:
     path: Path
     vetted: bool
     clip: float = 1.0
-    sketch: bytes = b""
 
 
 class Arena:
@@ -153,22 +144,14 @@ class Arena:
         new = standing.Account(
             state="vetted" if cell.vetted else "probation",
             invited=False,
-            passed=standing.PASSED_MIN if cell.vetted else 0,
-            trust=TRUST_START,
+            proofs=standing.PROOFS_MIN if cell.vetted else 0,
         )
-        streak = 10 if cell.vetted else 0
-        self._accounts = [
-            Account(state=new, forward_streak=streak, recompute_streak=streak)
-            for _ in range(VOLUNTEERS)
-        ]
-        self._figures: dict[int, ForwardFigures] = {}  # newest passed check of a vetted volunteer
+        draws = standing.PROOFS_MIN if cell.vetted else 0
+        self._accounts = [Account(state=new, draws=draws) for _ in range(VOLUNTEERS)]
         self._last: dict[int, Weights] = {}  # what the hostile sent first
         self._shared: dict[str, Weights] = {}  # among the hostile, in this round
         self._merged: Weights | None = None
         self._number = 0
-        self._known: list[Known] = []  # newest first
-        self._merges: list[bytes] = []
-        self.nearest: list[float] = []  # of honest updates: distance by limit
         self._weight = {"honest": 0.0, "hostile": 0.0}
         self.verdicts: dict[str, dict[str, int]] = {"honest": {}, "hostile": {}}
         self.refused_games = 0  # files of the honest
@@ -189,18 +172,17 @@ class Arena:
                 curve.append(round(self._subject.loss(self._read()), 4))
         weights = self._read()
         total = sum(self._weight.values())
-        paid = [0 if a.suspended else a.paid for a in self._accounts]
+        freed = [account.freed for account in self._accounts]
         return {
             "loss": round(self._subject.loss(weights), 4),
             "curve": curve,
             "success": round(self._subject.success(weights), 4),
             "weight": round(self._weight["hostile"] / total, 4) if total else 0.0,
-            "pay": round(sum(paid[: self._cell.hostile]) / max(1, sum(paid)), 4),
+            "pay": round(sum(freed[: self._cell.hostile]) / max(1, sum(freed)), 4),
             "suspended": sum(a.suspended for a in self._accounts[: self._cell.hostile]),
             "punished": sum(a.suspended for a in self._accounts[self._cell.hostile :]),
             "verdicts": self.verdicts,
             "norms": [round(x, 3) for x in np.quantile(self.norms, NORM_RANKS).tolist()],
-            "nearest": [round(x, 2) for x in sorted(self.nearest)[:3]],
             "updates": len(self.norms),
             "refused_games": self.refused_games,
         }
@@ -215,9 +197,8 @@ class Arena:
         split = [who for who in able if who >= bad], [who for who in able if who < bad]
         refused = self._subject.gather(weights, *split)
         for who in refused:
-            state = self._accounts[who].state
-            lower = trust.rejected(state.trust, 0)[0]
-            self._accounts[who].state = msgspec.structs.replace(state, trust=lower)
+            account = self._accounts[who]
+            account.trust = trust.rejected(account.trust, 0)[0]
         self.refused_games += len(refused.difference(range(bad)))
         chosen = [who for who in able if self._accounts[who].works]
         jobs = {who: self._subject.task() for who in chosen}
@@ -272,9 +253,8 @@ class Arena:
         codec(self._cell.codec).encode(update, schema, path)
         with codec(self._cell.codec).decode(path, schema) as decoded:
             sent = {name: decoded[name].copy() for name in update}
-        sketched = sketch.of_update(path, schema, self._cell.codec, SECRET).tobytes()
         vetted = self._accounts[who].vetted
-        return Sent(who=who, job=job, update=sent, path=path, vetted=vetted, sketch=sketched)
+        return Sent(who=who, job=job, update=sent, path=path, vetted=vetted)
 
     # --- what is let through ---
 
@@ -303,15 +283,14 @@ class Arena:
         if judged.state != "accepted":
             return judged.reason
         sent.clip = judged.clip
-        if self._cell.similar and self._is_copy(sent):
-            return "replay"
-        checked = self._forward(weights, sent, account)
-        self._recompute(weights, sent, account, doubted=checked == "failed")
-        if checked == "failed" and not account.vetted:
-            return "unconfirmed"
-        if account.suspended:
-            return "suspended"
-        account.paid += 1
+        account.stake += PRICE
+        account.trust = trust.accepted(account.trust, 0)[0]
+        if self._cell.recompute and self._drawn(sent, account):
+            account.draws += 1
+            result = self._redone(weights, sent)
+            self._settle(account, result)
+            if result != "passed":
+                return result
         return "accepted" if judged.clip == 1.0 else "scaled"
 
     def _evidence(self, sent: Sent, measured: Any, account: Account) -> Evidence:
@@ -333,7 +312,7 @@ class Arena:
             task_samples=subject.samples,
             head=0,
             base_version=0,
-            trust=account.state.trust,
+            trust=account.trust,
             effort=float(subject.steps),
             cohort=self._cohort(),
             loss=None,
@@ -345,69 +324,30 @@ class Arena:
     def _parameters(self) -> int:
         return sum(spec.count for spec in self._subject.schema if spec.role == "parameter")
 
-    def _is_copy(self, sent: Sent) -> bool:
-        about = {
-            "volunteer": str(sent.who),
-            "task": sent.job.start,
-            "base_version": self._number,
-            "sketch": sent.sketch,
-        }
-        suspect = Suspect(**about)  # type: ignore[arg-type]
-        if similarity.copied(suspect, self._known, self._merges[:MERGES_MAX]):
-            return True
-        if sent.who >= self._cell.hostile:
-            self.nearest.append(
-                similarity.nearness(suspect, self._known, self._merges[:MERGES_MAX])
-            )
-        self._known = [Known(**about), *self._known][:KNOWN_MAX]  # type: ignore[arg-type]
-        return False
-
-    def _draw(self, kind: checks.Kind, sent: Sent, account: Account) -> tuple[bool, int]:
+    def _drawn(self, sent: Sent, account: Account) -> bool:
         number = self._number * VOLUNTEERS + sent.who
         digest = hashlib.sha256(sent.path.read_bytes()).hexdigest()
-        streaks = checks.Streaks(
-            vetted=account.vetted,
-            forward_streak=account.forward_streak,
-            recompute_streak=account.recompute_streak,
-        )
-        chance = checks.chance(kind, streaks, RATES)
-        drawn = checks.drawn(SECRET, kind, number, digest, chance)
-        return drawn, checks.seed(SECRET, number, digest)
+        chance = checks.chance(account.draws, PRICE, PRICE, checks.FLOOR)
+        return checks.drawn(SECRET, "recompute", number, digest, chance)
 
-    def _forward(self, weights: Weights, sent: Sent, account: Account) -> str | None:
-        drawn, seed = self._draw("forward", sent, account)
-        if not drawn:
-            return None
-        found = self._subject.check(weights, sent.job, sent.update, seed)
-        if found is None:
-            return None
-        result = checks.judge_forward(found, list(self._figures.values()))
-        if result == "passed":
-            account.forward_streak += 1
-            if account.vetted:
-                self._figures[sent.who] = found
-        elif result == "failed":
-            account.forward_streak = 0
-        account.state = standing.after_check(account.state, result, "forward")
-        return result
-
-    def _recompute(self, weights: Weights, sent: Sent, account: Account, doubted: bool) -> None:
+    def _redone(self, weights: Weights, sent: Sent) -> checks.Result:
         """Do it again: honest work comes out the same, so only that of the hostile has to be."""
-        if not self._cell.recompute:
-            return
-        if not (doubted or self._draw("recompute", sent, account)[0]):
-            return
-        result = "passed"
-        if sent.who < self._cell.hostile:
-            again = self._subject.learn(weights, sent.job, sent.who, role="recompute")
-            ours, theirs = flat(self._trained(again)), flat(self._trained(sent.update))
-            sizes = float(np.linalg.norm(ours)), float(np.linalg.norm(theirs))
-            cosine = float(ours @ theirs) / max(1e-30, sizes[0] * sizes[1])
-            ratio = sizes[1] / max(1e-30, sizes[0])
-            low = checks.COSINE_MIN
-            result = "passed" if cosine >= low and abs(ratio - 1) <= 1 - low else "failed"
-        account.recompute_streak = account.recompute_streak + 1 if result == "passed" else 0
-        account.state = standing.after_check(account.state, result, "recompute")
+        if sent.who >= self._cell.hostile:
+            return "passed"
+        again = self._subject.learn(weights, sent.job, sent.who, role="recompute")
+        ours, theirs = flat(self._trained(again)), flat(self._trained(sent.update))
+        sizes = float(np.linalg.norm(ours)), float(np.linalg.norm(theirs))
+        cosine = float(ours @ theirs) / max(1e-30, sizes[0] * sizes[1])
+        found = Redone(cosine=cosine, norm_ratio=sizes[1] / max(1e-30, sizes[0]))
+        return likeness.judge(found, comparable=self._cell.comparable)
+
+    def _settle(self, account: Account, result: checks.Result) -> None:
+        account.state = standing.after_draw(account.state, result)
+        if result == "passed":
+            free = max(0, account.stake - checks.bond(account.draws, PRICE))
+            account.freed, account.stake = account.freed + free, account.stake - free
+        else:
+            account.stake = account.draws = 0
 
     # --- the merge ---
 
@@ -417,7 +357,7 @@ class Arena:
             return
         voices = [
             Voice(
-                weight=self._accounts[one.who].state.trust * self._subject.steps,
+                weight=self._accounts[one.who].trust * self._subject.steps,
                 volunteer=str(one.who),
                 vetted=one.vetted,
             )
@@ -452,9 +392,6 @@ class Arena:
             self._merged = {
                 name: value - after[name] for name, value in self._trained(weights).items()
             }
-            where = sketch.places(self._subject.schema, SECRET)
-            reader = ArrayReader(self._merged, self._subject.schema)
-            self._merges.insert(0, sketch.sketch(reader, where).tobytes())
 
     def _read(self) -> Weights:
         with open_frame(self._base, self._subject.schema) as frame:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
-from shared.workloads.base import ForwardFigures, Job, TrainSettings
+from shared.workloads.base import Job, TrainSettings
 from tests.experiments.digits import Weights
 from tests.support.workloads.tiny_dcgan import ADAM, WORKLOAD, config, digits, job
 
@@ -66,19 +66,6 @@ class Dcgan:
             name: value - done[name] if self._names[name] == "parameter" else done[name]
             for name, value in weights.items()
         }
-
-    def check(
-        self, weights: Weights, job: Job, update: Weights, seed: int
-    ) -> ForwardFigures | None:
-        """The forward check of the workload."""
-        base = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
-        after = {
-            name: base[name] - torch.from_numpy(value)
-            if self._names[name] == "parameter"
-            else torch.from_numpy(value)
-            for name, value in update.items()
-        }
-        return WORKLOAD.check(job, base, after, (self._data, self._data.heldout()), seed)
 
     def loss(self, weights: Weights) -> float:
         """The Fréchet distance to all digits: to the few held out it is mostly chance."""

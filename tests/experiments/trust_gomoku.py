@@ -14,7 +14,7 @@ import torch
 
 from coordinator.selfplay.game_intake import TOLERATED_SHARE
 from shared.tensors.frame import FrameWriter
-from shared.workloads.base import ForwardFigures, Job, TrainSettings
+from shared.workloads.base import Job, TrainSettings
 from shared.workloads.games import KnownVersion
 from shared.workloads.gomoku.games_service import GomokuGames
 from shared.workloads.gomoku.records import decode, encode
@@ -112,14 +112,6 @@ class Gomoku:
         done = finish(work)[1]
         self._inner[who, role] = dict(work.state())
         return {name: value - done[name].numpy() for name, value in weights.items()}
-
-    def check(
-        self, weights: Weights, job: Job, update: Weights, seed: int
-    ) -> ForwardFigures | None:
-        """The forward check of the workload."""
-        after = {name: torch.from_numpy(weights[name] - update[name]) for name in weights}
-        data = self._window, self._window
-        return WORKLOAD.check(job, _tensors(weights), after, data, seed)
 
     def loss(self, weights: Weights) -> float:
         """On positions with known answers."""

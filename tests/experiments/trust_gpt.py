@@ -1,6 +1,4 @@
-"""A GPT of bytes that volunteers train, some of them against the others: tasks, forward checks, and
-a backdoor.
-"""
+"""A GPT of bytes that volunteers train, some of them against the others: tasks and a backdoor."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from coordinator.rules.sizing import pass_seed
 from coordinator.simulate.simulation import Dataset
 from shared.errors import InvalidRunFile
 from shared.local_data import LocalData
-from shared.workloads.base import ForwardFigures, Job, TrainSettings
+from shared.workloads.base import Job, TrainSettings
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, spread, windows_of
 from shared.workloads.gpt.config import GptConfig
@@ -94,15 +92,6 @@ class Gpt:
         self._inner[who, role] = dict(work.state())
         done = work.result()[1]
         return {name: value - done[name].numpy() for name, value in weights.items()}
-
-    def check(self, weights: Weights, job: Job, update: Weights, seed: int) -> ForwardFigures:
-        """The forward check of the workload."""
-        base = {name: torch.from_numpy(value) for name, value in weights.items()}
-        after = {name: torch.from_numpy(weights[name] - update[name]) for name in weights}
-        data = self._data, self._heldout
-        found = self._workload.check(job, base, after, data, seed)
-        assert found is not None
-        return found
 
     def loss(self, weights: Weights) -> float:
         given = {name: torch.from_numpy(value) for name, value in weights.items()}
