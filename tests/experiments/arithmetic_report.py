@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from coordinator.rules.checks import Drift, Redone
-from coordinator.rules.likeness import DRIFT_TIMES, TIGHT, judge
+from coordinator.rules.likeness import DRIFT_TIMES, LOOSE, TIGHT, judge, within
 
 Rows = Mapping[str, Mapping[str, Any]]
 KINDS = {
@@ -22,8 +22,6 @@ KINDS = {
     "float32 and nnpack": "oneDNN and NNPACK",
 }
 STEPS = (10, 30, 60, 100, 500)
-UPPER = 0.9  # of tasks: beyond it the tail is fitted
-POISON = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2)
 
 
 def redone(figures: Sequence[float], drift: Sequence[float] | None = None) -> Redone:
@@ -55,25 +53,38 @@ def _groups(rows: Rows) -> dict[tuple[str, int], list[tuple[str, Mapping[str, An
 
 
 def honest(rows: Rows) -> list[str]:
-    """Return how far processors are apart in float32, by subject and length."""
-    lines = [
-        "| float32 on processors | steps | tasks | comparisons | median | most | tasks that drift "
-        "| by own drift, most | failed |",
-        "|---|---|---|---|---|---|---|---|---|",
+    """Return how far processors are apart in float32, by subject and length: the median and the
+    most; and the limit that the drift of these tasks sets, its median.
+    """
+    lines = ["| float32 on processors | " + " | ".join(f"{s} steps" for s in STEPS) + " |"]
+    lines.append("|---" * (1 + len(STEPS)) + "|")
+    groups = _groups(rows)
+    for subject in sorted({subject for subject, _ in groups}):
+        cells = []
+        for steps in STEPS:
+            found = groups.get((subject, steps), [])
+            far = [pair[0] for _, kinds in found for pair in kinds["float32"]]
+            limits = [_limit(drift) for _, kinds in found if (drift := _drift(kinds))]
+            said = f"{np.median(far):.0e}, {max(far):.0e}" if far else ""
+            cells.append(f"{said}; {np.median(limits):.3f}" if limits else said)
+        lines.append(f"| {subject} | {' | '.join(cells)} |")
+    pairs = [
+        (pair, _drift(kinds))
+        for found in groups.values()
+        for _, kinds in found
+        for pair in kinds["float32"]
     ]
-    for (subject, steps), found in sorted(_groups(rows).items()):
-        pairs = [(pair, _drift(kinds)) for _, kinds in found for pair in kinds["float32"]]
-        far = [pair[0] for pair, _ in pairs]
-        drifting = sum(max(p[0] for p in k["float32"]) > _tight() for _, k in found)
-        own = [pair[0] / drift[0] for pair, drift in pairs if drift and pair[0] > _tight()]
-        known = [(pair, drift) for pair, drift in pairs if drift or pair[0] <= _tight()]
-        failed = sum(judge(redone(*one), comparable=True) == "failed" for one in known)
-        lines.append(
-            f"| {subject} | {steps} | {len(found)} | {len(pairs)} | {np.median(far):.0e} "
-            f"| {max(far):.1e} | {drifting} | {max(own, default=0.0):.2f} "
-            f"| {failed} of {len(known)} |"
-        )
-    return lines
+    results = [judge(redone(*one), comparable=True) for one in pairs if _known(*one)]
+    return [*lines, "", f"Judged: {len(results)}; failed: {results.count('failed')}."]
+
+
+def _limit(drift: Sequence[float]) -> float:
+    return max(_tight(), DRIFT_TIMES * drift[0])
+
+
+def _known(pair: Sequence[float], drift: Sequence[float] | None) -> bool:
+    """Return True if a pair can be judged: it is near, or the drift of its task is known."""
+    return bool(drift) or within(redone(pair), TIGHT["float32"])
 
 
 def _tight() -> float:
@@ -87,29 +98,32 @@ def _drift(kinds: Mapping[str, Any], kind: str = "float32") -> Sequence[float] |
 
 def classes(rows: Rows) -> list[str]:
     """Return how far classes of arithmetic are apart, and how many the loose bound pays."""
-    lines = ["| arithmetic | " + " | ".join(f"{s} steps" for s in STEPS) + " |"]
-    lines.append("|---" * (1 + len(STEPS)) + "|")
+    lines = ["| arithmetic | " + " | ".join(f"{s} steps" for s in STEPS) + " | paid |"]
+    lines.append("|---" * (2 + len(STEPS)) + "|")
     groups = _groups(rows)
     for kind, said in KINDS.items():
-        cells = []
+        cells, paid = [], []
         for steps in STEPS:
-            found = [
-                pair
-                for (_, length), those in groups.items()
-                for _, kinds in those
-                for pair in kinds.get(kind, ())
-                if length == steps
-            ]
-            paid = [judge(redone(pair), comparable=False) == "passed" for pair in found]
-            far = [pair[0] for pair in found]
+            far = []
+            for found in (found for (_, length), found in groups.items() if length == steps):
+                for _, kinds in found:
+                    drift = _drift(kinds, "bfloat16")
+                    pairs = kinds.get(kind, ())
+                    far += [pair[0] for pair in pairs]
+                    paid += [_paid(pair, drift) for pair in pairs]
             cells.append(
-                f"{np.median(far):.0e}, {np.quantile(far, 0.9):.2f}, {max(far):.2f}; "
-                f"{100 * np.mean(paid):.0f} % of {len(far)}"
-                if found
-                else ""
+                f"{np.median(far):.0e}, {np.quantile(far, 0.9):.2f}, {max(far):.2f}" if far else ""
             )
-        lines.append(f"| {said} | {' | '.join(cells)} |")
+        known = [result for result in paid if result is not None]
+        lines.append(f"| {said} | {' | '.join(cells)} | {sum(known)} of {len(known)} |")
     return lines
+
+
+def _paid(pair: Sequence[float], drift: Sequence[float] | None) -> bool | None:
+    """Return True if the loose bound pays; None where that hangs on a drift that is not known."""
+    if not drift and not within(redone(pair), LOOSE):
+        return None
+    return judge(redone(pair, drift), "bfloat16", comparable=False) == "passed"
 
 
 def cheats(rows: Rows) -> list[str]:
@@ -120,24 +134,26 @@ def cheats(rows: Rows) -> list[str]:
     ]
     found: dict[str, list[Sequence[float]]] = defaultdict(list)
     drifts: dict[str, list[Sequence[float] | None]] = defaultdict(list)
+    loose: dict[str, list[Sequence[float] | None]] = defaultdict(list)
     for row in rows.values():
         last = str(max(map(int, row["steps"])))
         for name, figures in row.get("cheats", {}).items():
             found[name].append(figures)
             drifts[name].append(_drift(row["steps"][last]))
+            loose[name].append(_drift(row["steps"][last], "bfloat16"))
     for name, those in sorted(found.items(), key=lambda one: -_median(one[1])):
-        here, there = _passes(zip(those, drifts[name], strict=True))
+        here = [
+            judge(redone(*one), comparable=True)
+            for one in zip(those, drifts[name], strict=True)
+            if one[1]
+        ]
+        there = [_paid(*one) for one in zip(those, loose[name], strict=True)]
+        paid = [result for result in there if result is not None]
         lines.append(
             f"| {name} | {len(those)} | {min(f[0] for f in those):.2f} | {_median(those):.2f} "
-            f"| {max((1 - f[3]) / (1 + f[4]) for f in those):.2f} | {here} | {there} |"
+            f"| {max((1 - f[3]) / (1 + f[4]) for f in those):.2f} "
+            f"| {here.count('passed')} of {len(here)} | {sum(paid)} of {len(paid)} |"
         )
-    for share in (-2.0, *POISON):
-        longer = math.hypot(1.0, share) if share > 0 else 1.0
-        one = [share, 1 - 1 / longer if share > 0 else 2.0, longer - 1, 0.0, 0.0]
-        some = [(one, drift) for listed in drifts.values() for drift in listed]
-        here, there = _passes(some)
-        said = f"{100 * share:.0f} % of poison" if share > 0 else "sign flip"
-        lines.append(f"| {said} | | {abs(share):.2f} | | 1.00 | {here} | {there} |")
     return lines
 
 
@@ -145,41 +161,29 @@ def _median(those: Sequence[Sequence[float]]) -> float:
     return float(np.median([figures[0] for figures in those]))
 
 
-def _passes(pairs: Iterable[tuple[Sequence[float], Sequence[float] | None]]) -> tuple[str, str]:
-    """Return how many pass each bound; of the tight one, of tasks whose drift is known."""
-    listed = list(pairs)
-    known = [judge(redone(one, drift), comparable=True) for one, drift in listed if drift]
-    loose = [judge(redone(one), comparable=False) for one, _ in listed]
-    here = f"{known.count('passed')} of {len(known)}"
-    if unclear := known.count("unproven"):
-        here += f", {unclear} unproven"
-    return here, f"{loose.count('passed')} of {len(loose)}"
-
-
 def tail(rows: Rows) -> list[str]:
-    """Return how likely an honest task fails, from the tail of those that were made: the largest
-    share of its limit that a comparison of a task reached, in powers of ten.
+    """Return how likely an honest task fails: how many miss the tight bound, and what share of
+    their limit, by how far they drift, these reach at the most; powers of ten, fitted from the
+    median on.
     """
-    most, comparisons = [], 0
+    most, lengths, comparisons = [], 0, 0
     for row in rows.values():
-        reached = []
         for kinds in row["steps"].values():
-            drift = _drift(kinds)
+            drift, far = _drift(kinds), max(pair[0] for pair in kinds["float32"])
             comparisons += len(kinds["float32"])
-            for pair in kinds["float32"]:
-                if drift or pair[0] <= _tight():
-                    limit = max(_tight(), DRIFT_TIMES * drift[0] if drift else 0.0)
-                    reached.append(math.log10(max(pair[0], 1e-12) / limit))
-        if reached:
-            most.append(max(reached))
-    values = np.sort(np.array(most))
-    start = float(np.quantile(values, UPPER))
-    above = values[values > start] - start
-    chance = (1 - UPPER) * math.exp(start / max(1e-9, float(above.mean())))
+            lengths += bool(drift) or far <= _tight()
+            if drift and far > _tight():
+                most.append(math.log10(far / max(_tight(), DRIFT_TIMES * drift[0])))
+    if not most:
+        return []
+    start = float(np.median(most))
+    mean = float(np.mean([value - start for value in most if value > start]))
+    chance = len(most) / lengths * 0.5 * math.exp(start / mean)
     return [
-        f"{comparisons} comparisons of {len(most)} tasks; the most of a limit: "
-        f"{10 ** values[-1]:.2f}; beyond the {UPPER:.0%} quantile {10**start:.1e} powers of ten "
-        f"fall off with mean {above.mean():.2f}: a task fails with {chance:.0e}"
+        f"{comparisons} comparisons of {len(rows)} tasks. Of {lengths} tasks and lengths {len(most)} "
+        f"miss the tight bound; of their limit these reach {10**start:.2f} in the median, "
+        f"{10 ** max(most):.2f} at the most; beyond the median powers of ten fall off with mean "
+        f"{mean:.2f}: one fails with {chance:.0e}"
     ]
 
 
