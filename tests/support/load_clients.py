@@ -20,10 +20,8 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 import numpy as np
-from sqlalchemy import select
 
 from coordinator.database.tables.contributions import contributions as contributions_table
-from coordinator.database.tables.trust import recomputes
 from coordinator.http.app import Coordinator
 from shared.decoding import decode
 from shared.protocol.accounts import Me, RegisterReply
@@ -39,8 +37,6 @@ AGAIN_S = 0.01  # before the next try while nobody listens
 ANSWER_S = 900.0  # no coordinator may be away for longer, whatever else its machine does
 GONE = 410  # to a lease that was given back and is somebody else's by now
 GOOD = ("accepted", "merged", "superseded")
-# What a check could not confirm, and no recompute did.
-UNPAID = recomputes.c.withheld & (recomputes.c.result != "passed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,12 +290,9 @@ async def losses(
     if len(set(told)) != len(told):
         found.append("two results got one contribution")
     found += [f"{row['id']} hangs in checking" for row in rows if row["state"] == "checking"]
-    unpaid = await coordinator.db.read(
-        lambda conn: set(conn.execute(select(recomputes.c.contribution_id).where(UNPAID)).scalars())
-    )
     for who in volunteers:
         mine = [row for row in rows if row["volunteer_id"] == who.volunteer_id]
-        good = [row for row in mine if row["state"] in GOOD and row["id"] not in unpaid]
+        good = [row for row in mine if row["state"] in GOOD]
         worth = sum(row["price_micro"] for row in good)
         balances = await coordinator.ledger.balances(who.volunteer_id)
         if balances.pending_micro + balances.escrow_micro + balances.earned_micro != worth:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Row, Select, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, true, update
 
 from coordinator.database import volunteers
 from coordinator.database.recomputes import waiting
@@ -30,9 +30,10 @@ from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import audits, recomputes
 from coordinator.http.app import Coordinator
 from coordinator.rules import audits as rules
+from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
 from tests.e2e.conftest import ServedCoordinator
 from tests.e2e.server.test_recomputes import lazy, run_file
-from tests.support.load_clients import GOOD, UNPAID
+from tests.support.load_clients import GOOD
 from tests.support.local_volunteer import Process
 from tests.support.served_machine import Balanced, ServedMachine
 from volunteer.control import events
@@ -42,8 +43,7 @@ KILLING_S = 60.0 * float(os.environ.get("CHAOS_MINUTES", "inf"))
 HONEST, LIAR = ("Ann", "Bob", "Cleo"), "Eve"
 CHECKED_EACH = 10  # kills after which a check is waited for, which takes a process of its own
 PATIENCE_S = 300.0
-# Forward checks hold verdicts up, and are killed in test_chaos.py.
-CHECKS = "forward = 0\nrecompute = 0.3\naudit = 0.5\n[evaluation]\nevery = 0"
+CHECKS = "recompute = 0.3\n[evaluation]\nevery = 0"
 RUN = run_file().replace("recompute = 1.0", CHECKS)
 SHARDED = RUN.replace("quorum = 1", "quorum = 2\nshards = 2")
 
@@ -92,16 +92,23 @@ class Crew:
                 await asyncio.sleep(0.05)
 
     async def hurry(self) -> None:
-        """Let every lot of an audit come up now, not within two hours."""
+        """Leave every second recompute to volunteers, whose lots come up now, not within hours."""
+        large = recomputes.c.contribution_id % 2 == 0
+        await self._weigh(large, 2 * RECOMPUTE_FLOPS_MAX)
         back = audits.c.opened_at - rules.SPREAD_S
         waits = update(audits).where(audits.c.state == "open").values(opened_at=back)
         await self.house.db.write(lambda conn: conn.execute(waits))
+
+    async def _weigh(self, which: ColumnElement[bool], flops: float) -> None:
+        query = update(recomputes).where(which, recomputes.c.state != "done").values(flops=flops)
+        await self.house.db.write(lambda conn: conn.execute(query))
 
     async def ended(self) -> None:
         """Stop the run and wait until every check that was ordered has a result."""
         await self.house.runs.stop("tiny")
         until = time.monotonic() + PATIENCE_S
         while await self.house.db.read(waiting):
+            await self._weigh(true(), 1.0)  # no volunteer is given any more
             assert time.monotonic() < until, await self.stuck()
             await asyncio.sleep(0.05)
 
@@ -149,9 +156,6 @@ async def wrong(house: Coordinator, told: dict[str, list[Any]]) -> list[str]:
     """Return what was lost, doubled, stuck, or blamed on who is honest."""
     rows = await rows_of(house)
     by_id = {row.id: row for row in rows}
-    unpaid = await house.db.read(
-        lambda conn: set(conn.execute(select(recomputes.c.contribution_id).where(UNPAID)).scalars())
-    )
     found = [f"contribution {row.id} hangs in checking" for row in rows if row.state == "checking"]
     twice = Counter((row.task_id, row.attempt, row.part, row.tries) for row in rows)
     found += [f"{key} was counted {many} times" for key, many in twice.items() if many > 1]
@@ -163,7 +167,7 @@ async def wrong(house: Coordinator, told: dict[str, list[Any]]) -> list[str]:
                 found.append(f"{who.nickname} was told {verdict}, the database says {row}")
         mine = [row for row in rows if row.volunteer_id == who.volunteer_id and row.state in GOOD]
         late = {row.id for row in mine if row.task_kind == "audit" and row.state == "superseded"}
-        worth = sum(row.price_micro for row in mine if row.id not in unpaid | late)
+        worth = sum(row.price_micro for row in mine if row.id not in late)
         has = await house.ledger.balances(who.volunteer_id)
         paid = has.pending_micro + has.escrow_micro + has.earned_micro
         if paid != (worth if honest else 0):
