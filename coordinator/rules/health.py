@@ -42,11 +42,8 @@ def judge(seen: Overview, limits: Thresholds = DEFAULT) -> tuple[Trouble, tuple[
         return Trouble(level="good", subject="", text=_well(seen)), ()
     first = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    about = f"{first.subject}: " if first.subject else ""
-    verdict = Trouble(
-        level=first.level, subject="", text=f"{about}{first.text}{more}", todo=first.todo
-    )
-    return verdict, tuple(found)
+    text = f"{first.subject}: {first.text}{more}"
+    return Trouble(level=first.level, subject="", text=text, todo=first.todo), tuple(found)
 
 
 def alive(replica: ReplicaLine, now: float) -> bool:

@@ -176,6 +176,7 @@ def main() -> int:
         raise SystemExit(f"mutants: there is no piece {', '.join(unknown)}; {', '.join(known)}")
     good = True
     for name in args.names or known:
+        print(f"== {name}", flush=True)
         folder = prepare(name, known[name], again=args.again)
         if not args.report:
             mutmut(folder, "run", "--max-children", str(args.jobs), shown=sys.stdout.isatty())

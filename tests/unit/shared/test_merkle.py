@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared import merkle
@@ -157,6 +157,11 @@ def test_a_log_that_only_grew_is_consistent_and_a_rewritten_one_is_not(
 
 
 @given(st.integers(1, 5000))
+@example(1)
+@example(2)
+@example(7)
+@example(8)
+@example(4096)
 def test_what_an_entry_finishes_is_known_without_the_tree(size: int) -> None:
     tree = merkle.Tree()
     for _ in range(size - 1):
@@ -167,6 +172,10 @@ def test_what_an_entry_finishes_is_known_without_the_tree(size: int) -> None:
 
 
 @given(st.integers(0, 300), st.integers(1, 70))
+@example(0, 1)
+@example(1, 1)
+@example(7, 9)
+@example(255, 2)
 def test_the_right_edge_alone_grows_the_same_tree(size: int, more: int) -> None:
     tree = grown([str(n).encode() for n in range(size)])
     edge = merkle.Frontier(tree.node, size)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.aggregation.aggregate import Mean, merge, prepare
@@ -29,6 +29,10 @@ SCHEMA: Schema = (
     st.integers(1, 9),
     st.sampled_from(["size", "name"]),
 )
+@example([0], 1, "size")
+@example([CHUNK_ELEMENTS], 2, "size")
+@example([CHUNK_ELEMENTS + 1], 2, "size")
+@example([1, 0, 2], 9, "name")
 def test_every_piece_is_in_exactly_one_shard(sizes: list[int], count: int, by: str) -> None:
     schema: Schema = tuple(TensorSpec(f"t{index}", (size,)) for index, size in enumerate(sizes))
     grid = pieces(schema)
@@ -48,6 +52,8 @@ def test_every_piece_is_in_exactly_one_shard(sizes: list[int], count: int, by: s
 
 
 @given(st.lists(st.integers(1, 2 * CHUNK_ELEMENTS), min_size=8, max_size=30), st.integers(1, 8))
+@example([1] * 8, 8)
+@example([2 * CHUNK_ELEMENTS, *[1] * 7], 2)
 def test_shards_by_size_are_balanced(sizes: list[int], count: int) -> None:
     shards = split(tuple(TensorSpec(f"t{i}", (size,)) for i, size in enumerate(sizes)), count)
     loads = [sum(piece.size for piece in shard) for shard in shards]

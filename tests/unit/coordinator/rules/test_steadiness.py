@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.rules.steadiness import (
@@ -86,6 +86,9 @@ def test_whoever_lowered_a_rate_and_is_gone_leaves_nothing_behind() -> None:
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-1, 1)), max_size=60), st.integers(1, 8))
+@example([-1.0] * 60, 1)
+@example([-1.0] * 30 + [1.0] * 30, 3)
+@example([None] * 9 + [-1.0] * 9, 8)
 def test_a_rate_moves_by_halves_between_the_floor_and_the_plans(
     headings: list[float | None], most: int
 ) -> None:

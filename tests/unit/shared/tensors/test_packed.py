@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -149,6 +149,10 @@ def unpacked(data: bytes, dtype: str, count: int) -> NDArray[Any]:
 
 @settings(deadline=None, max_examples=examples(100))
 @given(st.sampled_from(["f4", "u2", "i8", "u1"]), st.binary(max_size=800))
+@example("f4", b"")
+@example("f4", b"\x00" * 8)
+@example("u2", b"\xff" * 16)
+@example("u1", bytes(range(256)))
 def test_packed_floats_come_back_bit_by_bit(dtype: str, raw: bytes) -> None:
     array = np.frombuffer(raw[: len(raw) // 8 * 8], dtype)
     back = unpacked(packed(array), dtype, array.size)

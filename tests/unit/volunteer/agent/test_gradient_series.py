@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.rules.sizing import first_part, parts_of
@@ -21,6 +21,10 @@ from volunteer.training.job import Spent
 
 
 @given(st.integers(1, 400), st.integers(1, 10**9), st.integers(0, 50))
+@example(1, 1, 1)
+@example(6, 7, 3)
+@example(7, 10**9, 3)
+@example(7, 5, 8)
 def test_what_a_lease_earns_is_what_its_parts_earn(steps: int, price: int, every: int) -> None:
     left, money, parts = steps, price, []
     while left:
@@ -35,6 +39,9 @@ def test_what_a_lease_earns_is_what_its_parts_earn(steps: int, price: int, every
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.lists(st.integers(1, 59), max_size=6))
+@example(1, 1, [])
+@example(3, 9, [1, 2])
+@example(3, 1, [2])
 def test_stretches_cover_a_job_once(steps: int, short: int, cuts: list[int]) -> None:
     whole = job({}, steps=steps, batch=9, start=90, stop=90 + (steps - 1) * 9 + short)
     points = sorted({0, steps, *(cut for cut in cuts if cut < steps)})

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.units import GIB
@@ -115,6 +115,10 @@ _entry = st.builds(
 
 
 @given(st.lists(_entry, min_size=1, max_size=4), st.integers(0, WEEK_MIN - 1))
+@example(["sun 22:00-06:00"], WEEK_MIN - 1)
+@example(["sun 22:00-06:00"], 0)
+@example(["mon 10:00-11:00", "mon 11:00-12:00"], 10 * 60 + 30)
+@example(["0:00-24:00"], 0)
 def test_nothing_changes_before_the_announced_minute_and_then_it_does(
     entries: list[str], minute: int
 ) -> None:

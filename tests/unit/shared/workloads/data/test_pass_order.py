@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest
@@ -27,6 +27,9 @@ def rows(found: np.ndarray) -> list[tuple[int, int]]:
 
 @settings(deadline=None, max_examples=examples(80))
 @given(counts, seeds, st.integers(1, 6))
+@example([1], 0, 1)
+@example([1, 1, 1], 0, 6)
+@example([5, 1, 7], 3, 2)
 def test_a_pass_is_a_permutation_of_every_sample(sizes: list[int], seed: int, mix: int) -> None:
     order = PassOrder(sizes, seed, mix)
     found = rows(order.at(0, order.total))
@@ -36,6 +39,8 @@ def test_a_pass_is_a_permutation_of_every_sample(sizes: list[int], seed: int, mi
 
 @settings(deadline=None, max_examples=examples(80))
 @given(counts, seeds, st.integers(1, 6), st.lists(st.integers(0, 500), max_size=8))
+@example([1], 0, 1, [0, 1])
+@example([5, 1, 7], 3, 2, [4, 5, 6, 12])
 def test_any_cuts_cover_each_sample_once_and_name_their_chunks(
     sizes: list[int], seed: int, mix: int, cuts: list[int]
 ) -> None:
