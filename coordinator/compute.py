@@ -39,6 +39,13 @@ EXPENDABLE = "500"  # short of memory, the kernel ends this process before the s
 log = structlog.get_logger("compute")
 
 
+def half_the_cores() -> int:
+    """Return half the cores, at least one: who computes also writes, hashes and syncs in threads of
+    its own.
+    """
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
 class Compute:
     """Calls functions one after the other, in a process of its own when `separate`.
 

@@ -22,7 +22,7 @@ from shared.errors import Configuration
 from shared.links import is_loopback
 from shared.proof_of_work import BITS_MAX
 from shared.settings import SettingsTable
-from shared.units import DAY_S, GIB, MIB
+from shared.units import GIB, MIB
 
 PREFIX = "COORDINATOR_"
 FLAGS = "command line"  # the last of the sources
@@ -34,12 +34,25 @@ _Seconds = {"unit": "s"}
 _Bytes = {"unit": "bytes"}
 
 
+class Constants(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures that nobody has to choose; tests give others."""
+
+    merge_threads: int = 0  # beside those that write; 0 = half the cores
+    merge_lease_s: float = 15.0  # a merge whose coordinator is silent so long is taken over
+    upload_quota_bytes: int = 16 * GIB  # uploaded and not yet submitted by one volunteer
+    accounts_per_network: int = 20  # a day, without a code; a network is an IPv4 /24 or IPv6 /48
+    connections_max: int = 8192
+    headers_s: float = 10.0  # all headers arrive within this time
+    body_window_s: float = 20.0  # a body arrives at 1 KiB/s over any such window
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of this coordinator.
 
     Paths are texts as given; use the properties for what they mean.
     """
 
+    constants: Constants = Constants()
     data_dir: Annotated[str, Meta(description="Data directory (default: the user's).")] = ""
     host: Annotated[
         str, Meta(description="Address to listen on; 0.0.0.0 lets other machines in, with TLS.")
@@ -73,19 +86,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "is proved, and paid then."
         ),
     ] = False
-    invite_uses: Annotated[
-        int,
-        Meta(
-            description="Accounts that the code in the join link of `serve` lets in, beyond "
-            "loopback.",
-            ge=1,
-            le=10_000,
-        ),
-    ] = 100
-    invite_days: Annotated[
-        float,
-        Meta(description="How long that code is good.", gt=0, le=3650, extra={"unit": "days"}),
-    ] = 30.0
     alert_webhook: Annotated[
         str,
         Meta(
@@ -103,15 +103,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             extra=_Seconds,
         ),
     ] = 3600.0
-    alert_idle_s: Annotated[
-        float,
-        Meta(
-            description="A run that is on and that nobody works on for this long is an alert; 0 = "
-            "never.",
-            ge=0,
-            extra=_Seconds,
-        ),
-    ] = 1800.0
     alert_backup_days: Annotated[
         float,
         Meta(
@@ -130,14 +121,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             le=BITS_MAX,
         ),
     ] = 22
-    registrations_per_network: Annotated[
-        int,
-        Meta(
-            description="Accounts without a code that one network (IPv4 /24, IPv6 /48) may make a "
-            "day, with open.",
-            ge=1,
-        ),
-    ] = 20
     url: Annotated[
         str,
         Meta(description="Public address when behind a proxy, e.g. https://train.example.org."),
@@ -158,7 +141,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="Lowest log level shown."),
     ] = "info"
     json_logs: Annotated[bool, Meta(description="Write log lines as JSON objects.")] = False
-    public_dashboard: Annotated[bool, Meta(description="Serve the public web page.")] = True
+    public_page: Annotated[bool, Meta(description="Serve the public web page.")] = True
     metrics: Annotated[
         Literal["token", "public", "off"],
         Meta(
@@ -166,20 +149,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "data directory, and on a server of this machine alone everybody; public; off."
         ),
     ] = "token"
-    upload_quota_bytes: Annotated[
-        int,
-        Meta(
-            description="Most bytes one volunteer may have uploaded and not yet submitted.",
-            ge=1,
-            extra=_Bytes,
-        ),
-    ] = 16 * GIB
-    upload_ttl_s: Annotated[
-        float,
-        Meta(
-            description="An upload not finished after this time is deleted.", gt=0, extra=_Seconds
-        ),
-    ] = DAY_S
     space_floor_bytes: Annotated[
         int,
         Meta(
@@ -240,25 +209,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             extra=_Bytes,
         ),
     ] = 0
-    merge_threads: Annotated[
-        int,
-        Meta(
-            description="Threads of a merge, besides the writing ones; 0 = half the cores.",
-            ge=0,
-            le=256,
-        ),
-    ] = 0
-    merge_lease_s: Annotated[
-        float,
-        Meta(
-            description="A merge whose coordinator is silent this long is taken over by another.",
-            gt=0,
-            extra=_Seconds,
-        ),
-    ] = 15.0
-    eval_threads: Annotated[
-        int, Meta(description="Torch threads of an evaluation; 0 = half the cores.", ge=0, le=256)
-    ] = 0
     max_volunteer_leases: Annotated[
         int, Meta(description="Tasks one volunteer may hold at once, over all machines.", ge=1)
     ] = 64
@@ -278,25 +228,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connections_per_ip: Annotated[
         int, Meta(description="Open connections one address may have.", ge=1)
     ] = 512
-    connections_max: Annotated[int, Meta(description="Open connections in all.", ge=1)] = 8192
-    body_window_s: Annotated[
-        float,
-        Meta(
-            description="A body must arrive at 1 KiB/s over any such window.", gt=0, extra=_Seconds
-        ),
-    ] = 20.0
-    headers_deadline_s: Annotated[
-        float, Meta(description="All headers must arrive within this time.", gt=0, extra=_Seconds)
-    ] = 10.0
-    shutdown_s: Annotated[
-        int,
-        Meta(
-            description="Time that open requests may take after a stop signal.",
-            ge=0,
-            le=600,
-            extra=_Seconds,
-        ),
-    ] = 10
 
     @property
     def directory(self) -> Path:

@@ -7,7 +7,6 @@ The organiser's commands use the services alone (`opened`); a server adds backgr
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -31,7 +30,7 @@ from coordinator.checking.audits import Audits
 from coordinator.checking.case import Draws
 from coordinator.checking.checkers import Checkers
 from coordinator.checking.recompute import Recomputes
-from coordinator.compute import Compute
+from coordinator.compute import Compute, half_the_cores
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, file_of, is_new, migrate
 from coordinator.database.monitoring.gauges import Gauge, gauges
@@ -164,7 +163,7 @@ class Coordinator:
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         uploads = Uploads(db, clock, signals, blobs, settings)
-        computing, *looking = _computing(settings.eval_threads or _half(), separate)
+        computing, *looking = _computing(separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
         runs.configure(open=settings.open)
         examiners = _examiners(on, tuple(looking), settings, key)
@@ -172,7 +171,7 @@ class Coordinator:
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
         merger = Merger(*on, runs, evaluation := Evaluation(*on, computing))
-        merger.configure(threads=settings.merge_threads or _half(), lease_s=settings.merge_lease_s)
+        merger.configure(settings.constants)
         return cls(
             settings=settings,
             clock=clock,
@@ -357,15 +356,10 @@ class Coordinator:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _half() -> int:
-    """Half the cores, at least one: a merge also writes, hashes and syncs in threads of its own."""
-    return max(1, (os.cpu_count() or 1) // 2)
-
-
-def _computing(eval_threads: int, separate: bool) -> tuple[Compute, ...]:
+def _computing(separate: bool) -> tuple[Compute, ...]:
     """Return the processes of evaluation, checks and recomputes: a verdict waits for no other."""
     return (
-        Compute("evaluation", torch_threads=eval_threads, separate=separate),
+        Compute("evaluation", torch_threads=half_the_cores(), separate=separate),
         Compute("checks", separate=separate),
         Compute("recomputes", separate=separate),
     )

@@ -17,11 +17,16 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
+from coordinator.config import TABLE as coordinator_settings
+from coordinator.plan.tables import Plan
+from coordinator.rules.run_file import RunFile
 from tests.support.sources import PACKAGES, ROOT, imports, loaded_by, modules, tree, within
+from volunteer.settings.settings import TABLE as volunteer_settings
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -62,6 +67,7 @@ TOO_BIG: dict[str, int] = {}
 ONLY_SHRINKS = {
     "lines over 100 columns": 70,  # diagrams, tables and markup
     "docstrings that begin with a noun clause": 73,  # all of them in tests
+    "settings of coordinator, volunteer, run file, plan and phase": 188,
 }
 LINE_COLUMNS_MAX = 100
 NOUN_CLAUSE = re.compile(
@@ -261,11 +267,25 @@ def _noun_clauses() -> int:
     return sum(bool(NOUN_CLAUSE.match(text)) for text in documented)
 
 
+def _settings() -> int:
+    """Return how many settings people may choose, the workloads' own left out."""
+    tables = (coordinator_settings.names, volunteer_settings.names)
+    return sum(map(len, tables)) + sum(map(_keys, (RunFile, Plan)))
+
+
+def _keys(kind: Any) -> int:
+    """Return how many keys a table has, with those of the tables in it."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return sum(_keys(field.type) for field in msgspec.structs.fields(kind))
+    return max([1, *map(_keys, get_args(kind))])
+
+
 def test_what_is_counted_only_shrinks() -> None:
     """Lower the bound in ONLY_SHRINKS with the change that makes a count smaller."""
     now = {
         "lines over 100 columns": _long_lines(),
         "docstrings that begin with a noun clause": _noun_clauses(),
+        "settings of coordinator, volunteer, run file, plan and phase": _settings(),
     }
     assert now.keys() == ONLY_SHRINKS.keys()
     grown = {name: (count, ONLY_SHRINKS[name]) for name, count in now.items()}

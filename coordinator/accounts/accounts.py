@@ -114,7 +114,7 @@ class Volunteers:
             invite_only=settings.by_invitation,
             open=settings.open,
             network=networks.network(address),
-            network_most=settings.registrations_per_network,
+            network_most=settings.constants.accounts_per_network,
         )
         proves = settings.open and not request.code
         if proves:

@@ -30,6 +30,7 @@ from shared.tensors.spec import Schema, TensorSpec, grid
 if TYPE_CHECKING:
     from coordinator.plan.tables import Plan
 
+TAU = {"delta": 1e-3, "gradient": 1e-8}  # below which adaptive rules stop dividing
 BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block stay in the cache
 
 
@@ -78,7 +79,7 @@ def server_optimizer(plan: Plan) -> ServerOptimizer:
             return Adaptive(
                 plan.lr,
                 (plan.beta1, plan.beta2),
-                plan.tau,
+                TAU[plan.update],
                 bias_correction=plan.bias_correction,
                 additive=plan.optimizer == "yogi",
             )

@@ -56,10 +56,10 @@ class Guard:
     """Admits connections and closes those that are too slow. `now` is the loop's time."""
 
     def __init__(self, settings: Settings, connections_max: int | None = None) -> None:
-        self._headers_s = settings.headers_deadline_s
-        self._window_s = settings.body_window_s
+        self._headers_s = settings.constants.headers_s
+        self._window_s = settings.constants.body_window_s
         self._per_address = settings.connections_per_ip
-        self._connections_max = connections_max or settings.connections_max
+        self._connections_max = connections_max or settings.constants.connections_max
         self._connections: dict[Any, ConnectionProgress] = {}
         self._trusted = _trusted(settings)
         self._addresses: Counter[str] = Counter()

@@ -49,6 +49,8 @@ from shared.units import DAY_S
 KEEP_ALIVE_S = 75  # longer than a heartbeat's rhythm: no new handshake for each
 DESCRIPTORS_SPARE = 512  # for the database, blobs, logs and connections that wait to be accepted
 BACKLOG = 2048
+SHUTDOWN_S = 10  # that open requests may take after a stop signal
+INVITE_USES, INVITE_S = 100, 30 * DAY_S  # of the code in the join link
 SECOND_SIGNAL_EXIT = 1
 ENDED = ("completed", "failed")
 HERE = "anybody on this machine"
@@ -166,7 +168,7 @@ def _config(
     settings = coordinator.settings
     return uvicorn.Config(
         create_app(coordinator),
-        http=protocol(Guard(settings, connections_possible(settings.connections_max))),
+        http=protocol(Guard(settings, connections_possible(settings.constants.connections_max))),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -176,7 +178,7 @@ def _config(
         forwarded_allow_ips=settings.trusted_proxies,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=settings.shutdown_s,
+        timeout_graceful_shutdown=SHUTDOWN_S,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
         ssl_certfile=certificate.cert if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
@@ -225,7 +227,7 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise Internal("the background jobs could not begin; the log says why")
-        deadline_s = self._coordinator.settings.headers_deadline_s if self.config.ssl else None
+        deadline_s = self._coordinator.settings.constants.headers_s if self.config.ssl else None
         self.servers = [
             await self._loop.create_server(
                 self._connection,
@@ -279,7 +281,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     invite = None
     if settings.by_invitation and not settings.invite_only:
         invite = await coordinator.volunteers.invites.of_server(
-            settings.invite_file, uses=settings.invite_uses, expires_s=settings.invite_days * DAY_S
+            settings.invite_file, uses=INVITE_USES, expires_s=INVITE_S
         )
     link = format_link(coordinator.server.link(invite.code if invite else ""))
     here = options(
@@ -307,7 +309,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     known = await coordinator.db.read(runs.every)
     if settings.open:
         lines += [f"  mend    {run.name} {UNGUARDED}" for run in known if _is_unguarded(run)]
-    if settings.public_dashboard:
+    if settings.public_page:
         lines.append(f"  page    {where.url}/")
     if is_loopback(_host(where.url)):
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")

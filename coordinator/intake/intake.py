@@ -68,6 +68,7 @@ log = structlog.get_logger("intake")
 
 HISTORY_MAX = 200
 RECHECK_MAX = 100
+REDO_MAX = 3  # recomputations of a gradient that came too late; then its task fails
 COHORT_ROWS = 4  # newest contributions looked through, for each volunteer of the cohort
 # What a volunteer cannot help is not counted against anybody.
 NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
@@ -191,7 +192,7 @@ class Intake:
         row = contributions.add(conn, values | {"kind": kind}, last=part.last)
         if not _is_late(row, run, now_holds):
             return row, True
-        self._too_late(conn, row, run, now_holds)
+        self._too_late(conn, row, run)
         return contributions.by_id(conn, row.id), True
 
     async def _check(self, row: ContributionRow) -> None:
@@ -255,7 +256,7 @@ class Intake:
         if judgement.state != "rejected" and found.standing == "suspended":
             judgement = validation.SUSPENDED
         if judgement.reason == Reason.STALE and _is_late(row, found.run, plan):
-            self._too_late(conn, row, found.run, plan)
+            self._too_late(conn, row, found.run)
             return
         task = submissions.held(conn, row)
         if task is None:
@@ -347,18 +348,17 @@ class Intake:
             return Judgement(state="superseded", reason=Reason.STALE, message=message)
         return judgement
 
-    def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow, plan: Plan) -> None:
+    def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
         """A newer version was there first: computed again from it, so many times; then the task
         fails.
         """
-        now, limit = self._clock.now(), plan.redo_limit
+        now, limit = self._clock.now(), REDO_MAX
         again = row.tries < limit
         message = (
             f"version {run.head} was merged meanwhile: compute it once more from there, "
             f"{row.tries + 1} of {limit}: nothing is counted against you"
             if again
-            else f"submitted {limit + 1} times after the next version, redo_limit = {limit}: "
-            "the task has failed"
+            else f"submitted {limit + 1} times after the next version: the task has failed"
         )
         stale = Reason.STALE.value
         verdicts.decide(conn, row, "rejected", now=now, reason=stale, message=message)
@@ -461,7 +461,7 @@ def _cohort(
     conn: Connection, about: Definition, run: RunRow, kind: str, effort: float
 ) -> list[float]:
     """Return the norm by effort of each volunteer whose vetted work was accepted lately."""
-    most, total = about.file.validation.cohort, about.total_steps(run)
+    most, total = validation.COHORT, about.total_steps(run)
     peers = contributions.cohort(conn, run.id, kind, COHORT_ROWS * most)
 
     def norm(peer: Peer) -> float:

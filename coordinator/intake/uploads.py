@@ -44,6 +44,7 @@ from shared.errors import (
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX, UPLOAD_BYTES_MAX
 from shared.tensors.writer import Syncing
+from shared.units import DAY_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 2 << 20
 SMALL_BYTES = 256 << 10  # an upload, or the rest of one, that is received before it is written
+UPLOAD_TTL_S = DAY_S  # an upload that is not finished then is deleted
 WAITING_MAX = 1024  # uploads of one volunteer that were not submitted yet
 PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file computes it anew once
 UNVETTED_SHARE = 0.5  # of the free disk above the floor, for all volunteers that are not vetted
@@ -192,7 +194,7 @@ class Uploads:
             size=request.size,
             complete=False,
             created_at=now,
-            expires_at=now + self._settings.upload_ttl_s,
+            expires_at=now + UPLOAD_TTL_S,
             evidence_of=request.evidence_of or None,
         )
         task = tasks.holder(conn, request.task)
@@ -224,7 +226,7 @@ class Uploads:
             raise TooLarge(f"{row.size} bytes were announced, task {row.task_id} grants {granted}")
         if use.in_place >= PLACE_MAX:
             raise Conflict(f"task {row.task_id} has {PLACE_MAX} uploads of this part already")
-        quota = self._settings.upload_quota_bytes
+        quota = self._settings.constants.upload_quota_bytes
         if not use.vetted:
             quota = min(quota, 2 * granted * PROBATION_LEASES)
         if use.count >= WAITING_MAX or use.bytes + row.size > quota:
@@ -450,7 +452,7 @@ class Uploads:
         gone = list(dict.fromkeys(await self._db.read(over)))
         gone = [upload_id for upload_id in gone if upload_id not in self._writers]
         await self._drop(gone)
-        await in_pool(self._sweep, now - 2 * self._settings.upload_ttl_s)
+        await in_pool(self._sweep, now - 2 * UPLOAD_TTL_S)
         return len(gone)
 
     def _sweep(self, older_than: float) -> None:

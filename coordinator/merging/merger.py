@@ -23,6 +23,8 @@ import msgspec
 import structlog
 
 from coordinator.aggregation import step
+from coordinator.compute import half_the_cores
+from coordinator.config import Constants
 from coordinator.database import (
     contributions,
     datasets,
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from coordinator.runs.runs import Runs
     from coordinator.storage.blobs import BlobStore
 
-LEASE_S = 15.0  # default; a merge whose owner is silent for longer may be taken over
 POLL_S = 1.0  # deadlines are looked at this often when nothing else wakes the merger
 FAILURES_MAX = 2  # then contributions are tried singly
 GATE_RATIO = 1.5  # a gated merge may not be worse than this many times the last measured loss
@@ -108,15 +109,12 @@ class Merger:
         self.durations = Durations(SLOW_S)  # of merges that were committed
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, merged or failed or overtaken
         self.merged: Counter[str] = Counter()  # contributions, by run
-        self.configure(threads=1, lease_s=LEASE_S)
+        self.configure(Constants(merge_threads=1))
 
-    def configure(self, *, threads: int, lease_s: float) -> None:
-        """Set the number of threads of a merge, and how long its owner may be silent.
-
-        Beside them it writes, hashes and syncs in threads of its own.
-        """
-        self._threads = self._parts.threads = threads
-        self.lease_s = self._parts.lease_s = lease_s
+    def configure(self, constants: Constants) -> None:
+        """Set the number of threads of a merge, and how long its owner may be silent."""
+        self._threads = self._parts.threads = constants.merge_threads or half_the_cores()
+        self.lease_s = self._parts.lease_s = constants.merge_lease_s
 
     async def run(self, stop: asyncio.Event) -> None:
         """Merge whatever is due until `stop` is set."""

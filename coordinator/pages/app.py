@@ -38,7 +38,7 @@ class Site:
         self.coordinator = coordinator
         self.public = PublicRuns(coordinator.db, coordinator.clock, coordinator.settings)
         self.views = Views(coordinator, self.public)
-        most = max(1, coordinator.settings.connections_max // VIEWERS_SHARE)
+        most = max(1, coordinator.settings.constants.connections_max // VIEWERS_SHARE)
         self.broadcast = Broadcast(coordinator.clock, most, coordinator.stopping)
 
     async def home(self, scope: Scope) -> Made:
@@ -145,7 +145,7 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/runs/{run}/versions/{version}": site.version,
         "/runs/{run}/versions/{version}/sample.png": site.picture,
     }
-    if coordinator.settings.public_dashboard:
+    if coordinator.settings.public_page:
         handles |= public
     return [
         Route(path, _Served(site, path, handle), methods=["GET"])

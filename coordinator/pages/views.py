@@ -96,7 +96,7 @@ class Views:
             template,
             server=settings.name,
             contact=settings.contact,
-            public=settings.public_dashboard,
+            public=settings.public_page,
             base=server.address.url,
             now=self._coordinator.clock.now(),
             **values,

@@ -24,6 +24,8 @@ from coordinator.plan.tables import Phase, Plan
 from shared.decoding import decode
 from shared.errors import InvalidPlan
 
+EXPONENT = 0.5  # late work counts (1 + gap)^-EXPONENT in the polynomial table of staleness
+
 
 def plan(raw: Mapping[str, Any]) -> Plan:
     """The whole plan of a `[plan]` table. Raises InvalidPlan with what is wrong and what to do."""
@@ -196,7 +198,7 @@ def staleness_weight(plan: Plan, gap: int) -> float:
         case "s4":
             return 1.0 if gap <= 50 else max(0.0, 1 - (gap - 50) / 150)
         case "polynomial":
-            return float((1 + gap) ** -plan.exponent)
+            return float((1 + gap) ** -EXPONENT)
         case "inverse":
             return 1 / max(1, gap)
         case "constant":

@@ -50,7 +50,6 @@ _ADAPTIVE: dict[str, Any] = {
     "lr": 0.003,
     "beta1": 0.9,
     "beta2": 0.99,
-    "tau": 1e-3,
     "phases": [WARM_UP],
 }
 _GRADIENT: dict[str, Any] = {
@@ -61,7 +60,6 @@ _GRADIENT: dict[str, Any] = {
     "lr": 1e-3,
     "beta1": 0.9,
     "beta2": 0.999,
-    "tau": 1e-8,
     "bias_correction": True,
 }
 _SAME_VERSION: dict[str, Any] = {"max_staleness": 0, "table": "constant", "overlap": True}

@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.protocol.limits import TRIES_MAX
-
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -71,14 +69,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # every task begins from a model that its own last work is part of; with it no device waits, and
     # all work is a version late.
     overlap: bool = False
-    # Recomputations of one gradient that came too late for its version, where in_flight = "redo";
-    # then its task fails.
-    redo_limit: Annotated[int, Meta(ge=0, lt=TRIES_MAX)] = 3
 
     # What a late contribution counts. Staleness is in versions.
     max_staleness: Annotated[int, Meta(ge=0, le=100_000)] = 10
     table: Literal["linear", "s4", "polynomial", "constant", "inverse"] = "linear"
-    exponent: NotNegative = 0.5  # polynomial
     damping: bool = False  # staleness shortens the step too, not only the share in the mean
     # A merge of n of K live workers moves the model by n / K of a step, by (n / K)^1/2 or by a
     # whole one. Of eight who began at one version three merge, then three, then two: with whole
@@ -103,7 +97,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     steady: bool = True
     beta1: Decay = 0.9
     beta2: Decay = 0.99
-    tau: Positive = 1e-3  # below which adaptive rules stop dividing
     bias_correction: bool = False
     window: Annotated[int, Meta(ge=0, le=10_000)] = 0  # delayed-nesterov; 0 = the live workers
 

@@ -15,6 +15,7 @@ from coordinator.rules.overview import (
 from coordinator.rules.thresholds import (
     CERTIFICATE_SOON_S,
     DEFAULT,
+    IDLE_S,
     Thresholds,
     certificate_ends,
     disk_is_low,
@@ -167,7 +168,7 @@ def _run(run: RunLine, now: float, limits: Thresholds) -> Iterator[Trouble]:
     silent = now - run.head_at
     if not run.workers and not run.accepted and silent > SILENT_S:
         yield Trouble(
-            level="bad" if limits.idle_s and silent >= limits.idle_s else "watch",
+            level="bad" if silent >= IDLE_S else "watch",
             subject=run.name,
             text=f"nobody works on it, its newest version is {duration(silent)} old",
             todo="`coordinator invite create` lets somebody in",

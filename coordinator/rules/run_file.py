@@ -84,9 +84,6 @@ class ValidationSettings(Settings):
     # ... but up to this many times that limit, scale down to it instead
     clip_until: Annotated[float, Meta(ge=1, le=1e9)] = 1.0
     loss_limit: Factor = 3.0  # refuse a reported loss above this many times the global one
-    cohort: Annotated[int, Meta(ge=1, le=10_000)] = 32
-    # below it norms are clipped, not refused
-    cohort_min: Annotated[int, Meta(ge=0, le=10_000)] = 8
 
 
 class CreditSettings(Settings):
@@ -108,7 +105,6 @@ class EvaluationSettings(Settings):
     # so many came since the last, and of the one that ends the run
     suites: Annotated[tuple[Line, ...], Meta(max_length=SUITES_MAX)] = ()
     suites_every: Versions = 10  # 0 = only of the first and the last
-    suites_budget_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 300.0  # of all of them
 
 
 class TrustSettings(Settings):

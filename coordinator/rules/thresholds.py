@@ -22,11 +22,13 @@ WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
 USUAL_TIMES = 5  # a run that makes a version an hour is not stalled after an hour
 
 
+IDLE_S = 1800.0  # a run that is on and that nobody works on for so long
+
+
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """Those that the organiser sets; 0 = never."""
+    """Thresholds that the organiser sets; 0 = never."""
 
     stalled_s: float = 3600.0
-    idle_s: float = 1800.0
     backup_s: float = 7 * DAY_S
 
     def stalled(self, silent_s: float, usual_s: float) -> bool:
@@ -51,7 +53,6 @@ def of_settings(settings: Settings) -> Thresholds:
     """Return what the organiser set."""
     return Thresholds(
         stalled_s=settings.alert_stalled_s,
-        idle_s=settings.alert_idle_s,
         backup_s=settings.alert_backup_days * DAY_S,
     )
 

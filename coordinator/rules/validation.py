@@ -32,6 +32,7 @@ P = TypeVar("P", bound=tuple[Any, ...])
 MAD_TO_SIGMA = 1.4826
 # an Adam step moves an element by about lr; this many lr a step is beyond honest work
 ADAM_REACH = 4.0
+COHORT, COHORT_MIN = 32, 8  # newest volunteers with a voice; below the least none is refused
 VOICE_OF = 8  # newest norms that a volunteer's voice in the cohort is the median of
 # A random walk of Adam's steps has the norm lr sqrt(steps parameters); a hundredth of it is the
 # norm of work in which one parameter of ten thousand took part.
@@ -245,7 +246,7 @@ def _norm(
     if not evidence.cohort:
         return 1.0
     per_step, limit = norm / evidence.effort, cohort_limit(evidence.cohort, settings)
-    known = len(evidence.cohort) >= settings.cohort_min
+    known = len(evidence.cohort) >= COHORT_MIN
     if known and per_step < COHORT_LEAST * median(evidence.cohort):
         return _rejected(
             Reason.NORM,

@@ -48,7 +48,7 @@ def _said(file: str) -> bool | None:
 def shown(run: RunRow, settings: Settings) -> bool:
     """Return True if anybody may look at a run."""
     said = _said(run.file)
-    return settings.public_dashboard and (not settings.by_invitation if said is None else said)
+    return settings.public_page and (not settings.by_invitation if said is None else said)
 
 
 async def check_shown(db: Database, settings: Settings, name: str) -> None:

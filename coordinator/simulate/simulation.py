@@ -17,7 +17,7 @@ from typing import Any
 
 import tomlkit
 
-from coordinator.config import Settings
+from coordinator.config import Constants, Settings
 from coordinator.database import runs
 from coordinator.database import versions as version_rows
 from coordinator.database.engine.memory import in_memory
@@ -95,7 +95,12 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
     tick = hooks.tick_s
     clock = LoopClock(min(TICK_MAX_S, scenario.hours * 3600 / TICKS) if tick is None else tick)
     with tempfile.TemporaryDirectory(prefix="simulate-", dir=_root()) as folder:
-        settings = Settings(data_dir=folder, space_floor_bytes=0, merge_threads=1, **hooks.settings)
+        settings = Settings(
+            data_dir=folder,
+            space_floor_bytes=0,
+            constants=Constants(merge_threads=1),
+            **hooks.settings,
+        )
         coordinator = await Coordinator.build(settings, clock, database=in_memory())
         try:
             # Of their own: the coordinator clears what lies for long in its folder, and to a clock

@@ -21,6 +21,7 @@ import msgspec
 from coordinator import certificates
 from coordinator.database import key_values, runs, standings, versions
 from coordinator.rules.thresholds import (
+    IDLE_S,
     WAVE_MIN,
     WAVE_S,
     Thresholds,
@@ -161,12 +162,8 @@ def _of_work(
 def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:
     for run in runs.every(conn, ("running",))[:RUNS_MAX]:
         if not runs.live_workers(conn, run.id, now - LIVE_S):
-            if limits.idle_s:
-                message = f"nobody works on {run.name}: post its page, or pause it"
-                patience_s = limits.idle_s
-                yield Condition(
-                    kind="nobody", about=run.name, message=message, patience_s=patience_s
-                )
+            message = f"nobody works on {run.name}: post its page, or pause it"
+            yield Condition(kind="nobody", about=run.name, message=message, patience_s=IDLE_S)
             continue
         made_at, usual_s = versions.pace(conn, run.id, run.head)
         # Half of the time from the version on, half under our eyes: a run that was paused for long

@@ -30,7 +30,7 @@ import psutil
 import structlog
 import uvicorn
 
-from coordinator.config import Settings
+from coordinator.config import Constants, Settings
 from coordinator.database import runs
 from coordinator.http.app import create_app, opened
 from coordinator.http.deadlines import Guard, protocol
@@ -115,13 +115,15 @@ def watch(port: int, run: str, viewers: int, ready: Any, stop: Any) -> None:
 async def stream(folder: Path, viewers: int, seconds: int) -> dict[str, float]:
     """CPU and memory of so many viewers, a change every second and none."""
     run, token = await prepare(folder, 1)
-    settings = Settings(data_dir=str(folder), connections_max=5 * viewers, **QUIET)
+    settings = Settings(
+        data_dir=str(folder), constants=Constants(connections_max=5 * viewers), **QUIET
+    )
     own = psutil.Process()
     async with AsyncExitStack() as stack:
         coordinator = await stack.enter_async_context(opened(settings))
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
-        guard = Guard(settings, connections_possible(settings.connections_max))
+        guard = Guard(settings, connections_possible(settings.constants.connections_max))
         config = uvicorn.Config(
             create_app(coordinator), http=protocol(guard), lifespan="off", log_config=None
         )

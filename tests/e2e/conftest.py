@@ -14,6 +14,7 @@ import pytest
 
 from coordinator.config import Settings
 from coordinator.http.app import Coordinator, opened
+from shared.decoding import convert
 from shared.workloads.data.documents import Document
 from tests.support.command_line import (  # noqa: F401 # fixtures of this directory
     busy,
@@ -76,7 +77,7 @@ class ServedCoordinator:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Coordinator]:
         """The services, in this process."""
-        async with opened(Settings(**self.settings)) as coordinator:
+        async with opened(convert(self.settings, Settings)) as coordinator:
             yield coordinator
 
     async def start_run(self, text: str = RUN) -> str:
@@ -124,9 +125,7 @@ def served(
         "port": free_port(),
         "space_floor_bytes": 0,
         "log_level": "warning",
-        "merge_threads": 1,
-        "merge_lease_s": 0.5,
-        "eval_threads": 1,
+        "constants": {"merge_threads": 1, "merge_lease_s": 0.5},
     }
     made = ServedCoordinator(fork_server, settings, tmp_path / "log")
     yield made

@@ -190,8 +190,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
 def _serve(settings: dict[str, Any]) -> int:
     from coordinator.config import Settings
     from coordinator.http.server import serve
+    from shared.decoding import convert
 
-    return serve(Settings(**settings))
+    return serve(convert(settings, Settings))
 
 
 def _run(request: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import uvicorn
 
-from coordinator.config import Settings
+from coordinator.config import Constants, Settings
 from coordinator.http.deadlines import Guard, protocol
 from shared.protocol.limits import HEADER_BYTES_MAX
 from tests.support.fuzz_watch import TOGETHER, Plan, Watch, flat, watched
@@ -96,7 +96,7 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 
 def serve(kind: Any) -> None:
     """Serve one parser behind the guard, and print the port."""
-    settings = Settings(connections_per_ip=4096, headers_deadline_s=2.0)
+    settings = Settings(connections_per_ip=4096, constants=Constants(headers_s=2.0))
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     print(listener.getsockname()[1], flush=True)
     config = uvicorn.Config(

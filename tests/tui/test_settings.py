@@ -22,7 +22,6 @@ PAGE = Look(page="settings")
 WORDS = (
     "priority",
     "language",
-    "animations",
     "alerts",
     "webhook",
 )  # names that people would use as well
@@ -117,9 +116,7 @@ async def test_headings_are_passed_over(engine: FakeEngine) -> None:
 
 async def test_looks_change_at_once(engine: FakeEngine) -> None:
     prepared(engine)
-    engine.answers[commands.GetSettings] = tuple(
-        named(name) for name in ("ascii", "keys", "animations")
-    )
+    engine.answers[commands.GetSettings] = tuple(named(name) for name in ("ascii", "keys"))
     async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         await pilot.press("enter")
@@ -127,9 +124,6 @@ async def test_looks_change_at_once(engine: FakeEngine) -> None:
         assert screen_text(app).isascii()
         await pilot.press("enter")
         await settle(app, pilot)
-        await pilot.press("down", "enter")
-        await settle(app, pilot)
-        assert app.animation_level == "full"
         await pilot.press("down", "enter", *"pause=p", "enter")
         await settle(app, pilot)
         assert " p pause" in screen_text(app)

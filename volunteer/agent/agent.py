@@ -434,7 +434,6 @@ class Agent:
                 server_clock=self._server_clock,
             ),
             failures=Backoff(self._timing.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX),
-            prefetch=self._settings.prefetch,
         )
 
     def _pipeline(self, device: LentDevice) -> Pipeline:

@@ -44,7 +44,6 @@ class DeviceLoop:
     choice: RunChoice
     news: WorkNews
     failures: Backoff
-    prefetch: bool  # claim the next task, and fetch what it needs, while one trains
     _resting: bool = field(default=False, init=False)
     # the end of the task before, as it is encoded
     _behind: asyncio.Task[None] | None = field(default=None, init=False)
@@ -72,8 +71,7 @@ class DeviceLoop:
                     held_next = await self._next()
                 if held_next is None:
                     return
-                if self.prefetch:
-                    ahead = asyncio.create_task(self._take_ahead())
+                ahead = asyncio.create_task(self._take_ahead())
                 await self._perform(held_next)
             await self._settle()
         finally:

@@ -39,9 +39,6 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = AUTO
     ascii: Annotated[bool, Meta(description=N_("Draw with the 95 plain characters only."))] = False
-    animations: Annotated[bool, Meta(description=N_("Let things move where they could jump."))] = (
-        False
-    )
     pictures: Annotated[
         Literal["auto", "kitty", "sixel", "blocks"],
         Meta(

@@ -95,9 +95,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_tasks: Annotated[
         int, Meta(description=N_("End after this many submitted tasks; 0 = no end."), ge=0)
     ] = 0
-    prefetch: Annotated[
-        bool, Meta(description=N_("Fetch the next task while the current one trains."))
-    ] = True
     hub: Annotated[
         bool,
         Meta(

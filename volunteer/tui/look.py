@@ -1,4 +1,4 @@
-"""Appearance of the screens: theme, characters, keys, animations."""
+"""Appearance of the screens: theme, characters, keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     language: str = AUTO
     notice: str = ""  # what is to be said at the start
     ascii: bool = False
-    animations: bool = False
     keys: dict[str, str] = {}  # action id -> key
     page: str = "dashboard"  # the first one
     pictures: Protocol = "blocks"
@@ -52,8 +51,7 @@ class Appearance:
         for theme in themes.THEMES:
             app.register_theme(theme)
         app.theme = look.theme if look.theme in app.available_themes else themes.DEFAULT
-        if not look.animations:
-            app.animation_level = "none"
+        app.animation_level = "none"  # nothing moves where it can jump
         if look.keys:
             app.set_keymap(look.keys)
 
@@ -98,8 +96,6 @@ class Appearance:
                 use(choose(value))
             case "keys":
                 app.set_keymap(value)
-            case "animations":
-                app.animation_level = "full" if value else "none"
             case "ascii":
                 self.filter.enabled = value
                 app.set_class(value, "-ascii")

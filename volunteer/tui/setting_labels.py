@@ -35,7 +35,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         N_("Network and disk"),
-        ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb", "prefetch", "hub"),
+        ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb", "hub"),
     ),
     (
         N_("What to help"),
@@ -57,7 +57,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "language",
             "ascii",
             "pictures",
-            "animations",
             "keys",
             "device_watts",
             "alerts",
@@ -88,7 +87,6 @@ LABELS = {
     "download_mbit": N_("download"),
     "cache_gb": N_("disk for downloads"),
     "disk_free_gb": N_("disk left free"),
-    "prefetch": N_("fetch ahead"),
     "runs": N_("runs to help"),
     "workloads": N_("workloads allowed"),
     "serve": N_("answer prompts"),
@@ -99,7 +97,6 @@ LABELS = {
     "language": N_("language"),
     "ascii": N_("plain characters"),
     "pictures": N_("drawing of pictures"),
-    "animations": N_("animations"),
     "keys": N_("other keys"),
     "device_watts": N_("watts of devices"),
     "alerts": N_("alerts"),

@@ -11,7 +11,7 @@ _SAFE = (("x-content-type-options", "nosniff"), ("cache-control", "no-cache"))
 
 
 async def _check_public(call: Call[None]) -> None:
-    if not call.coordinator.settings.public_dashboard:
+    if not call.coordinator.settings.public_page:
         raise NotFound("this coordinator shows nothing to the public")
     await check_shown(call.coordinator.db, call.coordinator.settings, call.text("run"))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.config import Constants
 from coordinator.database import volunteers as store
 from shared import proof_of_work
 from shared.errors import BadRequest, Forbidden, TooManyRequests
@@ -91,7 +92,8 @@ async def test_an_invite_needs_no_proof(tmp_path: Path) -> None:
 
 
 async def test_a_network_makes_a_few_accounts_a_day(tmp_path: Path) -> None:
-    some: dict[str, Any] = {"open": True, "proof_of_work_bits": 0, "registrations_per_network": 3}
+    few = Constants(accounts_per_network=3)
+    some: dict[str, Any] = {"open": True, "proof_of_work_bits": 0, "constants": few}
     async with local_coordinator(tmp_path, **some) as home:
         people = home.coordinator.volunteers
         for number in range(3):

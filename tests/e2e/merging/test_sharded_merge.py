@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select, update
 
-from coordinator.config import Settings
+from coordinator.config import Constants, Settings
 from coordinator.database import contributions, runs, versions
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.merges import merge_parts as merge_parts_table
@@ -28,6 +28,7 @@ from coordinator.database.tables.merges import merges as merges_table
 from coordinator.database.tables.merges import state_parts as state_parts_table
 from coordinator.http.app import opened
 from coordinator.runs.definition import definition
+from shared.decoding import convert
 from tests.support.failpoints import Fault, Faults, fail, faults, install, kill
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 from tests.support.merged_again import Remerge
@@ -97,7 +98,7 @@ async def test_a_run_in_shards_has_the_heads_of_a_whole_one_and_its_log_makes_th
         wanted = await heads(home)
         assert [await remade(home, shards) for shards in (0, 4)] == [(3, None), (3, None)]
     async with local_coordinator(
-        tmp_path / "sharded", database=database_url, merge_threads=threads
+        tmp_path / "sharded", database=database_url, constants=Constants(merge_threads=threads)
     ) as home:
         await home.start_run(SHARDED)
         crew = await joined(home)
@@ -253,7 +254,7 @@ def merge_until_killed(settings: dict[str, Any], point: str, now: float) -> None
     """In a process of its own: merge what is due, with one fault."""
 
     async def merge() -> None:
-        async with opened(Settings(**settings), VirtualClock(now)) as coordinator:
+        async with opened(convert(settings, Settings), VirtualClock(now)) as coordinator:
             await coordinator.merger.merge_if_due(1)
 
     install(Faults((Fault.read(point),)), setattr)
@@ -274,7 +275,9 @@ def processes() -> Any:
 async def test_a_kill_in_the_middle_leaves_the_old_head_or_the_new_one(
     tmp_path: Path, database_url: str, processes: Any
 ) -> None:
-    async with local_coordinator(tmp_path, database=database_url, merge_threads=1) as home:
+    async with local_coordinator(
+        tmp_path, database=database_url, constants=Constants(merge_threads=1)
+    ) as home:
         await home.start_run(SHARDED)
         crew = await joined(home)
         settings = msgspec.to_builtins(home.coordinator.settings)
@@ -316,7 +319,7 @@ def merge_for_ever(settings: dict[str, Any]) -> None:
     """In a process of its own: a coordinator that does nothing but merge."""
 
     async def merge() -> None:
-        async with opened(Settings(**settings)) as coordinator:
+        async with opened(convert(settings, Settings)) as coordinator:
             await coordinator.merger.run(asyncio.Event())
 
     asyncio.run(merge())
@@ -367,7 +370,7 @@ async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
 ) -> None:
     url = await postgres.fresh()
     async with local_coordinator(
-        tmp_path, database=url, merge_threads=1, merge_lease_s=LEASE_S
+        tmp_path, database=url, constants=Constants(merge_threads=1, merge_lease_s=LEASE_S)
     ) as home:
         await home.start_run(CHAOS)
         crew, seeds = await joined(home), itertools.count()

@@ -14,6 +14,7 @@ from sqlalchemy import select
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import failures as failures_table
 from coordinator.database.tables.tasks import tasks as tasks_table
+from coordinator.intake.intake import REDO_MAX
 from shared.protocol.accounts import Me
 from shared.protocol.heartbeat import TaskBeat
 from tests.support.local_coordinator import (
@@ -177,12 +178,12 @@ async def orders(home: LocalCoordinator, worker: Worker, task: int, attempt: int
 
 
 async def test_after_so_many_recomputations_the_task_fails(home: LocalCoordinator) -> None:
-    await home.start_run(SYNC.replace("quorum = 2", "quorum = 1\nredo_limit = 1"))
+    await home.start_run(SYNC.replace("quorum = 2", "quorum = 1"))
     ann, bob = await home.join("Ann"), await home.join("Bob")
     mine, other = await ann.claim(), await bob.claim()
     begun, theirs = await ann.begin(mine), await bob.begin(other)
     verdicts = []
-    for tries in range(2):
+    for tries in range(REDO_MAX + 1):
         assert (await bob.part(other, theirs, tries)).state == "accepted"
         assert await merge(home) == 1
         theirs = await bob.newest(other, theirs.version)
@@ -190,11 +191,14 @@ async def test_after_so_many_recomputations_the_task_fails(home: LocalCoordinato
         verdicts.append(verdict)
         if verdict.redo:
             begun = await ann.newest(mine, begun.version)
-    assert [(each.reason, each.redo) for each in verdicts] == [("stale", True), ("stale", False)]
-    assert "submitted 2 times after the next version, redo_limit = 1" in verdicts[1].message
+    assert [(each.reason, each.redo) for each in verdicts] == [
+        *[("stale", True)] * REDO_MAX,
+        ("stale", False),
+    ]
+    assert "submitted 4 times after the next version: the task has failed" in verdicts[-1].message
     f, t = failures_table.c, tasks_table.c
     assert [row[1:] for row in await rows(home, f.id, f.kind, f.message)] == [
-        ("failure", verdicts[1].message)
+        ("failure", verdicts[-1].message)
     ]
     found = {row[0]: row[1:] for row in await rows(home, t.id, t.state, t.failures)}
     assert found[mine.task] == ("todo", 1)

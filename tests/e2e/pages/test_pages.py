@@ -273,7 +273,7 @@ async def test_a_page_follows_the_run(tmp_path: Path) -> None:
 
 
 async def test_a_server_without_the_page_opens_join_links_only(tmp_path: Path) -> None:
-    async with local_coordinator(tmp_path, public_dashboard=False) as home:
+    async with local_coordinator(tmp_path, public_page=False) as home:
         await home.start_run()
         async with home.client() as client:
             for path in ("/", "/runs/tiny", "/leaderboard"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.config import Constants
 from coordinator.database import standings
 from coordinator.rules.thresholds import WAVE_MIN
 from coordinator.upkeep import backup
@@ -56,11 +57,14 @@ async def strangers(home: LocalCoordinator, names: range) -> None:
         assert reply.status_code == 200, reply.text
 
 
+MANY = Constants(accounts_per_network=1000)
+
+
 async def test_a_wave_of_strangers_is_said_once(tmp_path: Path) -> None:
     async with webhook() as (address, heard):
         settings = {
             "open": True, "proof_of_work_bits": 1, "alert_webhook": address,
-            "registrations_per_network": 1000,
+            "constants": MANY,
         }  # fmt: skip
         async with local_coordinator(tmp_path, **settings) as home:
             alerts = home.coordinator.alerts
@@ -94,7 +98,7 @@ async def test_a_failed_check_is_an_alert_and_stands_in_the_report(tmp_path: Pat
 
 async def test_a_webhook_that_does_not_answer_costs_nothing(tmp_path: Path) -> None:
     settings = {"open": True, "proof_of_work_bits": 1, "alert_webhook": "http://127.0.0.1:9/",
-                "registrations_per_network": 1000}  # fmt: skip
+                "constants": MANY}  # fmt: skip
     async with local_coordinator(tmp_path, **settings) as home:
         await strangers(home, range(WAVE_MIN))
         assert len(await home.coordinator.alerts.look()) == 1

@@ -70,7 +70,7 @@ class TestOnASocket:
 
     @pytest.fixture
     async def server(self, served: ServedCoordinator) -> ServedCoordinator:
-        served.settings |= {"headers_deadline_s": 1.0, "body_window_s": 1.5}
+        served.settings |= {"constants": {"headers_s": 1.0, "body_window_s": 1.5}}
         served.settings |= {"connections_per_ip": 2 * DRIPPING}
         await served.serve()
         await served.listening()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
+from coordinator.config import Constants
 from coordinator.database import contributions, recomputes
 from coordinator.database.recomputes import Order
 from coordinator.database.tables.contributions import uploads as rows
@@ -283,7 +284,7 @@ async def test_what_was_not_submitted_goes_with_its_lease(home: LocalCoordinator
 
 
 async def test_the_quota_bounds_what_lies_around(tmp_path: Path) -> None:
-    async with local_coordinator(tmp_path, upload_quota_bytes=20_000) as home:
+    async with local_coordinator(tmp_path, constants=Constants(upload_quota_bytes=20_000)) as home:
         await home.start_run()
         ann = await home.join("Ann")
         lease = await ann.claim()

@@ -159,7 +159,7 @@ async def test_what_it_draws_is_shown_to_everybody(tmp_path: Path) -> None:
 
 
 async def test_who_shows_nothing_in_public_shows_no_pictures(tmp_path: Path) -> None:
-    async with local_coordinator(tmp_path, public_dashboard=False) as home:
+    async with local_coordinator(tmp_path, public_page=False) as home:
         for address in ("sample", "timelapse.gif"):
             error = refused(await home.client().get(f"{API}/runs/digits/{address}"), 404)
             assert "nothing to the public" in error.message

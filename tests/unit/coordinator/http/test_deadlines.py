@@ -12,7 +12,7 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from coordinator.config import Settings
+from coordinator.config import Constants, Settings
 from coordinator.http.deadlines import Guard, protocol
 from coordinator.http.server import connections_possible
 from shared.protocol.limits import HEADER_BYTES_MAX
@@ -74,7 +74,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture(params=["httptools", "h11"])
 async def lines(request: pytest.FixtureRequest) -> Any:
     """A guard, and a way to open connections to it."""
-    guard = Guard(Settings(connections_per_ip=3, connections_max=5))
+    guard = Guard(Settings(connections_per_ip=3, constants=Constants(connections_max=5)))
     kind = protocol(guard, request.param)
     config = Config(
         application, log_config=None, lifespan="off", h11_max_incomplete_event_size=HEADER_BYTES_MAX

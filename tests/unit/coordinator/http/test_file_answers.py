@@ -13,7 +13,7 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from coordinator.config import Settings
+from coordinator.config import Constants, Settings
 from coordinator.http.deadlines import Guard, protocol
 from coordinator.http.routes.endpoint import Reply, respond
 from coordinator.request import ClientGone
@@ -27,7 +27,9 @@ class Server:
     """Sends a file: /FIRST/LAST is its bytes [FIRST, LAST), /small a short answer."""
 
     def __init__(self, path: Path) -> None:
-        self.guard = Guard(Settings(data_dir=str(path.parent), body_window_s=10.0))
+        self.guard = Guard(
+            Settings(data_dir=str(path.parent), constants=Constants(body_window_s=10.0))
+        )
         self.path = path
         self.connections: list[Any] = []
         self.ended: list[BaseException | None] = []  # how answers did

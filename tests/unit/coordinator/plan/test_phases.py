@@ -118,7 +118,7 @@ def test_phases_only_go_on(version: int, tokens: int, losses: list[float], reach
 
 
 def test_a_phase_may_change_the_kind_of_update() -> None:
-    gradients = {"update": "gradient", "optimizer": "adam", "lr": 0.001, "tau": 1e-8}
+    gradients = {"update": "gradient", "optimizer": "adam", "lr": 0.001}
     whole = plan(
         {
             "preset": "diloco",

@@ -14,9 +14,8 @@ SHORT = 'name = "r"\nworkload = "gpt"\ndataset = "d"\n'
 @pytest.mark.parametrize(
     ("table", "line"),
     [
-        ("validation", "cohort = 99999999999999999999999999"),
-        ("validation", "cohort = -1"),
-        ("validation", "cohort_min = -1"),
+        ("validation", "norm_limit = 99999999999999999999999999"),
+        ("validation", "norm_limit = -1"),
         ("validation", "loss_limit = -3.0"),
         ("credit", "credits_per_step = 1e12"),
         ("credit", "credits_per_step = 1e308"),

@@ -8,9 +8,9 @@ from shared.units import DAY_S
 
 
 def test_the_organiser_sets_them() -> None:
-    settings = Settings(alert_stalled_s=60, alert_idle_s=0, alert_backup_days=2)
+    settings = Settings(alert_stalled_s=60, alert_backup_days=2)
     limits = of_settings(settings)
-    assert limits == Thresholds(stalled_s=60, idle_s=0, backup_s=2 * DAY_S)
+    assert limits == Thresholds(stalled_s=60, backup_s=2 * DAY_S)
     assert limits.backup_is_old(2 * DAY_S)
     assert not limits.backup_is_old(DAY_S)
     assert not Thresholds(backup_s=0).backup_is_old(1000 * DAY_S)
