@@ -90,7 +90,6 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"optimizer": "delayed-nesterov", "lr": 0.7}, "set momentum = 0.9"),
         ({"optimizer": "adam", "lr": 0.1, "momentum": 0.9}, "set beta1 instead"),
         ({"optimizer": "yogi", "lr": 0.1, "momentum": 0.9}, "set beta1 instead"),
-        ({"optimizer": "adagrad", "lr": 0.1, "momentum": 0.9}, "set beta1 instead"),
         ({"min_contributions": 5}, "lower min_contributions or raise quorum"),
         ({"max_staleness": 0}, 'set in_flight = "cancel"'),
         ({"max_staleness": 0, "quorum": 1, "in_flight": "cancel"}, "raise quorum or max_staleness"),
