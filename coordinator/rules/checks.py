@@ -87,7 +87,7 @@ class Likeness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """How far our own result is from that of a base a little off."""
+    """Return the distance between our own result and that of a base a little off."""
 
     difference: float  # of the updates, by the length of ours
     state: float  # cosine
