@@ -98,8 +98,8 @@ class Machines:
         working = set(busy)
         for waiter in waiters:
             place = _place(waiter)
-            until = self._seen.pop(place, (waiter, now, now))[2] if place in working else now
-            self._seen[place] = (waiter, now, max(now, until))
+            _, _, until = self._seen.pop(place, (waiter, now, now))
+            self._seen[place] = (waiter, now, max(now, until) if place in working else now)
         while len(self._seen) > MACHINES_MAX:
             del self._seen[next(iter(self._seen))]
 

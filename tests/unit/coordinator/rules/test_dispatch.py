@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load
 from coordinator.rules.fit import Todo
+from coordinator.rules.sizing import Run
 from shared.protocol.base import Reason
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
 
@@ -37,6 +38,46 @@ def test_what_is_in_flight_already_counts() -> None:
     assert outcome.assignments[0].run_id == 2
 
 
+@pytest.mark.parametrize(
+    ("runs", "who", "reason", "message"),
+    [
+        ([], {}, Reason.NO_RUN, "nothing is running here just now"),
+        (
+            [run_of(beside=("learn", "evaluate"))],
+            {"kinds": frozenset({"learn", "evaluate"})},
+            Reason.ALL_TAKEN,
+            'no task of the kind "evaluate" or "learn" waits just now',
+        ),
+        (
+            [
+                run_of(cursor=1000, endless=True),
+                run_of(2, cursor=1000, endless=True, short_of="it waits for games"),
+            ],
+            {},
+            Reason.ALL_TAKEN,
+            "it waits for games",
+        ),
+        (
+            [run_of(cursor=1000, passes=1)],
+            {},
+            Reason.MERGING,
+            "every pass is done; the last results are being merged",
+        ),
+        (
+            [run_of(cursor=1000, passes=1), run_of(2, endless=True, cursor=1000)],
+            {},
+            Reason.ALL_TAKEN,
+            "every task of this pass is being done by others",
+        ),
+    ],
+)
+def test_who_gets_nothing_reads_why(
+    runs: list[Run], who: dict[str, Any], reason: Reason, message: str
+) -> None:
+    refusal = ask([waiter(**who)], runs).refusals[0]
+    assert (refusal.reason, refusal.message) == (reason, message)
+
+
 def test_who_got_less_lately_comes_first_whoever_holds_what() -> None:
     runs = [run_of(1, samples_total=10**6, lately=5e10), run_of(2, samples_total=10**6)]
     held = [Load(run_id=2, open=1, price_micro=1000)]
@@ -53,6 +94,15 @@ def test_shares_fade_and_a_new_run_neither_owes_nor_is_owed() -> None:
     found = shares.lately({1: 1.0, 2: 2.0, 3: 4.0}, 100.0 + HALF_LIFE_S)
     assert found == {1: 150.0, 2: 200.0, 3: 400.0}  # the least for its weight is the second's
     assert shares.lately({3: 4.0}, 50.0) == {3: 400.0}  # a clock that goes back changes nothing
+    assert shares.lately({3: 4.0}, 100.0 + 3 * HALF_LIFE_S) == {3: 100.0}
+
+
+def test_what_was_given_adds_up_by_run() -> None:
+    shares = FairShares()
+    shares.note({1: 300.0})
+    shares.note({1: 50.0, 2: 400.0})
+    assert shares.lately({1: 1.0, 2: 1.0}, 0.0) == {1: 350.0, 2: 400.0}
+    assert shares.lately({1: 1.0, 2: 1.0}, HALF_LIFE_S) == {1: 175.0, 2: 200.0}
 
 
 def test_work_beside_the_pass_counts_by_what_it_is_and_not_by_its_steps() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import (
+    MACHINES_MAX,
     PATIENCE_S,
     THERE_S,
     WORTH_WAITING,
@@ -115,6 +116,47 @@ def test_who_asked_no_more_is_forgotten() -> None:
     known.saw([fast], [], 200.0)  # it is done sooner than was thought
     assert known.bench([learn()], 201.0).peers[0].free_s == 0.0
     assert known.bench([], 201.0) == Bench()  # nothing waits: nobody is looked at
+
+
+def test_a_device_that_still_works_is_busy_for_as_long_as_was_thought() -> None:
+    known, fast = Machines(), waiter(2, flops=FAST)
+    known.saw([fast], [], 100.0)
+    known.gave(games(), 16 * 5 * 100, fast)  # ten seconds of work at its speed
+    known.gave(games(), 16 * 5 * 100, waiter(3, flops=FAST))  # one that never asked
+    known.saw([fast], [("worker-2", "cpu")], 104.0)
+    assert [p.free_s for p in known.bench([learn()], 104.0).peers] == [6.0]
+    known.saw([fast], [("worker-2", "cuda:0")], 104.0)
+    assert [p.free_s for p in known.bench([learn()], 104.0).peers] == [0.0]
+    new = waiter(4, flops=FAST)
+    known.saw([new], [("worker-4", "cpu")], 104.0)  # of which nothing is known
+    assert [p.free_s for p in known.bench([learn()], 104.0).peers] == [0.0, 0.0]
+
+
+def test_a_device_is_there_until_it_should_have_asked_again() -> None:
+    known = Machines()
+    known.saw([waiter(1, flops=SLOW)], [], 100.0)
+    assert len(known.bench([learn()], 100.0 + THERE_S).peers) == 1
+    assert not known.bench([learn()], 100.1 + THERE_S).peers
+
+
+def test_the_devices_that_asked_longest_ago_are_forgotten() -> None:
+    known = Machines()
+    known.saw([waiter(n, flops=SLOW) for n in range(MACHINES_MAX)], [], 100.0)
+    assert len(known.bench([learn()], 100.0).peers) == MACHINES_MAX
+    known.saw([waiter(0, flops=SLOW), waiter(-1, flops=SLOW)], [], 100.0)
+    found = {peer.waiter.worker_id for peer in known.bench([learn()], 100.0).peers}
+    assert len(found) == MACHINES_MAX
+    assert "worker-1" not in found
+    assert {"worker-0", "worker--1", "worker-2"} <= found
+
+
+def test_since_when_a_task_is_left_to_others_is_remembered_while_it_waits() -> None:
+    known = Machines()
+    known.left([7, 8], 100.0)
+    known.left([7], 130.0)  # again: it counts from the first time
+    assert known.bench([learn(7), learn(8), learn(9)], 150.0).left_s == {7: 50.0, 8: 50.0}
+    assert known.bench([learn(8)], 160.0).left_s == {8: 60.0}
+    assert known.bench([learn(7), learn(8)], 160.0).left_s == {8: 60.0}  # 7 had gone
 
 
 speeds = st.floats(1e8, 1e11)

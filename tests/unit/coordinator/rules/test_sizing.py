@@ -14,13 +14,19 @@ from coordinator.rules import run_file
 from coordinator.rules.dispatch import Load
 from coordinator.rules.sizing import (
     CLAMP,
+    GAME_BYTES_MAX,
     LEASE_MAX_S,
+    UPLOAD_SLACK_BYTES,
     Pace,
     Reached,
     allowance_s,
     clamped,
     estimate_s,
+    evidence_bytes_max,
+    games_bytes_max,
+    memory_bytes,
     pass_seed,
+    phase_lengths,
     price_micro,
     share_done,
     split_at,
@@ -30,6 +36,7 @@ from coordinator.rules.sizing import (
     upload_bytes_max,
 )
 from shared.protocol.base import Reason
+from shared.protocol.limits import DEVICE_BYTES
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
 
 
@@ -176,6 +183,27 @@ def test_an_upload_of_any_codec_fits_its_grant() -> None:
         assert upload_bytes_max(parameters) > 4 * parameters + 65_536
 
 
+def test_bytes_are_bounded_by_the_size_of_the_model_and_the_number_of_games() -> None:
+    slack = UPLOAD_SLACK_BYTES
+    assert [upload_bytes_max(n) for n in (0, 15, 16, 1600)] == [
+        slack, 60 + slack, 65 + slack, 6500 + slack,
+    ]  # fmt: skip
+    assert all(isinstance(upload_bytes_max(n), int) for n in (1, 17))
+    assert [evidence_bytes_max(n) for n in (0, 100)] == [slack, 800 + slack]
+    assert [games_bytes_max(n) for n in (0, 3)] == [slack, 3 * GAME_BYTES_MAX + slack]
+    assert memory_bytes(100) == 100 * DEVICE_BYTES
+    assert memory_bytes(100, 7) == 100 * DEVICE_BYTES + 7
+
+
+def test_a_run_of_unknown_units_counts_samples() -> None:
+    file = run_file.from_table({"name": "r", "workload": "gpt", "stop": {"passes": 2}})
+    whole = plan({"quorum": 2})
+    assert total_steps(file, whole, 1000) == total_steps(file, whole, 1000, 1) == 63
+    assert phase_lengths(file, whole, 1000) == phase_lengths(file, whole, 1000, 1)
+    for reached in (Reached(0, 100), Reached(100, 0)):  # nothing is told yet
+        assert total_steps(file, whole, 1000, 8, reached) == 63
+
+
 SHORT = {"overrides": {"local_steps": 10}}
 
 
@@ -272,3 +300,4 @@ def test_a_newcomer_is_sized_near_the_median(told: float, step_s: float, speed: 
     known = run_of(pace=Pace(step_s=0.5, flops=1e9))
     assert clamped(known, told, step_s) == pytest.approx(speed)
     assert clamped(run_of(pace=None), told, step_s) == 0.0  # nothing to compare with
+    assert clamped(run_of(pace=Pace(step_s=0.5, flops=0.0)), told, step_s) == 0.0
