@@ -224,9 +224,12 @@ class Audits:
     def _confirmed(self, conn: Connection, audit: AuditRow, row: ContributionRow) -> bool:
         """Return True if the organiser does again what an answer agrees with."""
         freed = escrow.at_stake(conn, audit.volunteer_id, audit.contribution_id)
+        gained = freed + 2 * row.price_micro  # the work has the price of the answer
         vouched = accounts.existing(conn, row.volunteer_id).invited
-        stake = None if vouched else escrow.at_stake(conn, row.volunteer_id)
-        return self._draws.confirmed(row, rules.confirmed_chance(freed, stake))
+        stake = escrow.at_stake(conn, row.volunteer_id) - row.price_micro
+        return self._draws.confirmed(
+            row, rules.confirmed_chance(gained, None if vouched else stake)
+        )
 
 
 def _own(

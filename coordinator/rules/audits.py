@@ -94,16 +94,16 @@ def may_audit(terms: Terms, auditor: Auditor) -> bool:
     return terms.age_s >= SPREAD_S * ticket(terms.seed, other.lot)
 
 
-def confirmed_chance(freed: int, stake: int | None) -> float:
+def confirmed_chance(gained: int, stake: int | None) -> float:
     """Return the probability that an answer which agrees is done again by the organiser all the
     same: so large that who answers for an account of its own loses as much as that gains.
 
-    `freed` is the pay that the answer frees, `stake` what its auditor would lose; None for one that
-    the organiser vouched for.
+    `gained` is the pay that the answer frees, that of the work and that of the answer itself;
+    `stake` what its auditor would lose beside, None for one that the organiser vouched for.
     """
-    if stake is None or freed <= 0:
+    if stake is None or gained <= 0:
         return CONFIRM_MIN
-    return max(CONFIRM_MIN, freed / (freed + stake))
+    return max(CONFIRM_MIN, gained / (gained + stake))
 
 
 def agree(found: Likeness) -> bool:

@@ -235,10 +235,19 @@ async def test_one_who_says_yes_to_the_work_of_a_friend_falls_with_it(
     """Its sums are those of the made-up update, so they agree: this answer is drawn for the
     organiser's own recompute.
     """
-    monkeypatch.setattr(rules, "confirmed_chance", lambda freed, stake: 1.0)
+    weighed: list[tuple[int, int | None]] = []
+
+    def certain(gained: int, stake: int | None) -> float:
+        weighed.append((gained, stake))
+        return 1.0
+
+    monkeypatch.setattr(rules, "confirmed_chance", certain)
     async with checked(tmp_path, "", lazy) as (home, bob):
         lease = await taken(home, bob)
+        ann = await escrow(home, "Ann")
         await answer(home, bob, lease, await sums_of_the_update(home, lease))
+        gained = ann + 2 * lease.price_micro  # the pay of the work, and of the answer
+        assert weighed == [(gained, None)]  # he is vouched for
         organiser(home)
         assert await until(home, "done") == "failed"
         assert await result(home) == "failed"

@@ -1,0 +1,334 @@
+"""One person who would be paid for more than it computes: a policy, and one life of it."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from typing import Literal
+
+import msgspec
+
+from coordinator.rules import checks, likeness
+from coordinator.rules.audits import LEASES_PER_AUDIT
+from coordinator.rules.checks import Redone, Result
+from tests.support.trust_books import Account, Books, Draw
+
+SECRET = b"of the server"
+MICRO = 1000  # of one second of computing
+REGISTER_S = 2.0
+SPEED = 4e10  # operations a second, of machines and of the server
+LEAST_S = 0.5  # to submit what was not computed
+# Difference and state of a recompute, by the share of its steps that was trained, scaled up to the
+# length of the whole. Assumed, not measured: near the loose bound the search is as good as these.
+TRAINED = (0.0, 0.5, 0.8, 0.9, 0.97, 1.0)
+DIFFERENCE = (1.4, 0.55, 0.3, 0.21, 0.12, 0.0)
+STATE = (0.0, 0.6, 0.8, 0.9, 0.97, 1.0)
+
+Reveal = Literal["now", "made up", "late", "never"]
+REVEALS: tuple[Reveal, ...] = ("now", "made up", "late", "never")
+When = Literal[
+    "by chance",
+    "right behind a draw",
+    "little at stake",
+    "much at stake",
+    "cheap",
+    "dear",
+    "a draw is open",
+    "no draw is open",
+    "rarely drawn",
+    "vetted",
+]
+WHENS: tuple[When, ...] = (
+    "by chance", "right behind a draw", "little at stake", "much at stake", "cheap", "dear",
+    "a draw is open", "no draw is open", "rarely drawn", "vetted",
+)  # fmt: skip
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person does, for as long as an episode lasts."""
+
+    tasks: int = 300
+    trained: float = 0.0  # share of the steps of a fake
+    honest: int = 0  # tasks of an account before its first fake
+    when: tuple[tuple[When, float], ...] = ()  # all must hold for a fake, with a number for each
+    reveal: Reveal = "now"  # of a fake that is drawn
+    compared: bool = True  # names a class of device that the server compares
+    machines: int = 1
+    accounts: int = 1
+    dear: float = 0.0  # share of dear tasks
+    times: float = 1.0  # price of those by that of cheap ones
+    auditor: bool = False  # an honest account of its own audits what is faked
+    patient: bool = False  # others work only where that may audit
+    audited: float = 1.0  # share of its draws that the lot gives to that
+    leave: int = 0  # draws that passed, after which an account is left for a new one
+    busy: float = 1.0  # time that the server takes by that of the work
+
+
+HONEST = Policy(honest=10**9)
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Seconds of computing, and freed pay in the same unit."""
+
+    freed: float
+    spent: float
+
+
+def some(rng: random.Random) -> Policy:
+    """Return a policy by chance."""
+    conditions = tuple((rng.choice(WHENS), rng.random()) for _ in range(rng.choice((0, 1, 1, 2))))
+    return Policy(
+        tasks=rng.choice((30, 100, 300, 800)),
+        trained=rng.choice((0.0, 0.0, rng.random(), 0.97, 0.99)),
+        honest=rng.choice((0, 0, 1, 3, 10, 40, 150)),
+        when=conditions,
+        reveal=rng.choice(REVEALS),
+        compared=rng.random() < 0.5,
+        machines=rng.choice((1, 1, 2, 3)),
+        accounts=rng.choice((1, 1, 2, 8)),
+        dear=rng.choice((0.0, 0.02, 0.1, 0.5, 0.9)),
+        times=rng.choice((1.0, 3.0, 10.0, 100.0)),
+        auditor=rng.random() < 0.3,
+        patient=rng.random() < 0.3,
+        audited=rng.choice((0.1, 0.5, 1.0)),
+        leave=rng.choice((0, 0, 2, 5, 20, 40)),
+        busy=rng.choice((1.0, 1.0, 10.0, 100.0)),
+    )
+
+
+def varied(one: Policy, other: Policy, rng: random.Random) -> Policy:
+    """Return a policy with parts of two others, and a little chance."""
+    found = {}
+    fresh = some(rng)
+    for name in Policy.__struct_fields__:
+        source = rng.choices((one, other, fresh), (0.5, 0.35, 0.15))[0]
+        found[name] = getattr(source, name)
+    found["when"] = tuple(
+        (name, min(1.0, max(0.0, value + rng.gauss(0.0, 0.1)))) for name, value in found["when"]
+    )
+    return Policy(**found)
+
+
+def _between(at: float, values: tuple[float, ...]) -> float:
+    for n in range(len(TRAINED) - 1):
+        low, high = TRAINED[n], TRAINED[n + 1]
+        if at <= high:
+            return values[n] + (values[n + 1] - values[n]) * (at - low) / (high - low)
+    return values[-1]
+
+
+def redone(trained: float) -> Redone:
+    """Return the figures of a recompute of a fake."""
+    cosine = 1.0 - _between(trained, DIFFERENCE) ** 2 / 2.0
+    return Redone(cosine=cosine, norm_ratio=1.0, state_cosine=_between(trained, STATE))
+
+
+class Life:
+    """One episode of a policy."""
+
+    def __init__(self, policy: Policy, seed: int) -> None:
+        self.policy, self.seed = policy, seed
+        self.rng = random.Random(seed)
+        self.books = Books()
+        self.spent, self.now, self.number, self.done = 0.0, 0.0, 0, 0
+        self.since: dict[str, int] = {}  # tasks since a draw of an account passed
+        self.faked: set[int] = set()
+        self.by: dict[int, tuple[str, int]] = {}  # (auditor, answer) of a draw that is compared
+        self.blocked: dict[tuple[str, int], int] = {}  # machine, and what it is asked for
+        self.audits: dict[str, int] = {}
+        self.dues: list[tuple[float, int, Reveal]] = []
+        self.slots: list[tuple[float, int, int, str]] = []
+        self.serving: tuple[float, int] | None = None
+        self._names = 0
+        for _ in range(policy.accounts):
+            self._register()
+        self.auditor = self._register() if policy.auditor else ""
+
+    def _register(self) -> str:
+        self._names += 1
+        name = f"a{self._names}"
+        self.books.accounts[name] = Account(network=name)
+        self.spent += REGISTER_S
+        self.since[name] = 0
+        for machine in range(self.policy.machines):
+            heapq.heappush(self.slots, (self.now, self._names, machine, name))
+        return name
+
+    def play(self) -> Score:
+        while self.done < self.policy.tasks and self.slots:
+            at, order, machine, name = self.slots[0]
+            if self._server(at):
+                continue
+            heapq.heappop(self.slots)
+            self.now = max(self.now, at)
+            self._machine(order, machine, name)
+        while self._server(float("inf")):  # what is in the line is done, whoever left
+            pass
+        freed = sum(account.freed for account in self.books.accounts.values())
+        return Score(freed / MICRO, self.spent)
+
+    # --- machines ---
+
+    def _machine(self, order: int, machine: int, name: str) -> None:
+        account = self.books.accounts[name]
+        asked = self.blocked.get((name, machine))
+        if asked in self.books.open and not self.books.open[asked].revealed:
+            later = min((due for due, number, _ in self.dues if number == asked), default=self.now)
+            heapq.heappush(self.slots, (max(later, self.now) + 1.0, order, machine, name))
+            return
+        if account.suspended or self._leaves(name, account):
+            for slot in [slot for slot in self.slots if slot[3] == name]:
+                self.slots.remove(slot)
+            heapq.heapify(self.slots)
+            fresh = self._register()
+            self.auditor = fresh if name == self.auditor else self.auditor
+            return
+        if self.policy.patient and self.auditor not in ("", name) and not self._may_audit():
+            heapq.heappush(self.slots, (self.now + 10.0, order, machine, name))
+            return
+        seconds = self._work(machine, name, account)
+        heapq.heappush(self.slots, (self.now + seconds, order, machine, name))
+
+    def _leaves(self, name: str, account: Account) -> bool:
+        leave = self.policy.leave
+        if not leave or name == self.auditor:
+            return False
+        return sum(draw.result == "passed" for draw in account.drawn.values()) >= leave
+
+    def _work(self, machine: int, name: str, account: Account) -> float:
+        """Do a task or not, and submit it; the seconds that this took."""
+        policy = self.policy
+        dear = name != self.auditor and self.rng.random() < policy.dear
+        seconds = 10.0 * (policy.times if dear else 1.0)
+        price = round(MICRO * seconds)
+        fake = name != self.auditor and self._fakes(account, name, price, dear)
+        took = seconds * (policy.trained if fake else 1.0)
+        self.spent += took
+        self.number, self.done = self.number + 1, self.done + 1
+        self.since[name] += 1
+        number, chance = self.number, account.chance(price)
+        draw = None
+        if checks.drawn(SECRET, "recompute", number, str(self.seed), chance):
+            flops = min(checks.RECOMPUTE_FLOPS_MAX, seconds * SPEED)
+            draw = Draw(number=number, who=name, flops=flops, asked_at=self.now)
+            self._reveal(draw, machine, account, fake=fake)
+        if fake:
+            self.faked.add(number)
+        vetted = account.vetted
+        self.books.submit(name, number, price, draw)
+        if draw is None or vetted:
+            self.books.merge(name, number)
+        if draw is not None and fake and self._audited(name):
+            self._audit(draw, price)
+        return max(took, LEAST_S)
+
+    def _fakes(self, account: Account, name: str, price: int, dear: bool) -> bool:
+        if account.accepted < self.policy.honest:
+            return False
+        bond = checks.bond(account.draws, account.mean)
+        holds = {
+            "by chance": lambda x: self.rng.random() < x,
+            "right behind a draw": lambda x: self.since[name] <= 10.0 * x,
+            "little at stake": lambda x: account.at_stake < 2.0 * x * bond,
+            "much at stake": lambda x: account.at_stake > 2.0 * x * bond,
+            "cheap": lambda x: not dear,
+            "dear": lambda x: dear,
+            "a draw is open": lambda x: account.is_open,
+            "no draw is open": lambda x: not account.is_open,
+            "rarely drawn": lambda x: account.chance(price) < x,
+            "vetted": lambda x: account.vetted,
+        }
+        return all(holds[when](x) for when, x in self.policy.when)
+
+    def _reveal(self, draw: Draw, machine: int, account: Account, *, fake: bool) -> None:
+        reveal: Reveal = self.policy.reveal if fake else "now"
+        draw.revealed = reveal in ("now", "made up")
+        if not draw.revealed:
+            wait = checks.reveal_s(account.state.proofs) * (0.9 if reveal == "late" else 1.0)
+            heapq.heappush(self.dues, (self.now + wait, draw.number, reveal))
+            self.blocked[draw.who, machine] = draw.number
+
+    # --- auditors of its own ---
+
+    def _audited(self, name: str) -> bool:
+        """Return True if the lot gives the audit of a fake to an account of the same person."""
+        if name == self.auditor or self.rng.random() >= self.policy.audited:
+            return False
+        return self._may_audit()
+
+    def _may_audit(self) -> bool:
+        if not self.auditor:
+            return False
+        auditor = self.books.accounts[self.auditor]
+        more = self.audits.get(self.auditor, 0) + 1
+        return auditor.vetted and auditor.accepted >= LEASES_PER_AUDIT * more
+
+    def _audit(self, draw: Draw, price: int) -> None:
+        draw.revealed = True
+        self.number += 1
+        self.audits[self.auditor] = self.audits.get(self.auditor, 0) + 1
+        chance = self.books.confirmed(draw, self.auditor, price)
+        compared = self.rng.random() < chance
+        self.books.answer(self.auditor, self.number, price, compared=compared)
+        if compared:
+            self.by[draw.number] = self.auditor, self.number
+        else:
+            self._settle(draw.number, "passed", computed=False)
+
+    # --- the server ---
+
+    def _server(self, until: float) -> bool:
+        """Do the next thing that the server does before an instant; False where it does none."""
+        due = self.dues[0][0] if self.dues else float("inf")
+        ends = self.serving[0] if self.serving else float("inf")
+        if min(due, ends) > until or min(due, ends) == float("inf"):
+            return self._begin() if until == float("inf") or not self.serving else False
+        if due <= ends:
+            self.now = max(self.now, due)
+            _, number, reveal = heapq.heappop(self.dues)
+            if number in self.books.open and reveal == "never":
+                self._settle(number, "unproven", computed=False)
+            elif number in self.books.open:
+                self.books.open[number].revealed = True
+            return True
+        assert self.serving is not None
+        self.now, number = max(self.now, ends), self.serving[1]
+        self.serving = None
+        if number in self.books.open:
+            self._settle(number, self._judged(number), computed=True)
+        return True
+
+    def _begin(self) -> bool:
+        draw = None if self.serving else self.books.first(self.now)
+        if draw is None:
+            return False
+        self.serving = self.now + draw.flops / SPEED * self.policy.busy, draw.number
+        return True
+
+    def _judged(self, number: int) -> Result:
+        if number not in self.faked:
+            return "passed"
+        if self.policy.reveal == "made up":
+            return "unproven"
+        return likeness.judge(redone(self.policy.trained), comparable=self.policy.compared)
+
+    def _settle(self, number: int, result: Result, *, computed: bool) -> None:
+        draw = self.books.open[number]
+        if result == "passed":
+            self.since[draw.who] = 0
+        self.books.settle(number, result, self.now, computed=computed)
+        if result == "passed":
+            self.books.merge(draw.who, number)
+        if number in self.by:
+            who, answer = self.by.pop(number)
+            auditor = self.books.accounts[who]
+            auditor.answers.discard(answer)
+            if result == "passed":
+                self.books.release(auditor)
+            else:
+                self.books.suspend(auditor, self.now)
+
+
+def play(policy: Policy, seed: int) -> Score:
+    """Return what a policy had in one episode."""
+    return Life(policy, seed).play()

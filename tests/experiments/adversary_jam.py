@@ -1,0 +1,101 @@
+"""An honest newcomer on a server whose line others fill."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import msgspec
+
+from coordinator.rules import checks
+from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
+from tests.experiments.adversary import LEAST_S, MICRO, REGISTER_S, SECRET, SPEED
+from tests.support.trust_books import Account, Books, Draw
+
+TASK_S = 60.0
+AHEAD_S = 300.0  # that the others come before the newcomer
+LIMIT_S = 7 * 86_400.0
+LEASES = 3  # tasks in the line of an account that fakes, before it waits for a result
+
+
+class Jam(msgspec.Struct, frozen=True, kw_only=True):
+    """Accounts that submit what they did not compute, reveal it all, and come again."""
+
+    accounts: int = 8
+    networks: int = 8  # 0: none is known
+    seconds: float = TASK_S  # that doing a task of theirs again takes
+
+
+class Server:
+    """One newcomer and the others."""
+
+    def __init__(self, jam: Jam, seed: int) -> None:
+        self.jam, self.seed = jam, seed
+        self.rng = random.Random(seed)
+        self.books = Books()
+        self.now, self.number, self.names = 0.0, 0, 0
+        self.events: list[tuple[float, int, str, int]] = []  # (at, order, name, its place)
+        self.serving: tuple[float, Draw] | None = None
+        for place in range(jam.accounts):
+            self._register(place, self.rng.random())
+        self.books.accounts["honest"] = Account(network="honest")
+        self._push(AHEAD_S + TASK_S, "honest", -1)
+
+    def _push(self, at: float, name: str, place: int) -> None:
+        self.names += 1
+        heapq.heappush(self.events, (at, self.names, name, place))
+
+    def _register(self, place: int, at: float) -> None:
+        network = f"n{place % self.jam.networks}" if self.jam.networks else ""
+        name = f"jam{self.names}"
+        self.books.accounts[name] = Account(network=network)
+        self._push(at + REGISTER_S, name, place)
+
+    def run(self) -> float:
+        honest = self.books.accounts["honest"]
+        while not honest.freed and self.now < LIMIT_S:
+            at = self.events[0][0]
+            if self.serving is not None and self.serving[0] <= at:
+                self._end()
+                continue
+            if self.serving is None and (draw := self.books.first(self.now)) is not None:
+                self.serving = max(self.now, draw.asked_at) + draw.flops / SPEED, draw
+                continue
+            self.now, _, name, place = heapq.heappop(self.events)
+            if name == "honest":
+                self._submit(name, TASK_S)
+                self._push(self.now + TASK_S, name, place)
+            elif self.books.accounts[name].suspended:
+                self._register(place, self.now)
+            else:
+                mine = self.books.accounts[name].drawn.values()
+                if sum(draw.result is None for draw in mine) < LEASES:
+                    self._submit(name, self.jam.seconds)
+                self._push(self.now + LEAST_S, name, place)
+        return self.now - AHEAD_S
+
+    def _submit(self, name: str, seconds: float) -> None:
+        account, price = self.books.accounts[name], round(MICRO * seconds)
+        self.number += 1
+        draw, chance = None, account.chance(price)
+        if checks.drawn(SECRET, "recompute", self.number, str(self.seed), chance):
+            flops = min(RECOMPUTE_FLOPS_MAX, seconds * SPEED)
+            draw = Draw(number=self.number, who=name, flops=flops, asked_at=self.now, revealed=True)
+        self.books.submit(name, self.number, price, draw)
+        if draw is None or account.vetted:
+            self.books.merge(name, self.number)
+
+    def _end(self) -> None:
+        assert self.serving is not None
+        self.now, draw = max(self.now, self.serving[0]), self.serving[1]
+        self.serving = None
+        if draw.result is None:
+            honest = draw.who == "honest"
+            self.books.settle(draw.number, "passed" if honest else "failed", self.now)
+            if honest:
+                self.books.merge(draw.who, draw.number)
+
+
+def first_freed(jam: Jam, seed: int) -> float:
+    """Return the seconds until the newcomer's first pay is free."""
+    return Server(jam, seed).run()

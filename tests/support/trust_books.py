@@ -1,0 +1,190 @@
+"""Stakes, draws and the line of recomputes as a pure model, over the real rules: experiments play
+it in virtual time, and a test holds it equal to the database.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from coordinator.rules import checks, standing
+from coordinator.rules.audits import confirmed_chance
+from coordinator.rules.checks import CORE_FLOPS, FLOOR, SHARED_S, Result
+
+PROBATION = standing.Account(state="probation", invited=False)
+
+
+@dataclass(kw_only=True)
+class Draw:
+    """A contribution that is done again."""
+
+    number: int
+    who: str
+    flops: float
+    asked_at: float
+    revealed: bool = False
+    result: Result | None = None
+    ended_at: float = 0.0
+    computed: bool = False  # it was done again here
+
+
+@dataclass(kw_only=True)
+class Account:
+    """An account: what draws made of it, and where its pay is, by contribution."""
+
+    network: str = ""
+    state: standing.Account = PROBATION
+    draws: int = 0
+    accepted: int = 0
+    accepted_micro: int = 0
+    lost_to: int = 0
+    newest: int = 0
+    pending: dict[int, int] = field(default_factory=dict)  # what waits for a merge
+    stake: dict[int, int] = field(default_factory=dict)
+    freed: int = 0
+    drawn: dict[int, Draw] = field(default_factory=dict)
+    answers: set[int] = field(default_factory=set)  # to audits, which are compared
+
+    @property
+    def mean(self) -> float:
+        return self.accepted_micro / max(1, self.accepted)
+
+    @property
+    def suspended(self) -> bool:
+        return self.state.state == "suspended"
+
+    @property
+    def vetted(self) -> bool:
+        return self.state.state == "vetted"
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if a draw of it has no result."""
+        return any(draw.result is None for draw in self.drawn.values())
+
+    @property
+    def at_stake(self) -> int:
+        return sum(self.stake.values())
+
+    def chance(self, price: int, floor: float = FLOOR) -> float:
+        """Return the probability that its next contribution is drawn."""
+        mean = self.mean if self.accepted else float(price)
+        return checks.chance(self.draws, price, mean, floor)
+
+
+class Books:
+    """All accounts of one server, and its line."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[str, Account] = {}
+        self.open: dict[int, Draw] = {}
+        self._done: list[Draw] = []  # again here, within `SHARED_S`
+
+    def submit(
+        self, who: str, number: int, price: int, draw: Draw | None = None
+    ) -> tuple[int, int]:
+        """Accept a contribution; its pay waits for a merge. (number, price)"""
+        account = self.accounts[who]
+        if draw is not None:
+            account.draws += 1
+            account.drawn[number] = self.open[number] = draw
+        account.accepted, account.newest = account.accepted + 1, number
+        account.accepted_micro += price
+        account.pending[number] = price
+        return number, price
+
+    def merge(self, who: str, number: int) -> None:
+        """Put the pay of a contribution at stake."""
+        account = self.accounts[who]
+        price = account.pending.pop(number, None)
+        if price is not None:
+            account.stake[number] = price
+
+    def answer(self, who: str, number: int, price: int, *, compared: bool) -> None:
+        """Put the pay of an answer to an audit at stake."""
+        account = self.accounts[who]
+        account.stake[number], account.newest = price, number
+        if compared:
+            account.answers.add(number)
+
+    def confirmed(self, draw: Draw, auditor: str, price: int) -> float:
+        """Return the probability that an answer which agrees is done again all the same."""
+        account = self.accounts[draw.who]
+        freed = sum(pay for number, pay in account.stake.items() if number <= draw.number)
+        return confirmed_chance(freed + 2 * price, self.accounts[auditor].at_stake)
+
+    def settle(self, number: int, result: Result, now: float, *, computed: bool = True) -> bool:
+        """End a draw; False where it has ended before."""
+        draw = self.open.pop(number, None)
+        if draw is None:
+            return False
+        draw.result, draw.ended_at, draw.computed = result, now, computed
+        if computed:
+            self._done.append(draw)
+        account = self.accounts[draw.who]
+        if account.suspended:
+            return True
+        account.state = standing.after_draw(account.state, result)
+        if result == "passed":
+            self.release(account)
+        else:
+            self.give_up(account, now)
+        return True
+
+    def suspend(self, account: Account, now: float) -> None:
+        """Suspend an account whose answer to an audit was made up."""
+        account.state = standing.after_draw(account.state, "failed")
+        self.give_up(account, now)
+
+    def give_up(self, account: Account, now: float) -> None:
+        """Take all that is at stake, and end the open draws."""
+        account.pending.clear()
+        account.stake.clear()
+        for draw in account.drawn.values():
+            if draw.result is None:
+                self.open.pop(draw.number, None)
+                draw.result, draw.ended_at = "unproven", now
+        account.draws, account.lost_to = 0, account.newest
+
+    def release(self, account: Account) -> None:
+        """Free what draws prove by now, the oldest first, but for the bond."""
+        first = min(
+            [draw.number for draw in account.drawn.values() if draw.result is None]
+            + sorted(account.answers),
+            default=2**62,
+        )
+        last = max(
+            (
+                draw.number
+                for draw in account.drawn.values()
+                if draw.result == "passed" and account.lost_to < draw.number < first
+            ),
+            default=0,
+        )
+        left = account.at_stake - checks.bond(account.draws, account.mean)
+        for number in sorted(account.stake):
+            left -= account.stake[number]
+            if number > last or left < 0:
+                break
+            account.freed += account.stake.pop(number)
+
+    # --- the line ---
+
+    def lot(self, who: str) -> str:
+        return self.accounts[who].network or who
+
+    def first(self, now: float) -> Draw | None:
+        """Return the next draw that the server does again."""
+        self._done = [draw for draw in self._done if draw.ended_at > now - SHARED_S]
+        spent: dict[str, float] = defaultdict(float)
+        shares = {True: 0.0, False: 0.0}  # by whether it is vetted now
+        for draw in self._done:
+            spent[self.lot(draw.who)] += draw.flops
+            shares[self.accounts[draw.who].vetted] += draw.flops
+        turn = shares[False] >= shares[True]  # of the vetted
+
+        def place(draw: Draw) -> tuple[bool, float, int]:
+            at = draw.asked_at + (spent[self.lot(draw.who)] + draw.flops) / CORE_FLOPS
+            return self.accounts[draw.who].vetted is not turn, at, draw.number
+
+        return min((draw for draw in self.open.values() if draw.revealed), key=place, default=None)
