@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -45,7 +46,7 @@ WHENS: tuple[When, ...] = (
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person does, for as long as an episode lasts."""
+    """Behaviour of a person, for as long as an episode lasts."""
 
     tasks: int = 300
     trained: float = 0.0  # share of the steps of a fake
@@ -226,7 +227,7 @@ class Life:
         if account.accepted < self.policy.honest:
             return False
         bond = checks.bond(account.draws, account.mean)
-        holds = {
+        holds: dict[str, Callable[[float], bool]] = {
             "by chance": lambda x: self.rng.random() < x,
             "right behind a draw": lambda x: self.since[name] <= 10.0 * x,
             "little at stake": lambda x: account.at_stake < 2.0 * x * bond,
@@ -238,7 +239,7 @@ class Life:
             "rarely drawn": lambda x: account.chance(price) < x,
             "vetted": lambda x: account.vetted,
         }
-        return all(holds[when](x) for when, x in self.policy.when)
+        return all(bool(holds[when](x)) for when, x in self.policy.when)
 
     def _reveal(self, draw: Draw, machine: int, account: Account, *, fake: bool) -> None:
         reveal: Reveal = self.policy.reveal if fake else "now"
