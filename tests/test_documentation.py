@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_type_hints
 
@@ -207,6 +209,65 @@ def test_every_operation_is_a_method_of_a_service() -> None:
         if endpoint.operation:
             subject, name = endpoint.operation.split(".")
             assert callable(getattr(services[subject], name)), endpoint.operation
+
+
+# ------------------------------------------------------------------------------------ architecture
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PACKAGES = ("shared", "coordinator", "volunteer")
+
+
+def _named(path: str) -> object:
+    """Return the module, class, function or method of a dotted path. Raises AttributeError."""
+    parts = path.split(".")
+    modules = [n for n in range(len(parts), 0, -1) if _is_module(".".join(parts[:n]))]
+    return reduce(getattr, parts[modules[0] :], import_module(".".join(parts[: modules[0]])))
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of its parent, or the parent is no package
+        return False
+
+
+def test_paths_of_the_architecture_exist() -> None:
+    paths = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`", _text(ARCHITECTURE))
+    wrong = []
+    for path in paths:
+        try:
+            _named(path)
+        except AttributeError as error:
+            wrong.append(f"{path}: {error}")
+    assert not wrong, "\n".join(wrong)
+    assert len(paths) > 40, "the ways of the architecture name functions"
+
+
+def _tree() -> set[str]:
+    """Folders of the drawn tree as paths: each line stands two columns deeper than its parent."""
+    drawn: set[str] = set()
+    parents: list[str] = []
+    block = _text(ARCHITECTURE).split("```")[1]
+    for indent, name in re.findall(r"^( *)(\w+)/", block, re.MULTILINE):
+        parents[len(indent) // 2 :] = [name]
+        drawn.add("/".join(parents))
+    return drawn
+
+
+def test_every_package_stands_in_the_tree_of_the_architecture() -> None:
+    packages = {
+        init.parent.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for init in (ROOT / package).rglob("__init__.py")
+    }
+    assert _tree() == packages
+
+
+def test_no_noun_of_the_glossary_stands_twice() -> None:
+    glossary = _text(ARCHITECTURE).partition("## Glossary")[2]
+    nouns = re.findall(r"^\| ([^|]+) \|", glossary, re.MULTILINE)[1:]  # behind the head
+    assert [noun for noun, count in Counter(map(str.lower, nouns)).items() if count > 1] == []
+    assert nouns == sorted(nouns, key=str.lower), "the glossary is in the order of the alphabet"
 
 
 # ------------------------------------------------------------------------------------------- links
