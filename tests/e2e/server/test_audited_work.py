@@ -27,12 +27,13 @@ from tests.e2e.server.test_audits import (
     escrow,
     every_lot_is_up,
     line_is_long,
+    organiser,
     proven,
     result,
     until,
 )
 from tests.e2e.server.test_checkers import seen, states
-from tests.e2e.server.test_recomputes import balances, flipped, run_file, short
+from tests.e2e.server.test_recomputes import balances, flipped, run_file, settled, short
 from tests.e2e.workloads.test_causal_lm import RUN as CAUSAL
 from tests.e2e.workloads.test_causal_lm import TRAINED
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
@@ -113,7 +114,10 @@ async def done(
         ann, bob = LocalMachine(path / "ann", home), LocalMachine(path / "bob", home)
         await ann.join("Ann")
         async with home.coordinator.working():
+            organiser(home)
             await worked(home, ann, of[0])
+            await settled(home)
+            organiser(home, at_work=False)
             await bob.join("Bob")
             await proven(home, "Bob")
             async with working(ann, of[0], load):  # from files alone
@@ -126,7 +130,8 @@ async def lent(home: LocalCoordinator) -> Work:
     """The lease of the audit, as it is stored."""
 
     def read(conn: Connection) -> str:
-        return str(conn.execute(select(audits.c.work)).scalar_one())
+        first = select(audits.c.work).order_by(audits.c.contribution_id).limit(1)
+        return str(conn.execute(first).scalar_one())
 
     return decode(await home.coordinator.db.read(read), Work)
 
@@ -144,6 +149,11 @@ KINDS = [
 async def answered(home: LocalCoordinator, bob: LocalMachine, workload: str) -> str:
     """Let Bob do the audit, whatever else he is given before; what is said of his answer."""
     async with working(bob, workload):
+        answer = select(audits.c.answer_id).where(audits.c.answer_id.is_not(None))
+        async with asyncio.timeout(60):
+            while not await home.coordinator.db.read(lambda conn: conn.execute(answer).first()):
+                await asyncio.sleep(0.02)
+        organiser(home)
         return await until(home, "done")
 
 

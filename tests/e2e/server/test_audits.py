@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from coordinator.accounts.suspension import suspend
 from coordinator.checking.audits import Audits, _own
@@ -63,12 +63,16 @@ async def line_is_long() -> AsyncIterator[None]:
         ORGANISER.clear()
         patched.setattr(Recomputes, "next", later)
         patched.setattr(rows, "OFFERED_AFTER_S", -3600.0)
+        patched.setattr(rows, "OPEN_MAX", 1)
         yield
 
 
-def organiser(home: LocalCoordinator) -> None:
-    """Let the server make recomputes from now on."""
-    ORGANISER.set()
+def organiser(home: LocalCoordinator, *, at_work: bool = True) -> None:
+    """Let the server make recomputes from now on, or none any more."""
+    if at_work:
+        ORGANISER.set()
+    else:
+        ORGANISER.clear()
     home.coordinator.signals.notify("recomputes")
 
 
@@ -115,7 +119,8 @@ async def until(home: LocalCoordinator, state: str) -> str:
     """Wait until the audit is in this state; its result."""
 
     def read(conn: Connection) -> tuple[str, str] | None:
-        row = conn.execute(select(audits.c.state, audits.c.result)).first()
+        query = select(audits.c.state, audits.c.result).order_by(audits.c.contribution_id)
+        row = conn.execute(query).first()
         return None if row is None else (row[0], row[1])
 
     async with asyncio.timeout(60):
@@ -125,10 +130,15 @@ async def until(home: LocalCoordinator, state: str) -> str:
 
 
 async def result(home: LocalCoordinator) -> str:
-    """Return the result of the recompute that was ordered."""
+    """Return the result of the recompute that was offered first, or of the first one."""
+    audited = select(func.min(audits.c.contribution_id)).scalar_subquery()
+    first = select(func.min(recomputes.c.contribution_id)).scalar_subquery()
+    found = select(recomputes.c.result).where(
+        recomputes.c.contribution_id == func.coalesce(audited, first)
+    )
 
     def read(conn: Connection) -> str:
-        return str(conn.execute(select(recomputes.c.result)).scalar_one())
+        return str(conn.execute(found).scalar_one())
 
     return await home.coordinator.db.read(read)
 
