@@ -17,6 +17,7 @@ from cyclopts import App
 
 from coordinator.http.openapi import tables
 from coordinator.http.routes.table import HANDLERS
+from coordinator.rules.run_file import RunFile
 from coordinator.services import Coordinator
 from shared.protocol.endpoints import ENDPOINTS
 from tests.support.sources import ROOT
@@ -181,6 +182,22 @@ def test_settings_are_documented_and_documented_settings_exist(program: str) -> 
 def test_every_setting_has_a_sentence_of_help(program: str) -> None:
     for name, help_text in _settings(program).items():
         assert help_text.endswith("."), f"{program} setting {name} needs a description, a sentence"
+
+
+def test_sections_of_run_files_are_documented_key_by_key() -> None:
+    """The table with a column for the section holds each key of its sections, and no other."""
+    documented: dict[str, list[str]] = {}
+    rows = re.findall(
+        r"^\| `\[(\w+)\]` \| (`[^|]+) \|", _text(ROOT / "docs" / "run-files.md"), re.MULTILINE
+    )
+    for section, keys in rows:
+        if re.fullmatch(r"(`\w+`(, )?)+", keys):  # other tables of sections show values
+            documented.setdefault(section, []).extend(re.findall(r"`(\w+)`", keys))
+    sections = ("validation", "credit", "evaluation", "trust", "retention", "page")
+    hints = get_type_hints(RunFile)
+    assert {name: sorted(keys) for name, keys in documented.items()} == {
+        name: sorted(hints[name].__struct_fields__) for name in sections
+    }
 
 
 # --------------------------------------------------------------------------------------- endpoints
