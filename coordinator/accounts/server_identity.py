@@ -90,6 +90,7 @@ class ServerIdentity:
         now = {
             name: without_password(value) if isinstance(value, str) and "://" in value else value
             for name, value in msgspec.structs.asdict(self._settings).items()
+            if name != "constants"  # which nobody sets
         }
         before = key_values.get(conn, key_values.SETTINGS)
         if before is not None:

@@ -47,13 +47,15 @@ def test_a_run_shows_what_its_checks_found_and_cost(here: Run, busy: Path) -> No
     with closing(sqlite3.connect(busy / "coordinator.sqlite3")) as rows, rows:
         rows.execute("UPDATE contributions SET train_s = 50, checked_s = 1.25")
         rows.execute(
-            "INSERT INTO checks (contribution_id, run_id, volunteer_id, result, measured, at)"
-            " SELECT id, run_id, volunteer_id, 'passed', '{}', 1 FROM contributions"
+            "INSERT INTO recomputes (contribution_id, run_id, task_id, volunteer_id, worker_id,"
+            " state, wanted, work, flops, kind, result, measured, message, asked_at, due_at)"
+            " SELECT id, run_id, task_id, volunteer_id, worker_id, 'done', '[]', '{}', 1, 'cpu',"
+            " 'passed', '{}', '', 0, 0 FROM contributions"
         )
     shown = here("run", "show", "tiny").out
-    assert "forward: 2 passed; 2.5 s beside 100.0 s of accepted work (2.5%)" in shown
+    assert "done again: 2 passed; 2.5 s beside 100.0 s of accepted work (2.5%)" in shown
     cost = json.loads(here("run", "show", "tiny", "--json").out)["checks"]
-    assert (cost["forward"]["passed"], cost["checked_s"], cost["share"]) == (2, 2.5, 0.025)
+    assert (cost["drawn"]["passed"], cost["checked_s"], cost["share"]) == (2, 2.5, 0.025)
 
 
 def test_a_run_shows_its_loss_in_bits_a_byte(here: Run, busy: Path) -> None:

@@ -73,7 +73,8 @@ async def test_a_team_from_its_founding_to_its_end(
             assert "Bob (you)" in out
             await MergeRounds(home, name, (mia, bob), lambda: 0.0).round(20)
             await home.clock.advance(60.0)
-            shown = json.loads((await run("team", "show", "--json"))[1].splitlines()[-1])
+            said = (await run("team", "show", "--json"))[1].splitlines()
+            shown = json.loads(next(line for line in said if line.startswith("{")))
             assert (shown["name"], shown["rank"], shown["size"]) == ("Owls", 1, 2)
             assert shown["earned_micro"] == 2 * shown["mine_micro"] > 0
 

@@ -77,23 +77,18 @@ async def found_wrong(served: ServedCoordinator, diary: Diary, crowd: list[Numbe
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300 + 40 * KILLS)
-@pytest.mark.parametrize("checks", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(
-    served: ServedCoordinator, tmp_path: Path, checks: bool
+    served: ServedCoordinator, tmp_path: Path
 ) -> None:
-    """With checks: a server that is open to strangers, in an open run but for its preset."""
-    if checks:
-        served.settings |= {"open": True, "proof_of_work_bits": 0}
+    """Draws on an open server are killed in test_chaos_of_checks.py."""
     await served.start_run(CHAOS)
     moments = random.Random(20)
     await served.serve()
     await served.listening()
     async with load(served, tmp_path) as (diary, crowd):
-        for number in range(KILLS):
+        for _ in range(KILLS):
             began = time.monotonic()
             await diary.more(1)  # it is up and works
-            if checks and number % 5 == 4:  # a check takes a process of its own
-                await diary.judged(1)
             # The moment; where starting takes long, a submission does too, and some must succeed.
             slowness = time.monotonic() - began
             await asyncio.sleep(moments.uniform(0.0, max(0.25, slowness / 4)))
