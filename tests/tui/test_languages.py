@@ -169,7 +169,7 @@ def test_labels_are_shorter_than_their_columns(language: str) -> None:
     use(choose(language))
     names = {
         *("state", "speed", "pace", "memory", "load", "heat", "energy", "duty"),
-        *("total", "today", "pending", "escrow", "owed", "rank", "work"),
+        *("total", "today", "pending", "at stake", "owed", "rank", "work"),
         *("version", "progress", "helpers", "my part", "model", "licence", "traffic", "session"),
         *("balance", "earned", "spent", "held", "trust", "check", "number", "weight"),
     }

@@ -39,6 +39,7 @@ def test_what_a_profile_is_told_to_do_is_about_this_profile(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path))
+    monkeypatch.setenv("VOLUNTEER_SANDBOX", "false")  # it would confine the tests behind it
     assert run_command([*words, "--profile", "lab"]) != 0
     said = capsys.readouterr().err
     assert "`volunteer" in said
