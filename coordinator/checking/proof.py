@@ -1,6 +1,6 @@
 """Proof: what the result of a draw does to an account, its pay and its update, in one transaction.
 
-passed    frees what was accepted up to it, as far as no older draw is open; ten vet
+passed    frees what was accepted up to it but for a bond, unless an older draw is open; ten vet
 failed    suspends: all that is at stake is forfeit, and so is the pay of this contribution
 unproven  all that is at stake is given up, and the account begins its probation again, unless
           the organiser vouched for it
