@@ -248,8 +248,6 @@ def test_nobody_works_on_a_run() -> None:
     assert troubles(run(**alone, head_at=None)) == []
     assert only(run(**alone, head_at=NOW - 1799))[0] == "watch"
     assert only(run(**alone, head_at=NOW - 1800))[0] == "bad"
-    assert only(run(**alone, head_at=NOW - 1800), idle_s=0.0)[0] == "watch"
-    assert only(run(**alone, head_at=NOW - 120), idle_s=60.0)[0] == "bad"
 
 
 def test_a_run_at_work_makes_no_version() -> None:
