@@ -14,13 +14,11 @@ from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
 from shared.workloads.causal_lm.decoder import CausalDecoder
 from shared.workloads.causal_lm.model import build
-from shared.workloads.data.token_loss import Loss, Reading, heldout_loss
+from shared.workloads.data.token_loss import Reading, heldout_loss
 from shared.workloads.generation.batch import Batch, Sequence
 
 _SHOWN = 120  # tokens of a sample
 _TEMPERATURE, _TOP_P = 0.8, 0.95
-
-Frozen = Mapping[str, Tensor] | None
 
 
 def evaluate(
@@ -31,9 +29,15 @@ def evaluate(
     stop: Callable[[], bool],
 ) -> dict[str, float]:
     """Metrics of a version; see `heldout_loss`."""
-    model = config, frozen_of(config, heldout), learnt_share(heldout.manifest)
-    loss = _loss(*model, weights)
-    return heldout_loss(loss, _reading(config), heldout, budget_s, stop)
+    marked = learnt_share(heldout.manifest) is not None
+    model = build(config, weights, frozen_of(config, heldout), "cpu")
+    model.module.train(False)
+
+    @torch.inference_mode()
+    def losses(windows: NDArray[np.int64]) -> NDArray[np.float32]:
+        return model.losses(torch.from_numpy(windows), marked=marked).numpy()
+
+    return heldout_loss(losses, _reading(config), heldout, budget_s, stop)
 
 
 def continued(decoder: CausalDecoder, prompt: str, seed: int) -> str:
@@ -63,16 +67,3 @@ def _reading(config: CausalConfig) -> Reading:
         vocab_size=config.shape.vocab_size,
         forward_flops=flops_per_sample(config) / 3,
     )
-
-
-def _loss(
-    config: CausalConfig, frozen: Frozen, learnt: float | None, weights: Mapping[str, Tensor]
-) -> Loss:
-    model = build(config, weights, frozen, "cpu")
-    model.module.train(False)
-
-    @torch.inference_mode()
-    def loss(windows: NDArray[np.int64]) -> float:
-        return float(model.loss(torch.from_numpy(windows), learnt))
-
-    return loss

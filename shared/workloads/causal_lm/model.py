@@ -28,6 +28,7 @@ from shared.workloads.causal_lm.config import (
 from shared.workloads.causal_lm.frozen_matrix import FrozenMatrix
 from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
+from shared.workloads.training.step_loop import Measured
 
 IGNORED = -100  # a target that counts for nothing
 
@@ -64,24 +65,34 @@ class CausalModel:
         found: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
         return found
 
-    def loss(self, windows: Tensor, learnt_share: float | None = None) -> Tensor:
+    def loss(self, windows: Tensor, learnt_share: float | None = None) -> Measured:
         """Mean loss in nats a token of windows (B, T + 1).
 
-        With `learnt_share` their tokens are marked: only those of answers count, dialogues do not
-        see each other, and the sum is divided by how many answers there are on average, so that
-        the loss of a batch is the mean of its windows' however it is cut.
+        With `learnt_share` their tokens are marked, and the sum of the losses is divided by how
+        many answers there are on average, so that the loss of a batch is the mean of its windows'
+        however it is cut. Its weight leads back to a mean over the answers that were read.
         """
+        losses = self.losses(windows, marked=learnt_share is not None)
         if learnt_share is None:
-            logits = self.logits(windows[:, :-1])
-            return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
-        ids, given = windows & TOKEN_BITS, windows[:, :-1]
-        seen, places = _apart((given & FIRST) != 0)
-        logits = self.logits(ids[:, :-1], attention_mask=seen, position_ids=places)
-        wanted = ids[:, 1:].masked_fill((windows[:, 1:] & LEARNT) == 0, IGNORED)
-        total = F.cross_entropy(
-            logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        return total / (given.numel() * learnt_share)
+            return Measured(losses.mean())
+        usual = losses.numel() * learnt_share
+        learnt = ((windows[:, 1:] & LEARNT) != 0).sum()
+        return Measured(losses.sum() / usual, weight=learnt / usual)
+
+    def losses(self, windows: Tensor, *, marked: bool) -> Tensor:
+        """Return the loss (B, T) of each target of windows (B, T + 1), in nats. Where tokens are
+        marked only those of answers have one, and dialogues do not see each other.
+        """
+        given, wanted, more = windows[:, :-1], windows[:, 1:], {}
+        if marked:
+            seen, places = _apart((given & FIRST) != 0)
+            more = {"attention_mask": seen, "position_ids": places}
+            given = given & TOKEN_BITS
+            unlearnt = (wanted & LEARNT) == 0
+            wanted = (wanted & TOKEN_BITS).masked_fill(unlearnt, IGNORED)
+        logits = self.logits(given, **more).flatten(0, 1).float()
+        found = F.cross_entropy(logits, wanted.flatten(), ignore_index=IGNORED, reduction="none")
+        return found.view_as(wanted)
 
 
 def _apart(first: Tensor) -> tuple[Tensor, Tensor]:

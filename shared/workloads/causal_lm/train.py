@@ -15,7 +15,7 @@ from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.training.devices import to_device
 from shared.workloads.training.dropout import sample_keys
-from shared.workloads.training.step_loop import StepWork
+from shared.workloads.training.step_loop import Measured, StepWork
 
 
 class CausalWork(StepWork):
@@ -47,7 +47,7 @@ class CausalWork(StepWork):
             flops=flops_per_sample(config),
         )
 
-    def measure(self, start: int, stop: int) -> tuple[Tensor, None]:
+    def measure(self, start: int, stop: int) -> Measured:
         tokens = to_device(
             torch.from_numpy(self._windows.read(start, stop)), self.device
         )  # (B, T + 1)
@@ -55,7 +55,7 @@ class CausalWork(StepWork):
             step, first = divmod(start, self.job.batch_size)
             keys = sample_keys(self.job.seed, step, first, stop - start)
             self._causal.samples.keys = to_device(keys, self.device)
-        return self._causal.loss(tokens, self._learnt), None
+        return self._causal.loss(tokens, self._learnt)
 
     def _spare(self) -> bool:
         if self._spares:

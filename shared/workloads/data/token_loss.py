@@ -1,5 +1,5 @@
-"""Loss of a language model on windows of a dataset: on the held-out part, and of an update
-beside its base. The model itself is a function of tokens, so that nothing here needs torch.
+"""Loss of a language model on the held-out part of a dataset. The model itself is a function of
+tokens, so that nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data
-from shared.workloads.data.windows import Windows, spread, windows_of
+from shared.workloads.data.tokenizer import LEARNT, MARKED
+from shared.workloads.data.windows import Windows, dtype_of, spread, windows_of
 
 _EVAL_TOKENS = 32_768
 _EVAL_FLOPS = 6e11  # a quarter of a minute on a slow core
 _LOGITS_MAX = 16 << 20  # elements held at a time
 
-Loss = Callable[[NDArray[np.int64]], float]  # tokens (B, T + 1) to the mean loss, nats a token
+# Tokens (B, T + 1) to the loss of each target, (B, T), in nats.
+Losses = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,36 +34,41 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heldout_loss(
-    loss: Loss, reading: Reading, heldout: Data, budget_s: float, stop: Callable[[], bool]
+    losses: Losses, reading: Reading, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
-    """Mean loss over windows that depend on the model's shape and the data alone; `budget_s` and
-    `stop` only end it early.
+    """Divide the sum of the losses of all counted targets by their number: every target counts,
+    or of a dataset of dialogues those of answers. The windows depend on the model's shape and the data
+    alone; `budget_s` and `stop` only end it early.
 
-    "loss" in nats a token, "perplexity", "tokens" that were measured, "complete" 1 or 0, and
+    "loss" in nats a token, "perplexity", "tokens" that were counted, "complete" 1 or 0, and
     "bits_per_byte" where the dataset knows its bytes a token. The chunks of `heldout` are the
     held-out ones. Raises InvalidRunFile.
     """
     T = reading.context
     wanted = max(8, min(_EVAL_TOKENS // T, int(_EVAL_FLOPS / reading.forward_flops)))
-    rows = spread(windows_of(heldout.manifest, T), wanted)
-    if not len(rows):
-        raise InvalidRunFile(f"no held-out chunk has more than the {T} tokens of a window")
+    rows = spread(windows_of(heldout.manifest, T, last=True), wanted)
     windows = Windows(heldout, T, reading.vocab_size, rows)
     batch = max(1, min(16, _LOGITS_MAX // (T * reading.vocab_size)))
     ends = monotonic() + budget_s
-    total, done = 0.0, 0
-    while done < len(windows) and not (done and (stop() or monotonic() > ends)):
+    least = LEARNT if dtype_of(heldout.manifest) == MARKED else 0  # of a target that counts
+    total, counted, done = 0.0, 0, 0
+    while done < len(windows) and not (counted and (stop() or monotonic() > ends)):
         size = min(batch, len(windows) - done)
-        total += loss(windows.read(done, done + size)) * size
+        read = windows.read(done, done + size)
+        found = losses(np.maximum(read, 0))[read[:, 1:] >= least]
+        total += float(found.sum(dtype=np.float64))
+        counted += found.size
         done += size
-    mean = total / done
-    found = {
+    if not counted:
+        raise InvalidRunFile("the held-out part has no token to measure a loss on")
+    mean = total / counted
+    metrics = {
         "loss": mean,
         "perplexity": math.exp(min(mean, 700.0)),
-        "tokens": float(done * T),
+        "tokens": float(counted),
         "complete": float(done == len(windows)),
     }
     bytes_per_token = float(heldout.manifest.meta.get("bytes_per_token", 0))
     if bytes_per_token > 0:
-        found["bits_per_byte"] = mean / math.log(2) / bytes_per_token
-    return found
+        metrics["bits_per_byte"] = mean / math.log(2) / bytes_per_token
+    return metrics

@@ -13,8 +13,9 @@ from shared.workloads.data.pass_order import PassOrder, permutation
 from shared.workloads.data.tokenizer import TokenChunk, stored_type
 
 
-def windows_of(manifest: DatasetManifest, block_size: int) -> list[int]:
-    """Return how many windows of `block_size` tokens and their targets each chunk gives.
+def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False) -> list[int]:
+    """Return how many windows of `block_size` tokens and their targets each chunk gives; with
+    `last` a shorter one at its end counts.
 
     Raises InvalidRunFile for a chunk whose bytes cannot be as many tokens as it claims: by this
     number memory is taken before a chunk is opened.
@@ -26,7 +27,8 @@ def windows_of(manifest: DatasetManifest, block_size: int) -> list[int]:
                 f"chunk {index} of {manifest.name} has {chunk.size} bytes, but {chunk.items} tokens"
                 f" have {chunk.items * token_bytes}"
             )
-    return [max(0, (chunk.items - 1) // block_size) for chunk in manifest.chunks]
+    more = block_size - 1 if last else 0
+    return [max(0, (chunk.items - 1 + more) // block_size) for chunk in manifest.chunks]
 
 
 def dtype_of(manifest: DatasetManifest) -> str:
@@ -52,17 +54,18 @@ class Windows:
         return len(self._rows)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Windows [start, stop) of the list, shape (B, T + 1).
+        """Windows [start, stop) of the list, shape (B, T + 1); -1 behind the end of a chunk.
 
         Raises InvalidRunFile for a chunk that cannot be used.
         """
         T = self._block
-        out = np.empty((stop - start, T + 1), np.int64)
+        out = np.full((stop - start, T + 1), -1, np.int64)
         for line, (chunk, sample) in zip(out, self._rows[start:stop].tolist(), strict=True):
             tokens = self._open.get(chunk)
             if tokens is None:
                 tokens = self._check(chunk)
-            line[:] = tokens.tokens[sample * T : sample * T + T + 1]
+            found = tokens.tokens[sample * T : sample * T + T + 1]
+            line[: len(found)] = found
         return out
 
     def _check(self, index: int) -> TokenChunk:

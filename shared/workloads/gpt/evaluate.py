@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data
-from shared.workloads.data.token_loss import Loss, Reading, heldout_loss
+from shared.workloads.data.token_loss import Losses, Reading, heldout_loss
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import Gpt, Kept, build
@@ -38,7 +38,7 @@ def evaluate(
     stop: Callable[[], bool],
 ) -> dict[str, float]:
     """Metrics of a version; see `heldout_loss`."""
-    return heldout_loss(_loss(config, weights), _reading(config), heldout, budget_s, stop)
+    return heldout_loss(_losses(config, weights), _reading(config), heldout, budget_s, stop)
 
 
 def _reading(config: GptConfig) -> Reading:
@@ -49,15 +49,15 @@ def _reading(config: GptConfig) -> Reading:
     )
 
 
-def _loss(config: GptConfig, weights: Mapping[str, Tensor]) -> Loss:
+def _losses(config: GptConfig, weights: Mapping[str, Tensor]) -> Losses:
     model = build(config, weights, "cpu").train(False)
 
     @torch.inference_mode()
-    def loss(windows: NDArray[np.int64]) -> float:
+    def losses(windows: NDArray[np.int64]) -> NDArray[np.float32]:
         tokens = torch.from_numpy(windows)
-        return float(model(tokens[:, :-1], tokens[:, 1:]))
+        return model.losses(tokens[:, :-1], tokens[:, 1:]).numpy()
 
-    return loss
+    return losses
 
 
 class TextGenerator:

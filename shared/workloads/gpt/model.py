@@ -207,8 +207,12 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean loss in nats a token; `tokens` and `targets` are (B, T)."""
-        logits = self.logits(self.hidden(tokens))
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return self.losses(tokens, targets).mean()
+
+    def losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss (B, T) of each target, in nats."""
+        logits = self.logits(self.hidden(tokens)).flatten(0, 1).float()
+        return F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
 
 
 def build(config: GptConfig, weights: Mapping[str, Tensor], device: str) -> Gpt:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from time import perf_counter
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,14 @@ _READ_S = 0.2
 _COUNTERS = "counters"
 _FIGURES = "figures"
 _WORD = (1 << 63) - 1
+
+
+class Measured(NamedTuple):
+    """Loss and figures of samples of one step."""
+
+    loss: Tensor  # the mean over them, whose gradient is taken
+    figures: Tensor | None = None  # beside it, detached (F,)
+    weight: Tensor | None = None  # that the mean of `loss` is divided by where it is told; None: 1
 
 
 class StepWork(ABC):
@@ -62,16 +70,16 @@ class StepWork(ABC):
         self._learner = Learner(learnt, job, inner)
         self._step = 0
         self._in_step = 0  # samples of the step in progress that are done
-        self._now = torch.zeros(1 + len(self.FIGURES), device=device)  # of the step in progress
+        # Of the step in progress: the loss, its weight, the figures.
+        self._now = torch.zeros(2 + len(self.FIGURES), device=device)
         self._figures = torch.zeros((job.steps, len(self._now)), device=device)
         self._read_at = 0.0
         self._unread = 0  # samples since the device was last waited for
         self._busy_s = 0.0  # spent on them
 
     @abstractmethod
-    def measure(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """The mean loss of samples [start, stop) of the task, all of one step; and, detached, its
-        figures (F,).
+    def measure(self, start: int, stop: int) -> Measured:
+        """Measure samples [start, stop) of the task, all of one step.
 
         Must be the same for the same samples, however often it is asked.
         """
@@ -110,13 +118,15 @@ class StepWork(ABC):
         try:
             with self._lookout or nullcontext():
                 with self._autocast:
-                    loss, figures = self.measure(at, at + micro)
+                    loss, figures, weight = self.measure(at, at + micro)
                 torch.autograd.backward(loss if micro == size else loss * share)
         except BaseException:
             self._start_over()  # a part of a micro-batch may be in the gradients
             raise
-        seen = loss.detach().float()[None]
-        self._now.add_(seen if figures is None else torch.cat([seen, figures]), alpha=share)
+        self._now[0].add_(loss.detach(), alpha=share)
+        self._now[1].add_(share if weight is None else weight * share)
+        if figures is not None:
+            self._now[2:].add_(figures, alpha=share)
         self._in_step += micro
         self._unread += micro
         ended = self._in_step == size
@@ -127,22 +137,22 @@ class StepWork(ABC):
             step=self._step,
             steps=self.job.steps,
             samples=at + micro,
-            loss=found[0] if found else None,
-            metrics=dict(zip(self.FIGURES, found[1:], strict=True)) if found else {},
+            loss=_told(found) if found else None,
+            metrics=dict(zip(self.FIGURES, found[2:], strict=True)) if found else {},
         )
 
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         figures = self._figures.cpu()
         self._refuse_nan(figures.flatten().tolist())
         tenth = max(1, len(figures) // 10)  # at both ends, so that the two can be compared
-        tail = figures[-tenth:].mean(0).tolist()
+        head, tail = figures[:tenth].mean(0).tolist(), figures[-tenth:].mean(0).tolist()
         report = Result(
             steps=self._step,
             samples=self._samples,
-            loss_first=float(figures[:tenth, 0].mean()),
-            loss_last=tail[0],
+            loss_first=_told(head),
+            loss_last=_told(tail),
             metrics={
-                **dict(zip(self.FIGURES, tail[1:], strict=True)),
+                **dict(zip(self.FIGURES, tail[2:], strict=True)),
                 "micro_batch": float(self._pace.micro),
                 "lr": self._learner.rate(self._step - 1),
             },
@@ -250,3 +260,9 @@ class StepWork(ABC):
         self._learner.move(device)
         self._now = self._now.to(device)
         self._figures = self._figures.to(device)
+
+
+def _told(means: list[float]) -> float:
+    """Return the loss of what was read; 0 where nothing of it is learnt."""
+    loss, weight = means[:2]
+    return loss / weight if weight else 0.0

@@ -42,7 +42,7 @@ def test_a_dialogue_does_not_see_the_one_before_it(shape: str) -> None:
 
     def total(*dialogues: tuple[list[int], list[int]]) -> float:
         windows = window(*dialogues)
-        return float(made.loss(windows, SHARE)) * (windows.shape[1] - 1) * SHARE
+        return float(made.loss(windows, SHARE).loss) * (windows.shape[1] - 1) * SHARE
 
     assert total(ONE, TWO) == pytest.approx(total(ONE) + total(TWO), abs=1e-3)
     assert total(([1, 2, 3], ONE[1]), TWO) != pytest.approx(total(ONE, TWO), abs=1e-3)
@@ -52,15 +52,15 @@ def test_a_dialogue_does_not_see_the_one_before_it(shape: str) -> None:
 def test_only_answers_count() -> None:
     made = model("llama")
     windows = window(([5, 6, 7], []), ([10, 11], []))
-    assert float(made.loss(windows, SHARE)) == 0.0
+    assert float(made.loss(windows, SHARE).loss) == 0.0
 
 
 def test_the_loss_of_a_batch_is_the_mean_of_its_windows() -> None:
     made = model("llama")
     rows = [window(ONE, TWO), window(TWO, ONE)]
     with torch.inference_mode():
-        whole = float(made.loss(torch.cat(rows), SHARE))
-        assert whole == pytest.approx(np.mean([float(made.loss(row, SHARE)) for row in rows]))
+        whole = float(made.loss(torch.cat(rows), SHARE).loss)
+        assert whole == pytest.approx(np.mean([float(made.loss(row, SHARE).loss) for row in rows]))
 
 
 def test_the_share_of_answers_is_the_datasets(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""Held-out loss: the sum over counted targets by their number, however they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.base import load as workload
+from shared.workloads.causal_lm.config import CausalConfig
+from shared.workloads.causal_lm.model import build
+from shared.workloads.data.token_loss import Reading, heldout_loss
+from shared.workloads.data.tokenizer import FIRST, LEARNT, MARKED, TOKEN_BITS
+from tests.support.workloads import tiny_causal, tiny_gpt
+
+VOCAB = 50
+OF_TOKEN = np.random.default_rng(0).gamma(2, size=VOCAB).astype(np.float32)
+
+
+def held(path: Path, *chunks: NDArray[np.int64]) -> tiny_gpt.Folder:
+    refs = []
+    for tokens in chunks:
+        blob = tokens.astype("<u4").tobytes()
+        name = hashlib.sha256(blob).hexdigest()
+        (path / name).write_bytes(blob)
+        refs.append(ChunkRef(sha256=name, size=len(blob), items=len(tokens)))
+    meta: dict[str, str | int | float] = {"dtype": MARKED, "answer_share": 0.3}
+    return tiny_gpt.Folder(
+        DatasetManifest(
+            name="d",
+            kind="chat-tokens",
+            licence="CC0-1.0",
+            source="",
+            chunks=tuple(refs),
+            meta=meta,
+        ),
+        path,
+    )
+
+
+def of_token(windows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Losses of a model that looks at nothing but the target."""
+    found: NDArray[np.float32] = OF_TOKEN[windows[:, 1:] & TOKEN_BITS]
+    return found
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    masks=st.lists(st.lists(st.booleans(), min_size=2, max_size=90), min_size=1, max_size=3),
+    context=st.integers(2, 40),
+    logits=st.integers(1, 1 << 20),
+    seed=st.integers(0, 99),
+)
+def test_the_loss_is_the_mean_over_the_answers_for_any_mask_context_and_batch(
+    tmp_path: Path, masks: list[list[bool]], context: int, logits: int, seed: int
+) -> None:
+    tokens = [np.random.default_rng(seed).integers(0, VOCAB, len(mask)) for mask in masks]
+    pairs = list(zip(tokens, (np.array(mask) for mask in masks), strict=True))
+    data = held(tmp_path, *(ids | (LEARNT * mask.astype(np.int64)) for ids, mask in pairs))
+    reading = Reading(context=context, vocab_size=max(VOCAB, logits), forward_flops=1.0)
+    wanted = np.concatenate([ids[1:][mask[1:]] for ids, mask in pairs])
+    if not len(wanted):
+        with pytest.raises(InvalidRunFile, match="no token to measure"):
+            heldout_loss(of_token, reading, data, 60, lambda: False)
+        return
+    found = heldout_loss(of_token, reading, data, 60, lambda: False)
+    mean = OF_TOKEN[wanted].mean(dtype=np.float64)
+    assert found["loss"] == pytest.approx(mean, rel=1e-12)
+    assert found["perplexity"] == pytest.approx(math.exp(mean), rel=1e-12)
+    assert (found["tokens"], found["complete"]) == (len(wanted), 1.0)
+
+
+@pytest.mark.parametrize("answers", [(1, 9), (9, 1), (3, 3), (20, 40)])
+@pytest.mark.parametrize("context", [32, 64])
+def test_a_random_model_has_the_loss_of_a_plain_loop(
+    tmp_path: Path, answers: tuple[int, int], context: int
+) -> None:
+    random, parts = np.random.default_rng(1), list[NDArray[np.int64]]()
+    for _ in range(12):  # dialogues, each of them shorter than a window
+        for size, learnt in zip((5, answers[0], 4, answers[1]), (0, 1, 0, 1), strict=True):
+            parts.append(random.integers(0, VOCAB, size) | (LEARNT * learnt))
+        parts[-4][0] |= FIRST
+    stream = np.concatenate(parts)
+    data = held(tmp_path, stream)
+    table = tiny_causal.table({**tiny_causal.LLAMA, "vocab_size": VOCAB}, context=context)
+    config = CausalConfig.from_dict(table)
+    weights = workload("causal-lm").init(config.to_dict(), 3)
+    found = workload("causal-lm").evaluate(config.to_dict(), weights, data, 60, lambda: False)
+    module = build(config, weights, None, "cpu").module.eval()
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for at in range(0, len(stream) - 1, context):
+            cut = stream[at : at + context + 1]
+            starts = [0, *(np.flatnonzero(cut[1:-1] & FIRST) + 1).tolist(), len(cut) - 1]
+            for first, last in itertools.pairwise(starts):
+                ids = torch.from_numpy(cut[first : last + 1] & TOKEN_BITS)
+                rows = F.log_softmax(module(ids[None, :-1]).logits[0].double(), -1)
+                for place, target in enumerate(ids[1:].tolist()):
+                    if cut[first + 1 + place] & LEARNT:
+                        total -= float(rows[place, target])
+                        count += 1
+    assert found["loss"] == pytest.approx(total / count, rel=1e-6)
+    assert found["tokens"] == count
+
+
+def test_a_volunteer_is_told_the_mean_over_the_answers_of_a_step(tmp_path: Path) -> None:
+    data = tiny_causal.dialogues(tmp_path)
+    base = workload("causal-lm")
+    model = base.config(tiny_causal.table(tiny_causal.LLAMA), data.manifest)
+    weights = base.init(model, 1)
+    job = tiny_gpt.job(model, steps=2, batch=4, workload="causal-lm", update="gradient")
+    work = base.begin(job, weights, data, "cpu", None)
+    told = []
+    while not work.done:
+        progress = work.advance()
+        told += [progress.loss] if progress.loss is not None else []
+    assert told == pytest.approx([math.log(model["config"]["vocab_size"])] * 2, rel=0.02)
+    assert work.result()[0].loss_last == pytest.approx(told[-1], rel=1e-6)
