@@ -100,6 +100,8 @@ async def worked(home: LocalCoordinator, who: LocalMachine, workload: str) -> No
             async with process.eventually(60):
                 while not await home.coordinator.db.read(learnt):
                     await process.tick()
+            await process.control.stop("finish")  # killed, it would leave questions open
+            assert await process.ended(60) == 0
 
 
 @asynccontextmanager
