@@ -22,6 +22,7 @@ from shared import decoding
 from shared.protocol.inference import NewKey
 from tests.support.counting_engine import CountingEngine
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
+from tests.support.served import accepting
 
 CREDITS = 1_000_000_000  # micro-credits that an asker has
 
@@ -91,18 +92,9 @@ async def answering(
         made = engine or CountingEngine()
         home.coordinator.answers.connect(made)
         config = uvicorn.Config(create_app(home.coordinator), lifespan="off", log_level="error")
-        server = uvicorn.Server(config)
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        sock = listen("127.0.0.1", 0)
-        serving = asyncio.create_task(server._serve([sock]))
-        found = Answering(home, f"http://127.0.0.1:{sock.getsockname()[1]}", made)
-        found.ann = ann
-        found.key = (await found.new_key()).key
-        try:
-            while not server.started:
-                await asyncio.sleep(0.01)
-            yield found
-        finally:
-            server.should_exit = True
-            server.force_exit = True
-            await serving
+        with listen("127.0.0.1", 0) as listener:
+            async with accepting(config, listener):
+                found = Answering(home, f"http://127.0.0.1:{listener.getsockname()[1]}", made)
+                found.ann = ann
+                found.key = (await found.new_key()).key
+                yield found

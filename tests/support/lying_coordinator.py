@@ -7,7 +7,6 @@ values that its types let through, so that what is refused is refused for its co
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from msgspec import inspect
 
 from coordinator.http.server import listen
 from shared.protocol.endpoints import Endpoint
+from tests.support.served import accepting
 
 JSON = (b"content-type", b"application/json")
 ENDLESS_PIECE = b" " * 65536
@@ -194,18 +194,10 @@ def _fits(endpoint: Endpoint[Any], scope: Any) -> bool:
 async def lying_coordinator(honest: Any = None) -> AsyncIterator[LyingCoordinator]:
     """A liar that listens on loopback; `url` says where."""
     liar = LyingCoordinator(honest)
-    listener = listen("127.0.0.1", 0)
-    liar.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(
         liar, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=0
     )
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        while not server.started:
-            await asyncio.sleep(0.01)
-        yield liar
-    finally:
-        server.should_exit = server.force_exit = True
-        await serving
+    with listen("127.0.0.1", 0) as listener:
+        liar.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with accepting(config, listener):
+            yield liar

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from shared.protocol.listings import LedgerRow
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 from shared.signing import fingerprint, verify
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
+from tests.support.served import served
 
 
 @pytest.fixture
@@ -291,3 +293,11 @@ async def test_versions_are_listed_from_a_cursor(home: LocalCoordinator) -> None
     assert [row.mine for row in rows] == [0, 1, 1, 1]
     later = decode(await ann.get("/runs/tiny/versions?cursor=1"), tuple[VersionInfo, ...])
     assert [row.version for row in later] == [2, 3]
+
+
+async def test_a_served_address_accepts_connections_from_the_first_moment(
+    home: LocalCoordinator,
+) -> None:
+    async with served(home, ticking=False) as url:
+        port = int(url.rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port)).close()  # no turn of the loop in between
