@@ -256,23 +256,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.directory / "inference.key"
 
     @property
-    def invite_file(self) -> Path:
-        """The code of the join link that `serve` prints; made when it is first needed, 0600."""
-        return self.directory / "invite.code"
-
-    @property
     def admin_token_file(self) -> Path:
-        """The secret of the organiser's commands over HTTP; made on first start, 0600."""
+        """The secret of the organiser's commands over HTTP; written at the start, 0600."""
         return self.directory / "admin.token"
 
     @property
     def metrics_token_file(self) -> Path:
-        """The token of who reads the metrics; made on first start, 0600."""
+        """The token of who reads the metrics; written at the start, 0600."""
         return self.directory / "metrics.token"
 
     @property
     def signing_key_file(self) -> Path:
-        """The Ed25519 key that signs version manifests; made on first start, 0600."""
+        """The Ed25519 key that signs version manifests; made on the first start of a database,
+        0600.
+        """
         return self.directory / "signing.key"
 
 

@@ -22,7 +22,7 @@ from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.api_keys import ApiKeys
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
-from coordinator.accounts.server_identity import ServerIdentity, software
+from coordinator.accounts.server_identity import ServerIdentity, own_key, software
 from coordinator.accounts.teams import Teams
 from coordinator.accounts.transparency import Transparency
 from coordinator.certificates import CERT_FILE, ends_at
@@ -135,29 +135,36 @@ class Coordinator:
         *,
         exclusive: bool = False,
         separate: bool = False,
+        keyless: bool = False,
         database: Database | None = None,
     ) -> Self:
         """Open database, blobs and keys (made where there are none) and wire the services.
 
         `exclusive` locks the data directory, for a server, and `separate` computes in processes of
-        their own; `database` is used in place of the one that the settings name and closed with the
-        services. Raises Configuration for what cannot be opened.
+        their own; `keyless` is for a command that signs nothing, away from the key; `database` is
+        used in place of the one that the settings name and closed with the services. Raises
+        Configuration for what cannot be opened, and for the key of another database.
         """
         data_directory(settings.directory)
         clock = clock or SystemClock()
         db = database or await _open_database(settings, clock, exclusive)
         try:
-            return await cls._wire(settings, clock, db, separate)
+            key = SigningKey.new() if keyless else await own_key(db, settings.signing_key_file)
+            made = await cls._wire(settings, clock, db, key, separate)
+            if not keyless:
+                await made.server.load_tokens()
+            return made
         except BaseException:
             await db.close()
             raise
 
     @classmethod
-    async def _wire(cls, settings: Settings, clock: Clock, db: Database, separate: bool) -> Self:
+    async def _wire(
+        cls, settings: Settings, clock: Clock, db: Database, key: SigningKey, separate: bool
+    ) -> Self:
         blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
-        key, signals = SigningKey.load_or_create(settings.signing_key_file), Signals(clock)
+        on = (db, clock, signals := Signals(clock), blobs)
         await signals.connect(db)
-        on = (db, clock, signals, blobs)
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
         space = Space(settings.directory, settings.space_floor_bytes, clock)
         renewals = Renewals(db, clock)
@@ -418,9 +425,12 @@ async def opened(
     *,
     exclusive: bool = False,
     separate: bool = False,
+    keyless: bool = False,
 ) -> AsyncIterator[Coordinator]:
     """Open a coordinator's services for the organiser's commands, also while a server runs."""
-    coordinator = await Coordinator.build(settings, clock, exclusive=exclusive, separate=separate)
+    coordinator = await Coordinator.build(
+        settings, clock, exclusive=exclusive, separate=separate, keyless=keyless
+    )
     try:
         yield coordinator
     finally:

@@ -32,21 +32,35 @@ class SigningKey:
         self._private = private
 
     @classmethod
+    def new(cls) -> Self:
+        """A key that lies nowhere yet."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
     def load_or_create(cls, path: Path) -> Self:
-        """The key in `path` (PEM, PKCS #8), made there if it is missing; two callers at once end
-        with the same key.
+        """The key in `path`, made there if it is missing; two callers at once end with the same
+        key. Raises Configuration as `load`.
+        """
+        if not path.exists():
+            from cryptography.hazmat.primitives import serialization as form
+
+            pem = cls.new()._private.private_bytes(
+                form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+            )
+            _create_private(path, pem)
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The key in `path` (PEM, PKCS #8).
 
         Raises Configuration when the file is no such key or others may read it.
         """
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        if not path.exists():
-            private = Ed25519PrivateKey.generate()
-            pem = private.private_bytes(
-                form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
-            )
-            _create_private(path, pem)
         try:
             loaded = form.load_pem_private_key(_read_private(path), password=None)
         except (ValueError, TypeError) as error:
@@ -63,6 +77,10 @@ class SigningKey:
     def sign(self, payload: bytes) -> bytes:
         """64 bytes, the same for the same payload (RFC 8032)."""
         return self._private.sign(payload)
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes for one purpose that whoever holds the key makes again, and nobody else."""
+        return hashlib.sha256(self.sign(f"volunteer: {purpose}".encode())).digest()
 
 
 def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:

@@ -7,7 +7,6 @@ those used are remembered until they expire all the same, a bounded number of th
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import TYPE_CHECKING, Self
 
@@ -38,7 +37,7 @@ class Entrance:
     @classmethod
     def of(cls, settings: Settings, key: SigningKey, clock: Clock) -> Self:
         """Return the entrance of a server; replicas with one signing key share their challenges."""
-        secret = hashlib.sha256(key.sign(b"volunteer: secret of proofs of work")).digest()
+        secret = key.secret("secret of proofs of work")
         return cls(secret, settings.proof_of_work_bits if settings.open else 0, clock)
 
     def challenge(self, volunteer_id: str) -> Challenge:

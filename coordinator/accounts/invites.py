@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from coordinator.certificates import write_private
 from coordinator.database import invites as store
-from coordinator.database import record
+from coordinator.database import key_values, record
 from coordinator.rules import codes, nicknames, reports
-from shared.errors import BadRequest, Configuration, Forbidden, why
+from shared.errors import BadRequest, Forbidden
 from shared.units import DAY_S
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
     from coordinator.database.invites import CodeRow
     from shared.clock import Clock
+    from shared.signing import SigningKey
 
 COUNT_MAX = 1000  # invites made at once
 USES_MAX = 10_000  # people one invite lets in
@@ -82,39 +80,49 @@ class Invites:
         until = None if expires_s is None else now + expires_s
         made = [(label, codes.new_code(codes.INVITE_CHARS)) for label in labels]
         hashes = {codes.code_hash(code): label for label, code in made}
-
-        def write(conn: Connection) -> list[int]:
-            numbers = store.add_invites(conn, hashes, uses, until, now)
-            detail = {"first": numbers[0], "count": len(numbers), "uses": uses}
-            record.append(conn, "organiser", "invite.create", str(numbers[0]), detail, now)
-            return numbers
-
-        numbers = await self._db.write(write)
+        numbers = await self._db.write(lambda conn: self._add(conn, hashes, uses, now, until))
         return tuple(
             NewCode(id=number, label=label, code=code, expires_at=until)
             for number, (label, code) in zip(numbers, made, strict=True)
         )
 
-    async def of_server(self, file: Path, *, uses: int, expires_s: float) -> ServerInvite:
-        """Return the invite of the join link that `serve` prints, kept in a private file.
+    async def of_server(self, key: SigningKey, *, uses: int, expires_s: float) -> ServerInvite:
+        """Return the invite of the join link that `serve` prints, the same on every replica.
 
         A restart finds the same one while it is usable; one that was used up, withdrawn or has
-        expired is replaced. The database knows its hash only. Raises Configuration.
+        expired is replaced. Its code follows from the key and its number; the database knows the
+        number and the hash.
         """
-        code, now = _kept_code(file), self._clock.now()
+        now = self._clock.now()
 
-        def look(conn: Connection) -> ServerInvite | None:
+        def usable_one(conn: Connection) -> ServerInvite:
+            number = int(key_values.locked(conn, key_values.INVITE) or 0)
+            code = codes.derived(key.secret(f"invite {number}"), codes.INVITE_CHARS)
             try:
                 row = store.usable(conn, codes.code_hash(code), now)
-            except (BadRequest, Forbidden):
-                return None
+            except Forbidden:
+                number += 1
+                code = codes.derived(key.secret(f"invite {number}"), codes.INVITE_CHARS)
+                self._add(conn, {codes.code_hash(code): ""}, uses, now, now + expires_s)
+                key_values.put(conn, key_values.INVITE, str(number))
+                row = store.usable(conn, codes.code_hash(code), now)
             return ServerInvite(code=code, uses_left=row.uses_left, expires_at=row.expires_at)
 
-        if code and (known := await self._db.read(look)) is not None:
-            return known
-        (made,) = await self.create(uses=uses, expires_s=expires_s)
-        write_private(file, made.code.encode() + b"\n")
-        return ServerInvite(code=made.code, uses_left=uses, expires_at=made.expires_at)
+        return await self._db.write(usable_one)
+
+    def _add(
+        self,
+        conn: Connection,
+        hashes: dict[str, str],
+        uses: int,
+        now: float,
+        until: float | None,
+    ) -> list[int]:
+        """Store invites, label by hash, with a line of the record; return their numbers."""
+        numbers = store.add_invites(conn, hashes, uses, until, now)
+        detail = {"first": numbers[0], "count": len(numbers), "uses": uses}
+        record.append(conn, "organiser", "invite.create", str(numbers[0]), detail, now)
+        return numbers
 
     async def list(self) -> tuple[InviteInfo, ...]:
         """Every invite, the oldest first, without its code."""
@@ -132,16 +140,6 @@ class Invites:
             return row
 
         return _info(await self._db.write(write), (), now)
-
-
-def _kept_code(file: Path) -> str:
-    """Return the code in a private file; "" where there is none. Raises Configuration."""
-    try:
-        return file.read_text(encoding="ascii").strip() if file.exists() else ""
-    except UnicodeDecodeError:
-        return ""
-    except OSError as error:
-        raise Configuration(f"{file} cannot be read: {why(error)}") from error
 
 
 def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | None) -> None:

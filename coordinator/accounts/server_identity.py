@@ -16,6 +16,7 @@ import msgspec
 from coordinator.certificates import write_private
 from coordinator.config import without_password
 from coordinator.database import key_values, record
+from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import Fresh
 from shared.decoding import decode
 from shared.errors import Configuration, Unavailable
@@ -60,14 +61,24 @@ class ServerIdentity:
         self._db = db
         self._key = key
         self._listing = Fresh(listing, RUNS_S, clock)
-        self._admin_hash = _token_hash(settings.admin_token_file)
-        self._metrics_hash = _token_hash(settings.metrics_token_file)
+        self._admin_hash = self._metrics_hash = b""  # of none, until `load`
         self.address = Address(url=settings.url or f"http://127.0.0.1:{settings.port}")
 
     async def load(self) -> None:
         """Read the address of the last server of this database."""
         if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
             self.address = decode(stored, Address)
+
+    async def load_tokens(self) -> None:
+        """Derive the tokens from the key and write them into the files that are missing.
+
+        Raises Configuration where a file holds another token.
+        """
+        times = await self._db.read(lambda conn: key_values.get(conn, key_values.TOKENS))
+        for_whom = (self._settings.admin_token_file, self._settings.metrics_token_file)
+        self._admin_hash, self._metrics_hash = (
+            _token_hash(file, self._key.secret(f"{file.name} {times or 0}")) for file in for_whom
+        )
 
     async def set_address(self, address: Address) -> None:
         """Store the address of the server that starts, for join links that other processes print,
@@ -164,14 +175,53 @@ def software() -> str:
         return "0"
 
 
-def _token_hash(path: Path) -> bytes:
-    """Return the SHA-256 of the token in a file, which is made on first use."""
-    if not path.exists():
-        write_private(path, secrets.token_urlsafe(32).encode() + b"\n")
+async def own_key(db: Database, file: Path) -> SigningKey:
+    """Return the key that signs for a database; it is made for one that has none.
+
+    Raises Configuration where the file is missing or holds another key.
+    """
+    known = await db.read(lambda conn: key_values.get(conn, key_values.KEY))
+
+    def adopt(conn: Connection) -> str:
+        if not (first := key_values.locked(conn, key_values.KEY)):
+            first = fingerprint(SigningKey.load_or_create(file).public_key)
+            key_values.put(conn, key_values.KEY, first)
+        return first
+
+    return await in_pool(_held_key, file, known or await db.write(adopt))
+
+
+def _held_key(file: Path, known: str) -> SigningKey:
+    bring = f"copy signing.key from the data directory of one of its servers to {file}"
+    if not file.exists():
+        raise Configuration(f"the database belongs to the key {known}, which is not here: {bring}")
+    key = SigningKey.load(file)
+    if fingerprint(key.public_key) != known:
+        raise Configuration(
+            f"{file} holds the key {fingerprint(key.public_key)}, but the database belongs to the "
+            f"key {known}: {bring}, or name another --database"
+        )
+    return key
+
+
+def renew_tokens(conn: Connection) -> None:
+    """Make the organiser's token and that of the metrics invalid; the next start has others."""
+    times = int(key_values.locked(conn, key_values.TOKENS) or 0)
+    key_values.put(conn, key_values.TOKENS, str(times + 1))
+
+
+def _token_hash(path: Path, secret: bytes) -> bytes:
+    """Return the SHA-256 of the token that follows from a secret; the file is for people."""
+    token = secret.hex().encode()
     try:
-        token = path.read_bytes().strip()
+        if not path.exists():
+            write_private(path, token + b"\n")
+        found = path.read_bytes().strip()
     except OSError as error:
         raise Configuration(f"{path} cannot be read: {error.strerror}") from error
-    if len(token) < 20:
-        raise Configuration(f"{path} holds no token: delete it and a new one is made")
+    if not secrets.compare_digest(found, token):
+        raise Configuration(
+            f"{path} holds a token that is not this coordinator's: delete the file, and the next "
+            "start writes the right one"
+        )
     return hashlib.sha256(token).digest()

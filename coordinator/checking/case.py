@@ -4,7 +4,6 @@ are drawn.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -176,7 +175,7 @@ class Draws:
     """
 
     def __init__(self, key: SigningKey, usual: float) -> None:
-        self._secret = hashlib.sha256(key.sign(b"volunteer: secret of checks")).digest()
+        self._secret = key.secret("secret of checks")
         self._usual = usual
 
     def possible(self, run: RunRow) -> bool:

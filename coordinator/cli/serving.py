@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
 from coordinator.cli.target import TARGET, Where
+
+if TYPE_CHECKING:
+    from coordinator.config import Settings
 
 SERVER = Group("Server", sort_key=60)
 
@@ -126,7 +129,18 @@ def demo(
     )
 
 
-def migrate(*, where: Where = Where()) -> None:  # noqa: B008 # frozen
+def migrate(
+    *,
+    new_tokens: Annotated[
+        bool,
+        Parameter(
+            help="Make admin.token and metrics.token anew; servers that run keep the old ones "
+            "until they start again.",
+            negative="",
+        ),
+    ] = False,
+    where: Where = Where(),  # noqa: B008 # frozen
+) -> None:
     """Bring the database to this version, making it where there is none. Back up first."""
     import asyncio
 
@@ -137,7 +151,26 @@ def migrate(*, where: Where = Where()) -> None:  # noqa: B008 # frozen
     settings = where.settings()
     data_directory(settings.directory)
     asyncio.run(bring(settings.database_url))
+    if new_tokens:
+        asyncio.run(_renew_tokens(settings))
     print(f"{without_password(settings.database_url)} is up to date")
+
+
+async def _renew_tokens(settings: Settings) -> None:
+    """Make new tokens and write them into the data directory."""
+    from coordinator.accounts.server_identity import renew_tokens
+    from coordinator.database.engine.open import Database
+    from coordinator.services import opened
+
+    db = await Database.open(settings.database_url)
+    try:
+        await db.write(renew_tokens)
+    finally:
+        await db.close()
+    settings.admin_token_file.unlink(missing_ok=True)
+    settings.metrics_token_file.unlink(missing_ok=True)
+    async with opened(settings):
+        pass  # writes the files
 
 
 def add_to(app: App) -> None:

@@ -144,9 +144,8 @@ async def reached(
         return
     from coordinator.services import opened
 
-    settings = where.settings()
-    with await _place(settings, needs) as place:
-        async with opened(place) as coordinator:
+    with await _place(where.settings(), needs) as (place, keyless):
+        async with opened(place, keyless=keyless) as coordinator:
 
             async def here(name: str, /, **request: Any) -> Any:
                 command = COMMANDS[name]
@@ -165,15 +164,15 @@ def _here(where: Where, command: Command, ask: Any) -> Any:
     configure("warning", as_json=False)
 
     async def run() -> Any:
-        with await _place(settings, command.needs) as place:
-            async with opened(place) as coordinator:
+        with await _place(settings, command.needs) as (place, keyless):
+            async with opened(place, keyless=keyless) as coordinator:
                 return await command.run(coordinator, ask)
 
     return asyncio.run(run())
 
 
-async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Settings]:
-    """The settings to open.
+async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tuple[Settings, bool]]:
+    """The settings to open, and whether there is no key.
 
     A mistyped place is refused here, because opening would make a new coordinator there.
 
@@ -184,7 +183,7 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Set
     from coordinator.database.engine.open import is_new
 
     if needs == "nothing":
-        return nullcontext(settings)
+        return nullcontext((settings, False))
     if await is_new(settings.database_url):
         named = "--database" if settings.database else "--data-dir"
         shown = without_password(settings.database) or settings.directory
@@ -193,7 +192,7 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Set
             " one there with `coordinator serve`"
         )
     if not settings.database or settings.signing_key_file.is_file():
-        return nullcontext(settings)
+        return nullcontext((settings, False))
     if needs == "directory":
         raise Configuration(
             f"{settings.directory} holds no signing.key: name the data directory of a server of "
@@ -204,13 +203,11 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Set
 
 
 @contextmanager
-def _without_directory(settings: Settings) -> Iterator[Settings]:
-    """For a command that needs the database alone: what opening makes goes into a folder that is
-    thrown away.
-    """
+def _without_directory(settings: Settings) -> Iterator[tuple[Settings, bool]]:
+    """For a command that needs the database alone: its data directory is thrown away."""
     import tempfile
 
     import msgspec
 
     with tempfile.TemporaryDirectory(prefix="coordinator-") as folder:
-        yield msgspec.structs.replace(settings, data_dir=folder)
+        yield msgspec.structs.replace(settings, data_dir=folder), True

@@ -8,6 +8,9 @@ from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.record import meta
 
+KEY = "key"  # fingerprint of the key that signs for this database
+TOKENS = "tokens"  # how often the tokens were made anew
+INVITE = "invite"  # how many invites the join link of the server has had
 ADDRESS = "address"  # where the server was last reached, for join links
 SETTINGS = "settings"  # of the last start of a server, JSON
 OPEN = "open"  # "yes" where the last server admitted strangers

@@ -281,7 +281,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     invite = None
     if settings.by_invitation and not settings.invite_only:
         invite = await coordinator.volunteers.invites.of_server(
-            settings.invite_file, uses=INVITE_USES, expires_s=INVITE_S
+            coordinator.key, uses=INVITE_USES, expires_s=INVITE_S
         )
     link = format_link(coordinator.server.link(invite.code if invite else ""))
     here = options(

@@ -44,6 +44,12 @@ def new_code(chars: int, random: Random = secrets.randbelow) -> str:
     return "-".join(text[start : start + 4] for start in range(0, chars, 4))
 
 
+def derived(secret: bytes, chars: int) -> str:
+    """The code that follows from a secret of 32 bytes, at most as many letters."""
+    letters = iter(secret)
+    return new_code(chars, lambda below: next(letters) % below)
+
+
 def normal(typed: str) -> str:
     """Return the letters of a code, however it was typed. Raises BadRequest for what cannot be
     one.

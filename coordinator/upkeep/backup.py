@@ -95,7 +95,7 @@ async def backup(
     Raises Conflict when it is not empty, NotFound for a lost blob.
     """
     await in_pool(_make_room, to)
-    key = SigningKey.load_or_create(settings.signing_key_file)
+    key = SigningKey.load(settings.signing_key_file)
     wanted, tables = await _consistent(db, blobs, to)
     keys = await in_pool(_copy_keys, settings, to / "keys")
     listed = BackupList(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +25,7 @@ from shared.errors import (
     UpgradeRequired,
 )
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device, Hardware
+from shared.signing import SigningKey
 from tests.support.account_rows import OTHER, SECRET, add_run, join, newcomer
 from tests.support.virtual_clock import VirtualClock
 
@@ -225,20 +225,20 @@ async def test_beyond_loopback_a_code_is_needed_unless_it_is_open(
 
 
 async def test_the_invite_of_the_server_is_kept_until_it_lets_nobody_in(
-    people: Volunteers, clock: VirtualClock, tmp_path: Path
+    people: Volunteers, clock: VirtualClock
 ) -> None:
-    file = tmp_path / "invite.code"
-    first = await people.invites.of_server(file, uses=1, expires_s=60.0)
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert await people.invites.of_server(file, uses=1, expires_s=60.0) == first
+    key = SigningKey.new()
+    first, other = await asyncio.gather(
+        *(people.invites.of_server(key, uses=1, expires_s=60.0) for _ in range(2))
+    )
+    assert first == other  # two replicas that start at once
+    assert len(await people.invites.list()) == 1
     await people.register(newcomer("Mia", code=first.code))
-    second = await people.invites.of_server(file, uses=1, expires_s=60.0)
+    second = await people.invites.of_server(key, uses=1, expires_s=60.0)
     assert second.code != first.code
     await clock.advance(61.0)
-    third = await people.invites.of_server(file, uses=7, expires_s=60.0)
+    third = await people.invites.of_server(key, uses=7, expires_s=60.0)
     assert (third.code != second.code, third.uses_left) == (True, 7)
-    file.write_text("no code at all!")
-    assert (await people.invites.of_server(file, uses=1, expires_s=60.0)).code != third.code
 
 
 async def test_one_invite_and_ten_who_want_it(people: Volunteers) -> None:

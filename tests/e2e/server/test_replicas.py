@@ -1,0 +1,100 @@
+"""Several servers on one PostgreSQL: one identity, one invite, and what a stranger among them is
+told.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import Settings
+from coordinator.http.server import welcome
+from coordinator.services import opened
+from shared.errors import Configuration
+from shared.signing import SigningKey
+from tests.support.databases import Postgres, _run
+from tests.support.server_process import command
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("logging_as_it_was")]
+
+
+@pytest.fixture
+def shared(postgres: Postgres, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The options that name one database and one blob store."""
+    url = _run(postgres.fresh())
+    yield "--database=" + url, f"--blobs={tmp_path / 'blobs'}"
+    _run(postgres.recycle(url))
+
+
+def settings(shared: tuple[str, str], data_dir: Path) -> Settings:
+    """Return the settings of a replica that others reach."""
+    database, blobs = (option.partition("=")[2] for option in shared)
+    url = "https://train.example.org"
+    return Settings(data_dir=str(data_dir), database=database, blobs=blobs, url=url)
+
+
+async def first_replica(shared: tuple[str, str], data_dir: Path) -> list[str]:
+    """Start on an empty database; return what the organiser is told."""
+    async with opened(settings(shared, data_dir)) as coordinator:
+        return await welcome(coordinator)
+
+
+async def test_a_replica_without_the_key_or_with_another_ends_with_78(
+    shared: tuple[str, str], tmp_path: Path
+) -> None:
+    await first_replica(shared, tmp_path / "r1")
+    bare = tmp_path / "r2"
+    refused = command("serve", *shared, "--port=0", f"--data-dir={bare}")
+    assert refused.returncode == 78, refused.stderr
+    assert "copy signing.key" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not any(bare.glob("*.key")), "nothing makes a key on a database that has one"
+    assert not any(bare.glob("*.token"))
+    SigningKey.load_or_create(bare / "signing.key")
+    refused = command("serve", *shared, "--port=0", f"--data-dir={bare}")
+    assert refused.returncode == 78
+    assert "belongs to the key" in refused.stderr
+
+
+async def test_the_key_alone_makes_an_equal_replica(
+    shared: tuple[str, str], tmp_path: Path
+) -> None:
+    lines = await first_replica(shared, tmp_path / "r1")
+    other = tmp_path / "r2"
+    other.mkdir()
+    shutil.copy(tmp_path / "r1" / "signing.key", other)
+    async with opened(settings(shared, other)) as coordinator:
+        join = [line for line in lines if "volunteer join" in line]
+        assert [line for line in await welcome(coordinator) if "volunteer join" in line] == join
+        assert len(await coordinator.volunteers.invites.list()) == 1
+    for name in ("admin.token", "metrics.token"):
+        assert (other / name).read_bytes() == (tmp_path / "r1" / name).read_bytes()
+        assert (other / name).stat().st_mode & 0o777 == 0o600
+    (other / "admin.token").write_text("a token that somebody chose for this replica\n")
+    with pytest.raises(Configuration, match="delete the file"):
+        await first_replica(shared, other)
+
+
+async def test_tokens_are_made_anew_on_purpose_only(
+    shared: tuple[str, str], tmp_path: Path
+) -> None:
+    await first_replica(shared, tmp_path)
+    token = (tmp_path / "admin.token").read_bytes()
+    (tmp_path / "admin.token").unlink()
+    await first_replica(shared, tmp_path)
+    assert (tmp_path / "admin.token").read_bytes() == token
+    done = command("migrate", "--new-tokens", shared[0], f"--data-dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "admin.token").read_bytes() != token
+    await first_replica(shared, tmp_path)
+
+
+async def test_a_command_that_signs_nothing_needs_the_database_alone(
+    shared: tuple[str, str], tmp_path: Path
+) -> None:
+    await first_replica(shared, tmp_path / "r1")
+    listed = command("volunteer", "list", shared[0])
+    assert listed.returncode == 0, listed.stderr
