@@ -23,7 +23,6 @@ from coordinator.accounts.api_keys import ApiKeys
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity, own_key, software
-from coordinator.accounts.teams import Teams
 from coordinator.accounts.transparency import Transparency
 from coordinator.certificates import CERT_FILE, ends_at
 from coordinator.checking.audits import Audits
@@ -100,7 +99,6 @@ class Coordinator:
     traffic: Traffic
     server: ServerIdentity
     volunteers: Volunteers
-    teams: Teams
     ledger: Ledger
     api_keys: ApiKeys
     answers: Answers
@@ -193,7 +191,6 @@ class Coordinator:
             traffic=Traffic(),
             server=server,
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
-            teams=Teams(db, clock),
             ledger=Ledger(db),
             api_keys=ApiKeys(db, clock, settings),
             answers=Answers(db, clock, settings),

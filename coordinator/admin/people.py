@@ -11,7 +11,6 @@ from coordinator.accounts.api_keys import Granted
 from coordinator.accounts.invites import InviteInfo, NewCode
 from coordinator.accounts.reversals import Reversal
 from coordinator.accounts.suspension import reason_of
-from coordinator.accounts.teams import TeamInfo
 from coordinator.admin.command import Ask, Command, Named, Nothing
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import Person
@@ -209,28 +208,7 @@ async def forget(coordinator: Coordinator, ask: Named) -> Done:
     return Done(done="forgotten", name=await coordinator.volunteers.forget(ask.name))
 
 
-async def team_list(coordinator: Coordinator, ask: Nothing) -> tuple[TeamInfo, ...]:
-    return await coordinator.teams.list()
-
-
-async def team_rename(coordinator: Coordinator, ask: Rename) -> Done:
-    return Done(done="renamed", name=await coordinator.teams.rename(ask.name, ask.to))
-
-
-async def team_remove(coordinator: Coordinator, ask: Named) -> Done:
-    return Done(done="removed", name=await coordinator.teams.remove(ask.name))
-
-
 COMMANDS = (
-    Command(
-        name="team.list",
-        request=Nothing,
-        reply=tuple[TeamInfo, ...],
-        run=team_list,
-        needs="database",
-    ),
-    Command(name="team.rename", request=Rename, reply=Done, run=team_rename, needs="database"),
-    Command(name="team.remove", request=Named, reply=Done, run=team_remove, needs="database"),
     Command(name="announce", request=Announce, reply=Announcement, run=announce),
     Command(
         name="announce.list", request=Nothing, reply=tuple[Announcement, ...], run=announce_list

@@ -26,7 +26,6 @@ STANDINGS = ("vetted", "probation", "suspended")
 
 invites = App(name="invite", help="Invites: links that let people in.")
 volunteers = App(name="volunteer", help="Volunteers: list, ban, suspend, reverse, rename, forget.")
-teams = App(name="team", help="Teams of volunteers: list, rename, remove.")
 contributions = App(name="contribution", help="Contributions: take back what was paid for one.")
 
 Who = Annotated[str, Parameter(help="Nickname or id.")]
@@ -421,49 +420,8 @@ def announce(
         table(done, columns, where.hint('Nothing is announced: `coordinator announce "..."`'))
 
 
-@teams.command(name="list")
-def team_list(*, where: Where = HERE, json: Json = False) -> None:
-    """Every team, with its members and credits."""
-    found = call(where, "team.list")
-    if json:
-        as_json(found)
-        return
-    columns = {
-        "team": lambda t: t.name,
-        "members": lambda t: t.members,
-        "credits": lambda t: credit(t.earned_micro),
-        "founder": lambda t: t.founder_id[:8],
-        "founded": lambda t: when(t.created_at),
-    }
-    table(found, columns, "There is no team yet: `volunteer team create NAME` founds one.")
-
-
-@teams.command(name="rename")
-def team_rename(
-    name: Annotated[str, Parameter(help="Name of the team.")],
-    to: Annotated[str, Parameter(help="The new one, by the rules of nicknames.")],
-    *,
-    where: Where = HERE,
-    json: Json = False,
-) -> None:
-    """Give a team another name."""
-    _done(where, "team.rename", json, name=name, to=to)
-
-
-@teams.command(name="remove")
-def team_remove(
-    name: Annotated[str, Parameter(help="Name of the team.")],
-    *,
-    where: Where = HERE,
-    json: Json = False,
-) -> None:
-    """Remove a team; its members keep their credits."""
-    _done(where, "team.remove", json, name=name)
-
-
 def add_to(parent: App) -> None:
     parent.command(invites)
-    parent.command(teams)
     parent.command(volunteers)
     parent.command(contributions)
     parent.command(trust)

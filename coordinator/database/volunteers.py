@@ -14,7 +14,6 @@ from coordinator.database.tables.accounts import codes, consents, volunteers, wo
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
 from coordinator.database.tables.tasks import failures
-from coordinator.database.tables.teams import memberships
 from coordinator.rules.standing import State
 from shared.decoding import decode
 from shared.errors import NotFound
@@ -290,12 +289,6 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
     conn.execute(update(api_keys).where(api_keys.c.volunteer_id == volunteer_id).values(name=""))
     conn.execute(delete(codes).where(codes.c.volunteer_id == volunteer_id))
     conn.execute(delete(consents).where(consents.c.volunteer_id == volunteer_id))
-    conn.execute(
-        update(memberships)
-        .where(memberships.c.volunteer_id == volunteer_id)
-        .where(memberships.c.left_at.is_(None))
-        .values(left_at=now)
-    )
     own = workers.c.volunteer_id == volunteer_id
     said = failures.c.worker_id.in_(select(workers.c.id).where(own))
     conn.execute(update(failures).where(said).values(message=""))

@@ -49,12 +49,7 @@ class Site:
 
     async def leaderboard(self, scope: Scope) -> Made:
         run, window = _query(scope, "run"), _query(scope, "window")
-        if _query(scope, "by") == "team":
-            return await self.views.teams(run, window)
         return await self.views.leaderboard(run, window)
-
-    async def team(self, scope: Scope) -> Made:
-        return await self.views.team(scope["path_params"]["name"])
 
     async def volunteer(self, scope: Scope) -> Made:
         return await self.views.volunteer(scope["path_params"]["name"])
@@ -139,7 +134,6 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/": site.home,
         "/leaderboard": site.leaderboard,
         "/volunteers/{name}": site.volunteer,
-        "/teams/{name}": site.team,
         "/runs/{run}": site.run,
         "/runs/{run}/events": None,
         "/runs/{run}/versions/{version}": site.version,

@@ -137,20 +137,18 @@ class Views:
         async def make() -> Made:
             board = self._coordinator.volunteers.leaderboard
             leaders = await board(name or None, WINDOWS[window], seldom=True)
-            return await self._board(name, window, leaders=leaders)
+            body = self._page(
+                "leaderboard.html",
+                leaders=leaders,
+                run=name,
+                runs=[found.name for found in await self._public.listing()],
+                window=window,
+                windows=list(WINDOWS),
+                whole=await self._public.all_shown(),
+            )
+            return made(HTML, body)
 
         return await self._once(f"leaderboard {window} {name}", make)
-
-    async def teams(self, run: str, window: str) -> Made:
-        """Teams by what was earned for them. Raises NotFound."""
-        window = window if window in WINDOWS else "ever"
-        name = await self._ranked(run)
-
-        async def make() -> Made:
-            teams = await self._coordinator.teams.board(name or None, WINDOWS[window])
-            return await self._board(name, window, teams=teams)
-
-        return await self._once(f"teams {window} {name}", make)
 
     async def _ranked(self, run: str) -> str:
         """Return the run that a leaderboard is of; "" = of all, where none is hidden."""
@@ -162,32 +160,6 @@ class Views:
         if not listing:
             raise NotFound("nothing is shown here")
         return listing[0].name
-
-    async def _board(self, run: str, window: str, **rows: Any) -> Made:
-        body = self._page(
-            "leaderboard.html",
-            run=run,
-            runs=[found.name for found in await self._public.listing()],
-            window=window,
-            windows=list(WINDOWS),
-            whole=await self._public.all_shown(),
-            by="team" if "teams" in rows else "",
-            **({"leaders": (), "teams": ()} | rows),
-        )
-        return made(HTML, body)
-
-    async def team(self, name: str) -> Made:
-        """One team, with its members that are shown. Raises NotFound, also where a run is hidden:
-        its credits would tell of it.
-        """
-        if not await self._public.all_shown():
-            raise NotFound("teams are not shown here")
-        found = await self._coordinator.teams.page(name)
-
-        async def make() -> Made:
-            return made(HTML, self._page("team.html", team=found))
-
-        return await self._once(f"team {found.name}", make)
 
     async def volunteer(self, name: str) -> Made:
         """One volunteer who agreed to be shown. Raises NotFound, also for one who did not."""

@@ -65,7 +65,6 @@ from shared.protocol.leases import (
     ReleaseRequest,
 )
 from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint
-from shared.protocol.teams import MyTeam, TeamCreate, TeamJoin, TeamStanding
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
@@ -307,44 +306,6 @@ LEADERBOARD = Endpoint(
         Parameter(name="days", kind=int, help="Of the last days."),
     ),
     bytes_max=LISTING_BYTES_MAX,
-)
-TEAM = Endpoint(
-    method="GET",
-    path="/team",
-    operation="teams.mine",
-    summary="My team, with the code that lets others in; an empty name = none",
-    reply=MyTeam,
-)
-TEAM_CREATE = Endpoint(
-    method="POST",
-    path="/team",
-    operation="teams.create",
-    summary="Found a team, once a contribution of mine was merged",
-    request=TeamCreate,
-    reply=MyTeam,
-)
-TEAM_JOIN = Endpoint(
-    method="POST",
-    path="/team/join",
-    operation="teams.join",
-    summary="Join a team by its code",
-    request=TeamJoin,
-    reply=MyTeam,
-)
-TEAM_LEAVE = Endpoint(
-    method="POST",
-    path="/team/leave",
-    operation="teams.leave",
-    summary="Leave my team",
-    reply=NOTHING,
-)
-TEAMS = Endpoint(
-    method="GET",
-    path="/teams",
-    operation="teams.ranking",
-    summary="Teams by what was earned for them",
-    reply=tuple[TeamStanding, ...],
-    query=(Parameter(name="days", kind=int, help="Of the last days."),),
 )
 CONTRIBUTIONS = Endpoint(
     method="GET",

@@ -82,7 +82,7 @@ FITTING: dict[str, Callable[[random.Random], Any]] = {
     "tries": lambda rng: 0,
     "base_version": lambda rng: 0,
     "size": lambda rng: rng.choice((1, 1000, 40_000)),
-    "name": lambda rng: f"team {rng.getrandbits(24):x}",
+    "name": lambda rng: f"name {rng.getrandbits(24):x}",
     "prompt": lambda rng: "1 plus 1",
     "max_tokens": lambda rng: 4,
 }

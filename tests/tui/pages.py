@@ -14,7 +14,6 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo, WorkerInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LeaderRow, LedgerRow
-from shared.protocol.teams import MyTeam
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, Paged, open_app
 from volunteer.control import commands, events
@@ -131,7 +130,6 @@ ANSWERS: dict[Any, Any] = {
     endpoints.LEADERBOARD: LEADERS,
     endpoints.LEDGER: LEDGER,
     endpoints.ME: scenes.ME,
-    endpoints.TEAM: MyTeam(),
     endpoints.CONTRIBUTIONS: Paged(OLDER, "780"),
     endpoints.RUNS: RUNS,
     commands.GetMeasured: MEASURED,

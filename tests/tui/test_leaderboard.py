@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from shared.protocol import endpoints
 from shared.protocol.listings import LedgerRow
-from shared.protocol.teams import MyTeam
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
@@ -79,17 +78,6 @@ async def test_what_is_earned_while_the_page_asks_is_in_all_of_it(engine: FakeEn
         await settle(app, pilot)
         assert "1st of 1, 4,321.00 credits" in screen_text(app)
         assert "credits earned 4,321 of 5,000" in screen_text(app)
-
-
-async def test_the_team_stands_in_my_week(engine: FakeEngine) -> None:
-    prepared(engine)
-    engine.answers[endpoints.TEAM] = MyTeam(name="Forest", code="AAAA", rank=2, teams=5, size=3)
-    async with opened(engine, scenes.filled(), size=(120, 36), look=Look(page="leaderboard")) as (
-        app,
-        pilot,
-    ):
-        await settle(app, pilot)
-        assert "Forest, 2nd of 5" in screen_text(app)
 
 
 async def test_who_hides_the_name_is_told_so(engine: FakeEngine) -> None:

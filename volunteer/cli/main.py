@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from shared.errors import VolunteerError
 from shared.sentences import Sentence
-from volunteer.cli import exit_codes, manage, prompts, team
+from volunteer.cli import exit_codes, manage, prompts
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
 from volunteer.cli.json_output import print_json
 from volunteer.i18n.catalogue import N_, _, shown
@@ -331,7 +331,6 @@ def play(
 
 manage.add_to(app)
 prompts.add_to(app)
-team.add_to(app)
 
 
 def run_command(argv: list[str]) -> int:

@@ -48,7 +48,6 @@ from shared.protocol.leases import (
     ReleaseRequest,
 )
 from shared.protocol.limits import LONG_POLL_S_MAX
-from shared.protocol.teams import MyTeam, TeamCreate, TeamJoin
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.v1_endpoints import IMAGES, MODEL
 from shared.protocol.versions import SignedManifest, VersionInfo
@@ -259,18 +258,6 @@ class Api:
 
     async def usage(self, key: int = 0) -> tuple[UsageRow, ...]:
         return await self.query(endpoints.USAGE, key=key)
-
-    async def team(self) -> MyTeam:
-        return await self.query(endpoints.TEAM)
-
-    async def create_team(self, request: TeamCreate) -> MyTeam:
-        return await self._call(endpoints.TEAM_CREATE, {}, request, patience_s=0)
-
-    async def join_team(self, request: TeamJoin) -> MyTeam:
-        return await self._call(endpoints.TEAM_JOIN, {}, request, patience_s=ASK_S)
-
-    async def leave_team(self) -> None:
-        await self._call(endpoints.TEAM_LEAVE, {}, patience_s=ASK_S)
 
     async def give(self, request: GiveRequest) -> Given:
         return await self._call(endpoints.GIVE, {}, request, patience_s=ASK_S)

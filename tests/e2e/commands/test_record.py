@@ -21,7 +21,7 @@ from tests.support.server_process import Process
 READING = {
     "run.list", "run.show", "run.report", "run.export", "dataset.list", "task.list", "invite.list",
     "volunteer.list", "volunteer.show", "record.list", "record.verify", "trust", "check", "backup",
-    "announce.list", "alerts.list", "alerts.test", "task.show", "team.list", "top",
+    "announce.list", "alerts.list", "alerts.test", "task.show", "top",
 }  # fmt: skip
 # What an auditor says of a task that it took: what that proves has its own lines.
 READING |= {"checker.renew", "checker.report"}
@@ -51,8 +51,6 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
     "volunteer.rename": (("volunteer", "rename", "Ann", "Anna"), ""),
     "volunteer.reissue": (("volunteer", "reissue", "Anna"), ""),
     "volunteer.forget": (("volunteer", "forget", "Anna"), ""),
-    "team.rename": (("team", "rename", "Owls", "Larks"), ""),
-    "team.remove": (("team", "remove", "Larks"), ""),
     "run.stop": (("run", "stop", "second"), ""),
     "checker.take": (("checker", "work", "--once", "--device", "cpu"), "checker.work"),
 }  # fmt: skip
@@ -60,7 +58,7 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.fixture
 def failed(busy: Path) -> Path:
-    """A data directory in which a task has failed for good, and with a team."""
+    """A data directory in which a task has failed for good."""
     connection = sqlite3.connect(busy / "coordinator.sqlite3")
     with connection:
         columns = [row[1] for row in connection.execute("PRAGMA table_info(tasks)")]
@@ -68,10 +66,6 @@ def failed(busy: Path) -> Path:
         connection.execute(
             f"INSERT INTO tasks (state, start, stop, {copied}) "
             f"SELECT 'discarded', start + 7, stop + 7, {copied} FROM tasks LIMIT 1"
-        )
-        connection.execute(
-            "INSERT INTO teams (name, name_key, code, founder_id, created_at) "
-            "SELECT 'Owls', 'owls', 'code', id, 0 FROM volunteers LIMIT 1"
         )
     connection.close()
     return busy

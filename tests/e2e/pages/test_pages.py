@@ -12,13 +12,11 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, update
 
-from coordinator.accounts.authentication import Principal
 from coordinator.admin.command import Named
 from coordinator.admin.runs import show
 from coordinator.database import evaluations, runs
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.volunteers import set_volunteer
-from shared.protocol.teams import TeamCreate
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from tests.support.rounds import MergeRounds
 
@@ -282,38 +280,3 @@ async def test_a_server_without_the_page_opens_join_links_only(tmp_path: Path) -
             assert "volunteer join 'http" in text(answer)
             assert "/leaderboard" not in answer.text
             assert 'href="/"' not in answer.text
-
-
-async def test_teams_have_a_leaderboard_and_a_page(tmp_path: Path) -> None:
-    async with local_coordinator(tmp_path) as home:
-        run = await merged(home)
-        mia = await home.coordinator.volunteers.public("Mia")
-        principal = Principal(volunteer_id=mia[0], worker_id="", nickname="Mia", trust=1.0)
-        team = await home.coordinator.teams.create(principal, TeamCreate(name="Forest"))
-        workers = (await home.join("Ann"), await home.join("Joe"))
-        for worker in workers:
-            reply = await worker.post("/team/join", {"code": team.code})
-            assert reply.json()["name"] == "Forest"
-        hidden = await workers[1].post("/workers/visibility", {"public": False})
-        assert hidden.status_code == 204
-        await MergeRounds(home, run, workers, lambda: 0.0).round(70)
-        await home.clock.advance(20.0)
-        async with home.client() as client:
-            for path in ("/leaderboard?by=team", "/leaderboard?by=team&window=day&run=tiny"):
-                page = await client.get(path)
-                assert page.status_code == 200
-                assert "1 Forest" in text(page)
-            assert "by=team" in (await client.get("/leaderboard")).text
-            said = text(await client.get("/teams/forest"))
-            assert "Members 3" in said
-            assert "Ann" in said
-            assert "Joe" not in said
-            assert team.code not in said
-            assert (await client.get("/teams/nothing")).status_code == 404
-            assert "no team" in text(await client.get("/teams/%3Cscript%3E"))
-            empty = await client.get("/leaderboard?by=team&window=nonsense")
-            assert empty.status_code == 200
-        assert (await workers[0].post("/team/leave")).status_code == 204
-        assert (await workers[0].get("/team")).json()["name"] == ""
-        names = [row["name"] for row in (await workers[1].get("/teams")).json()]
-        assert names == ["Forest"]

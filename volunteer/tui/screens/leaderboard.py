@@ -13,7 +13,6 @@ from textual.containers import Horizontal, Vertical
 from shared.protocol import endpoints
 from shared.protocol.accounts import Me
 from shared.protocol.listings import LeaderRow, LedgerRow
-from shared.protocol.teams import MyTeam
 from shared.text import MICRO, duration, printable
 from volunteer.control.control import Control
 from volunteer.i18n.catalogue import N_, _, ngettext, number
@@ -114,10 +113,7 @@ class Leaderboard(QueryPage):
                 yield FunctionPanel(self._place, id="place")
 
     def queries(self) -> dict[str, PageQuery]:
-        return {
-            f"ranks {self.window}": self._moment,
-            "team": lambda control: control.query(endpoints.TEAM),
-        }
+        return {f"ranks {self.window}": self._moment}
 
     async def _moment(self, control: Control) -> Moment:
         """Return what the page shows of one account, read again where it earned meanwhile; of the
@@ -191,9 +187,8 @@ class Leaderboard(QueryPage):
         known = self._moments()
         if known is None:
             return self._ranks().instead(scene, width, height, "")
-        team: Answer[MyTeam] = self.answer("team")
         found = week(known.rows, scene.now)
-        return aged(week_lines(found, scene, width, height, team.value), scene)
+        return aged(week_lines(found, scene, width, height), scene)
 
     def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
         me = self._me(scene)
@@ -284,10 +279,8 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
     )
 
 
-def week_lines(
-    found: Week, scene: Scene, cells: int, height: int, team: MyTeam | None = None
-) -> list[Line]:
-    """Return seven days in a few lines, and the team where there is one."""
+def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]:
+    """Return seven days in a few lines."""
     if found.total_micro == 0 and found.streak == 0:
         said = _("the credits of this week appear here, from your first accepted contribution on")
         return [((text, "dim"),) for text in wrap(said, cells, height)]
@@ -303,12 +296,6 @@ def week_lines(
             ngettext("{n} contribution paid", "{n} contributions paid", found.contributions),
         )
     )
-    if team is not None and team.name:
-        place = (
-            _(", {rank} of {teams}", rank=ordinal(team.rank), teams=team.teams) if team.rank else ""
-        )
-        room = cells - NAME_CELLS - len(place)
-        lines.append(_fact(_("team"), fit(printable(team.name, 40), room) + place))
     lines.append(_fact(_("active"), _("{active} of 7 days", active=found.active)))
     if found.streak > 1:
         lines.append(_fact(_("streak"), _("{streak} days in a row", streak=found.streak), "good"))

@@ -26,7 +26,6 @@ from shared.protocol.inference import (
     Usage,
     UsageRow,
 )
-from shared.protocol.teams import MyTeam, TeamMember
 from shared.protocol.transparency import LedgerEntry, Receipt, TreeHead
 from shared.sentences import Sentence
 from tests.support.greek import in_english, pseudo
@@ -123,7 +122,6 @@ ALONE = [  # words, and the code they end with where nothing was joined
     ("stop", 75),
     ("receipts list", 78),
     ("key list", 78),
-    ("team show", 78),
     ("give Bob 0", 2),
     ("uninstall", 1),
     ("uninstall --yes", 0),
@@ -179,7 +177,6 @@ class Answers:
 
     def __init__(self) -> None:
         self.items = "tokens"
-        self.mine = MyTeam()
 
     async def me(self) -> Me:
         return ME
@@ -211,11 +208,6 @@ class Answers:
 
     async def images(self, request: object) -> ImageReply:
         return ImageReply(created=0, data=(), usage=ImageUsage(cost_micro=5))
-
-    async def team(self) -> MyTeam:
-        return self.mine
-
-    async def leave_team(self) -> None: ...
 
     async def server(self, patience_s: float) -> ServerInfo:
         raise AssertionError
@@ -279,8 +271,6 @@ def joined(home: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
         ("give Bob 2.5", 0),
         ("generate tiny Once", 0),
         ("generate tiny Once --output x.png", 2),
-        ("team show", 0),
-        ("team leave", 0),
         ("receipts list", 0),
         ("receipts accept", 0),
         ("receipts verify --offline", 0),
@@ -292,13 +282,7 @@ def test_a_command_of_an_account(joined: Answers, said: Said, words: str, code: 
     assert said(*words.split(), code=code) == set()
 
 
-def test_a_team_and_a_picture_that_is_none(joined: Answers, said: Said) -> None:
-    members = tuple(
-        TeamMember(nickname=name, earned_micro=1, joined_at=0.0, me=name == "Ann")
-        for name in ("Ann", "Bob")
-    )
-    joined.mine = MyTeam(name="Owls", code="c", rank=1, teams=2, size=4, members=members)
-    assert said("team", "show") == set()
+def test_a_picture_that_is_none(joined: Answers, said: Said) -> None:
     joined.items = "images"
     assert said("generate", "tiny", "--seed", "3", code=2) == set()
 
