@@ -5,13 +5,16 @@ What a setting means is written once, as the metadata of its field; the command 
 screen, the messages and the documentation are made from it. A field that is a struct itself holds
 the settings of one subject: in flags, variables and the file all stand side by side under their own
 names. A field without a description is no setting.
+
+Tables of a run file, a plan, a workload and a scenario are structs too; `read_table` checks them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -19,13 +22,15 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_ori
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import choices, convert, in_words
-from shared.errors import BadRequest, Configuration, VolunteerError, why
+from shared.decoding import choices, complaint, convert, in_words
+from shared.errors import BadRequest, Configuration, InvalidRunFile, VolunteerError, why
 from shared.nearest import hint, nearest
 from shared.sentences import Sentence
 from shared.text import escaped
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+DEEP_MAX = 32  # tables and lists inside each other
 
 FLAG, ENVIRONMENT = "flag", "environment"  # sources beside a file and "default"
 _PLACES = {
@@ -227,6 +232,94 @@ def read_file(path: Path) -> dict[str, Any]:
                 error=error,
             )
         ) from error
+
+
+def parse_toml(text: str, what: str) -> dict[str, Any]:
+    """Return the table of a text in TOML. Raises InvalidRunFile."""
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRunFile(f"{what} is not TOML: {escaped(error, 200)}") from error
+    except RecursionError as error:
+        raise InvalidRunFile(f"{what} nests more than {DEEP_MAX} tables or lists") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise InvalidRunFile(f"{what} holds a number that is too large") from error
+
+
+def read_table(
+    raw: Mapping[str, Any],
+    kind: type[S],
+    where: str,
+    error: type[VolunteerError] = InvalidRunFile,
+) -> S:
+    """Return a table as a struct. Raises `error`: an unknown key with the nearest known one, a wrong
+    type, a value out of its bounds, or what the struct itself says of its values.
+    """
+    _check_names(raw, kind, where, error)
+    _check_numbers(raw, where, error)
+    try:
+        return convert(dict(raw), kind)
+    except msgspec.ValidationError as wrong:
+        if isinstance(wrong.__cause__, VolunteerError):
+            raise wrong.__cause__ from None
+        raise error(escaped(complaint(wrong, where, kind), 300)) from wrong
+
+
+def check_keys(
+    keys: Iterable[str],
+    known: Collection[str],
+    where: str,
+    error: type[VolunteerError] = InvalidRunFile,
+) -> None:
+    """Refuse a key that is not known, naming the nearest one that is. Raises `error`."""
+    for key in keys:
+        if key not in known:
+            raise error(f'unknown key "{escaped(key)}" in {where}: {hint(key, known)}')
+
+
+def _check_names(
+    table: Mapping[str, Any], kind: type[msgspec.Struct], where: str, error: type[VolunteerError]
+) -> None:
+    """Raise `error` for an unknown key, also in tables inside that allow no others."""
+    check_keys(table, kind.__struct_encode_fields__, where, error)
+    for field in msgspec.structs.fields(kind):
+        key, given = field.encode_name, table.get(field.encode_name)
+        for inner in _structs(field.type):
+            if isinstance(given, Mapping):
+                _check_names(given, inner, f"[{key}]", error)
+            for number, item in enumerate(given if isinstance(given, list | tuple) else (), 1):
+                if isinstance(item, Mapping):
+                    place = f"{key.removesuffix('s')} {number} of {where}"
+                    _check_names(item, inner, place, error)
+
+
+def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """Yield the structs without other keys that a value may be, or a list may hold."""
+    struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    if struct and kind.__struct_config__.forbid_unknown_fields:
+        yield kind
+    for inner in get_args(kind):
+        yield from _structs(inner)
+
+
+def _check_numbers(table: Mapping[str, Any], where: str, error: type[VolunteerError]) -> None:
+    """Raise `error` for numbers that are not finite or need more than 64 bits, and for tables too
+    deep to be stored.
+    """
+    place = f"{where} " if where.startswith("[") else ""
+    waiting: list[tuple[str, Any, int]] = [(place + key, value, 1) for key, value in table.items()]
+    while waiting:
+        key, value, depth = waiting.pop()
+        if depth > DEEP_MAX:
+            raise error(f"{escaped(key)} nests more than {DEEP_MAX} tables or lists")
+        if isinstance(value, dict):
+            waiting += [(f"{key}.{name}", inner, depth + 1) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(key, inner, depth + 1) for inner in value]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise error(f"{escaped(key)} = {value} is not a finite number")
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise error(f"{escaped(key)} is too large: whole numbers have 64 bits")
 
 
 def _type_name(kind: Any) -> str:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, Literal, TypeVar, get_args, get_origin
-
-import msgspec
 
 from coordinator.plan.tables import Plan
-from shared import decoding
 from shared.errors import InvalidPlan
 from shared.nearest import hint
 from shared.protocol.limits import PARTS_MAX
 from shared.text import escaped
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 BATCH_MAX = 1024  # contributions of one merge
 COORDINATE_RULES = ("trimmed-mean", "median")
@@ -27,26 +20,6 @@ def known_preset(name: object, presets: Mapping[str, object]) -> str:
     if not isinstance(name, str) or name not in presets:
         raise InvalidPlan(f"unknown preset {_shown(name)}: {hint(name, presets)}")
     return name
-
-
-def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """A table as a struct.
-
-    Raises InvalidPlan for an unknown key, a wrong type, a value out of range, a NaN.
-    """
-    _known_keys(table, kind, where)
-    for index, phase in enumerate(_tables(table.get("phases"))):
-        _known_keys(phase, _phase_of(kind), f"phase {index + 1} of {where}")
-    for key, value in table.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidPlan(f"{where} {key} = {value} is not a finite number")
-        choices = _choices(kind, key)
-        if choices and value not in choices:
-            raise InvalidPlan(f"{where} {key} = {_shown(value)} is unknown: {hint(value, choices)}")
-    try:
-        return decoding.convert(dict(table), kind)
-    except msgspec.ValidationError as error:
-        raise InvalidPlan(escaped(decoding.complaint(error, where, kind), 300)) from error
 
 
 def check(plan: Plan, where: str = "") -> None:
@@ -207,30 +180,6 @@ def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             'contributions are zero there: set codec = "int4", or aggregate = "centred-clip"',
         ),
     )
-
-
-def _known_keys(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
-    known = kind.__struct_fields__
-    for key in table:
-        if key not in known:
-            raise InvalidPlan(f"unknown key {_shown(key)} in {where}: {hint(key, known)}")
-
-
-def _tables(value: object) -> list[Mapping[str, Any]]:
-    found = value if isinstance(value, list | tuple) else []
-    return [item for item in found if isinstance(item, Mapping)]
-
-
-def _phase_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    phases = next(field for field in msgspec.structs.fields(kind) if field.name == "phases")
-    found: type[msgspec.Struct] = get_args(get_args(phases.type)[0])[0]
-    return found
-
-
-@lru_cache(maxsize=256)
-def _choices(kind: type[msgspec.Struct], key: str) -> tuple[str, ...]:
-    field = next(field for field in msgspec.structs.fields(kind) if field.name == key)
-    return get_args(field.type) if get_origin(field.type) is Literal else ()
 
 
 def _shown(value: object) -> str:

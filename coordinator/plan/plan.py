@@ -18,11 +18,12 @@ from typing import Any
 
 import msgspec
 
-from coordinator.plan.checks import check, convert, known_preset
+from coordinator.plan.checks import check, known_preset
 from coordinator.plan.presets import PRESETS
 from coordinator.plan.tables import Phase, Plan
 from shared.decoding import decode
 from shared.errors import InvalidPlan
+from shared.settings import read_table
 
 EXPONENT = 0.5  # late work counts (1 + gap)^-EXPONENT in the polynomial table of staleness
 
@@ -43,7 +44,7 @@ def plan(raw: Mapping[str, Any]) -> Plan:
                     f'meant for {key} = "{raw[key]}"; set lr in [plan], e.g. 1.0 for sgd on '
                     "deltas, 0.7 for nesterov, 0.003 for adam on deltas, 0.001 for adam on gradients"
                 )
-    found = convert(base | dict(raw), Plan, "[plan]")
+    found = read_table(base | dict(raw), Plan, "[plan]", InvalidPlan)
     check(found)
     for index, phase in enumerate(found.phases, start=1):
         check(_overridden(found, phase, f"phase {index}"), where=f"phase {index} of [plan]: ")
@@ -59,7 +60,7 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
         if key in phase.overrides:
             raise InvalidPlan(f'{where} cannot override "{key}": it holds for the whole run')
     table = msgspec.structs.asdict(whole) | phase.overrides | {"phases": ()}
-    return convert(table, Plan, f"{where} of [plan]")
+    return read_table(table, Plan, f"{where} of [plan]", InvalidPlan)
 
 
 def improvement(losses: Sequence[float], window: int) -> float | None:

@@ -8,8 +8,6 @@ sentence that msgspec gives.
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, dataclass_transform
@@ -17,15 +15,14 @@ from typing import Annotated, Any, Literal, dataclass_transform
 import msgspec
 from msgspec import Meta
 
-from shared import decoding
+from shared.decoding import decode as decoded
 from shared.errors import InvalidRunFile
-from shared.nearest import hint
+from shared.settings import check_keys, parse_toml, read_table
 from shared.text import escaped
 from shared.workloads.base import TrainSettings
 
 NAME_CHARS_MAX = 64
 NAME_RULE = f"1 to {NAME_CHARS_MAX} letters, digits, '-', '_' and '.', the first a letter or digit"
-TABLES_DEEP_MAX = 32
 SUITES_MAX = 8
 TASK_CREDITS_MAX = 1e9  # 1e15 micro-credits: sums of many tasks stay far below 64 bits
 
@@ -212,38 +209,6 @@ def fits_a_path(name: str) -> bool:
     return 0 < len(name) <= NAME_CHARS_MAX and plain and name[0].isalnum()
 
 
-def _check_keys(table: Mapping[str, Any], struct: type[msgspec.Struct], where: str) -> None:
-    known = {field.encode_name: field for field in msgspec.structs.fields(struct)}
-    for key, value in table.items():
-        if key not in known:
-            said = hint(key, sorted(known))
-            raise InvalidRunFile(f'unknown key "{escaped(key)}" in {where}: {said}')
-        kind = known[key].type
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
-            _check_keys(value, kind, f"[{key}]")
-
-
-def _check_values(table: Mapping[str, Any]) -> None:
-    """Raise InvalidRunFile for numbers that are not finite or need more than 64 bits, and for
-    tables too deep to be stored, also in what the workload or the plan reads.
-    """
-    waiting: list[tuple[str, Any, int]] = [(key, value, 1) for key, value in table.items()]
-    while waiting:
-        key, value, depth = waiting.pop()
-        if depth > TABLES_DEEP_MAX:
-            raise InvalidRunFile(
-                f"{escaped(key)} nests more than {TABLES_DEEP_MAX} tables or lists"
-            )
-        if isinstance(value, dict):
-            waiting += [(f"{key}.{name}", inner, depth + 1) for name, inner in value.items()]
-        elif isinstance(value, list):
-            waiting += [(key, inner, depth + 1) for inner in value]
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise InvalidRunFile(f"{escaped(key)} = {value} is not a finite number")
-        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise InvalidRunFile(f"{escaped(key)} is too large: whole numbers have 64 bits")
-
-
 def _is_date(text: str) -> bool:
     try:
         datetime.fromisoformat(text)
@@ -279,14 +244,7 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) ->
 
     Raises InvalidRunFile with what is wrong.
     """
-    try:
-        table = tomllib.loads(text.removeprefix("\ufeff"))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRunFile(f"this is not TOML: {escaped(error, 200)}") from error
-    except RecursionError as error:
-        raise InvalidRunFile(f"this nests more than {TABLES_DEEP_MAX} tables or lists") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise InvalidRunFile("this holds a number that is too large") from error
+    table = parse_toml(text, "this")
     for name, values in (defaults or {}).items():
         given = table.get(name, {})
         if isinstance(given, dict):
@@ -296,16 +254,11 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) ->
 
 def from_table(table: Mapping[str, Any]) -> RunFile:
     """The run file of an already decoded table. Raises InvalidRunFile."""
-    _check_keys(table, RunFile, "the run file")
-    _check_values(table)
+    check_keys(table, RunFile.__struct_encode_fields__, "the run file")
     for key in ("name", "workload"):
         if not table.get(key):
             raise InvalidRunFile(f'the run file needs a line {key} = "..."')
-    try:
-        run = decoding.convert(dict(table), RunFile)
-    except msgspec.ValidationError as error:
-        said = decoding.complaint(error, "run file", RunFile)
-        raise InvalidRunFile(escaped(said, 300)) from error
+    run = read_table(table, RunFile, "the run file")
     _check_together(run)
     return run
 
@@ -317,4 +270,4 @@ def encode(run: RunFile) -> str:
 
 def decode(stored: str) -> RunFile:
     """The inverse of `encode`."""
-    return decoding.decode(stored, RunFile)
+    return decoded(stored, RunFile)

@@ -5,7 +5,6 @@ Read from TOML; every key has a default.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, dataclass_transform
@@ -13,9 +12,8 @@ from typing import Annotated, Any, dataclass_transform
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import convert
 from shared.errors import InvalidRunFile, why
-from shared.workloads.base import check_keys
+from shared.settings import parse_toml, read_table
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
@@ -128,27 +126,17 @@ def parse(text: str, directory: Path = Path()) -> Scenario:
 
     Raises InvalidRunFile with what is wrong.
     """
-    return from_table(_toml(text, "the scenario"), directory)
+    return from_table(parse_toml(text, "the scenario"), directory)
 
 
 def from_table(table: Mapping[str, Any], directory: Path = Path()) -> Scenario:
     """A scenario of an already decoded table. Raises InvalidRunFile."""
-    check_keys(table, Scenario.__struct_fields__, "the scenario")
-    for name, kind in (("server", Server), ("model", Model), ("data", Data)):
-        if isinstance(table.get(name), dict):
-            check_keys(table[name], kind.__struct_fields__, name)
-    for group in table.get("workers", ()):
-        if isinstance(group, dict):
-            check_keys(group, Workers.__struct_fields__, "[workers]")
     if not isinstance(table.get("run"), dict):
         raise InvalidRunFile(
             'a scenario needs a table [run] with a workload and a plan, or with file = "RUN.toml"; '
             "`coordinator simulate --example` prints one"
         )
-    try:
-        scenario = convert(dict(table), Scenario)
-    except msgspec.ValidationError as error:
-        raise InvalidRunFile(f"scenario: {error}") from error
+    scenario = read_table(table, Scenario, "the scenario")
     return msgspec.structs.replace(scenario, run=_run_table(scenario.run, directory))
 
 
@@ -157,15 +145,8 @@ def _run_table(run: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     if "file" in found:
         path = directory / str(found.pop("file"))
         try:
-            read = _toml(path.read_text(), str(path))
+            read = parse_toml(path.read_text(), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRunFile(f"the run file {path} cannot be read: {why(error)}") from error
         found = read | found
     return {"name": "simulated"} | found
-
-
-def _toml(text: str, what: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRunFile(f"{what} is not TOML: {error}") from error

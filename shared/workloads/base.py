@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import (
     Distribution,
@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import complaint, convert
-from shared.errors import BadRequest, InvalidRunFile, NotFound
-from shared.nearest import hint
+from shared.errors import BadRequest, NotFound
 from shared.sentences import Sentence
+from shared.settings import check_keys
 from shared.tensors.spec import Schema
 
 if TYPE_CHECKING:
@@ -340,7 +339,7 @@ class Workload(Protocol):
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Validate the workload's own keys of `[task]`. Raises InvalidRunFile."""
-        check_keys(raw, (), "task")
+        check_keys(raw, (), "[task]")
         return {}
 
     def dataset(
@@ -472,26 +471,6 @@ class Workload(Protocol):
     ) -> Converted:
         """A version in one of the `formats`. Raises Configuration where a library is missing."""
         raise NotImplementedError(f"{self.name} knows no format {format}")
-
-
-def check_keys(keys: Iterable[str], known: Sequence[str], table: str) -> None:
-    """Refuse a key that is not known, naming the nearest one that is. Raises InvalidRunFile."""
-    for key in keys:
-        if key not in known:
-            raise InvalidRunFile(f'unknown key "{key}" in [{table}]: {hint(key, known)}')
-
-
-def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
-    """A table of a run file as the struct `kind`. Raises InvalidRunFile: an unknown key with the
-    nearest known one, a wrong type, or what the struct itself says of its values.
-    """
-    check_keys(raw, tuple(kind.__struct_encode_fields__), table)
-    try:
-        return convert(dict(raw), kind)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, InvalidRunFile):
-            raise error.__cause__ from None
-        raise InvalidRunFile(complaint(error, f"[{table}]", kind)) from error
 
 
 def _found() -> EntryPoints:

@@ -8,36 +8,19 @@ with the library's own models. Settings and names are the library's, so that a v
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
+from shared.settings import read_table
 from shared.tensors.spec import Schema, TensorSpec
-from shared.workloads.base import read_table
 
 PARAMETERS_MAX = 200_000_000_000
 TABLE = "model.config"
 
-_RANGES = {
-    "vocab_size": (2, 1 << 20),
-    "hidden_size": (1, 1 << 16),
-    "intermediate_size": (1, 1 << 18),
-    "num_hidden_layers": (1, 512),
-    "num_attention_heads": (1, 1024),
-    "num_key_value_heads": (1, 1024),
-    "head_dim": (2, 1024),
-    "max_position_embeddings": (1, 1 << 24),
-    "sliding_window": (1, 1 << 24),
-    "n_positions": (1, 1 << 24),
-    "n_embd": (1, 1 << 16),
-    "n_layer": (1, 512),
-    "n_head": (1, 1024),
-    "n_inner": (1, 1 << 18),
-    "rms_norm_eps": (0, 1),
-    "layer_norm_epsilon": (0, 1),
-}
 _LlamaKind = Literal["llama", "mistral", "qwen2", "qwen3"]
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -81,24 +64,23 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
     """Llama and what is built like it: RMS norms, rotary positions, gated MLP, grouped heads."""
 
     model_type: _LlamaKind
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int = 2048
+    vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
+    hidden_size: Annotated[int, Meta(ge=1, le=1 << 16)]
+    intermediate_size: Annotated[int, Meta(ge=1, le=1 << 18)]
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=512)]
+    num_attention_heads: Annotated[int, Meta(ge=1, le=1024)]
+    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)]
+    head_dim: Annotated[int, Meta(ge=2, le=1024)]
+    max_position_embeddings: Annotated[int, Meta(ge=1, le=1 << 24)] = 2048
     hidden_act: Literal["silu", "gelu", "relu"] = "silu"
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: Annotated[float, Meta(ge=0, le=1)] = 1e-6
     rope_parameters: Rope = Rope()
     attention_bias: bool = False
     mlp_bias: bool = False
-    sliding_window: int | None = None
+    sliding_window: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        _check_ranges(self)
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidRunFile(
                 f"[{TABLE}] num_attention_heads {self.num_attention_heads} must be a multiple of"
@@ -174,18 +156,17 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
     """GPT-2: layer norms, learned positions, one matrix for queries, keys and values."""
 
     model_type: Literal["gpt2"]
-    vocab_size: int
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
-    n_inner: int | None = None
+    vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
+    n_positions: Annotated[int, Meta(ge=1, le=1 << 24)] = 1024
+    n_embd: Annotated[int, Meta(ge=1, le=1 << 16)] = 768
+    n_layer: Annotated[int, Meta(ge=1, le=512)] = 12
+    n_head: Annotated[int, Meta(ge=1, le=1024)] = 12
+    n_inner: Annotated[int, Meta(ge=1, le=1 << 18)] | None = None
     activation_function: Literal["gelu_new", "gelu", "relu"] = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: Annotated[float, Meta(ge=0, le=1)] = 1e-5
     tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        _check_ranges(self)
         if self.n_embd % self.n_head:
             raise InvalidRunFile(
                 f"[{TABLE}] n_embd {self.n_embd} must be a multiple of n_head {self.n_head}"
@@ -259,7 +240,7 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
             f"[{TABLE}] this model asks for code of its own (auto_map): no code ever comes with a"
             " model, and one that needs it cannot be trained here"
         )
-    shape: Shape = read_table(_filled(dict(raw)), KINDS[kind], TABLE)
+    shape: Shape = read_table(_filled(dict(raw)), KINDS[kind], f"[{TABLE}]")
     parameters = count(shape)
     if parameters > PARAMETERS_MAX:
         raise InvalidRunFile(
@@ -306,13 +287,6 @@ def _filled(raw: dict[str, Any]) -> dict[str, Any]:
                 )
             raw["head_dim"] = width // heads
     return raw
-
-
-def _check_ranges(shape: msgspec.Struct) -> None:
-    for key, (low, high) in _RANGES.items():
-        value = getattr(shape, key, None)
-        if value is not None and not low <= value <= high:
-            raise InvalidRunFile(f"[{TABLE}] {key} must lie between {low} and {high}")
 
 
 def _linear(name: str, shape: tuple[int, int], *, bias: bool) -> Shapes:

@@ -14,9 +14,10 @@ import msgspec
 
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
+from shared.settings import check_keys, read_table
 from shared.tensors.spec import Schema, TensorSpec
 from shared.text import escaped
-from shared.workloads.base import ChunkRef, DatasetManifest, Origin, check_keys, read_table
+from shared.workloads.base import ChunkRef, DatasetManifest, Origin
 from shared.workloads.causal_lm import architectures, hub, model_folder
 from shared.workloads.causal_lm.architectures import Shape, read_shape
 from shared.workloads.data.tokenizer import MARKED
@@ -99,13 +100,13 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     def from_dict(cls, raw: Mapping[str, Any]) -> CausalConfig:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
         if "config" not in raw:
-            check_keys(raw, _Table.__struct_encode_fields__, "model")
+            check_keys(raw, _Table.__struct_encode_fields__, "[model]")
             raise InvalidRunFile(
                 '[model] needs config = { model_type = "llama", ... }, the architecture to train'
                 ' from nothing, or from = "FOLDER" (or "hub:OWNER/NAME@REVISION") with a model to'
                 " go on with"
             )
-        table = read_table(raw, _Table, "model")
+        table = read_table(raw, _Table, "[model]")
         shape = read_shape(table.config)
         context = table.context or min(_CONTEXT, shape.positions)
         if not 2 <= context <= shape.positions:
@@ -194,7 +195,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Caus
 
 def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
     """Read the folder that a run file names, once, when its run is created."""
-    check_keys(raw, _Table.__struct_encode_fields__, "model")
+    check_keys(raw, _Table.__struct_encode_fields__, "[model]")
     if "config" in raw:
         raise InvalidRunFile("[model] has both config and from: give one of them")
     if not isinstance(raw["from"], str):
@@ -380,7 +381,7 @@ def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
 
 def _lora(shape: Shape, raw: Mapping[str, Any]) -> Lora:
     lora = read_table(
-        {"targets": [*_FIRST.get(shape.model_type, _ATTENTION)], **raw}, Lora, "model.lora"
+        {"targets": [*_FIRST.get(shape.model_type, _ATTENTION)], **raw}, Lora, "[model.lora]"
     )
     if "alpha" not in raw:
         lora = msgspec.structs.replace(lora, alpha=2.0 * lora.rank)

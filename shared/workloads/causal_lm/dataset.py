@@ -11,7 +11,8 @@ import msgspec
 
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile
-from shared.workloads.base import DatasetManifest, DatasetWanted, check_keys
+from shared.settings import check_keys
+from shared.workloads.base import DatasetManifest, DatasetWanted
 from shared.workloads.data import table_rows
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate

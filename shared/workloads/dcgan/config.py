@@ -10,23 +10,18 @@ tensors never change: old checkpoints stay readable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from shared.errors import InvalidRunFile
+from shared.settings import read_table
 from shared.tensors.spec import Schema, TensorSpec
-from shared.workloads.base import DatasetManifest, read_table
+from shared.workloads.base import DatasetManifest
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 KERNEL = 4  # of every layer that doubles or halves
-
-_RANGES = {
-    "image_size": (8, 512),
-    "latent": (1, 4096),
-    "generator_width": (1, 1024),
-    "discriminator_width": (1, 1024),
-}
 
 
 class Layer(NamedTuple):
@@ -48,16 +43,13 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
     The defaults are the classic sizes: generator 3,576,704 and discriminator 2,765,568 parameters.
     """
 
-    image_size: int = 64  # pixels, both sides
+    image_size: Annotated[int, Meta(ge=8, le=512)] = 64  # pixels, both sides
     channels: int = 3
-    latent: int = 100
-    generator_width: int = 64  # channels at half the full size
-    discriminator_width: int = 64
+    latent: Annotated[int, Meta(ge=1, le=4096)] = 100
+    generator_width: Annotated[int, Meta(ge=1, le=1024)] = 64  # channels at half the full size
+    discriminator_width: Annotated[int, Meta(ge=1, le=1024)] = 64
 
     def __post_init__(self) -> None:
-        for key, (low, high) in _RANGES.items():
-            if not low <= getattr(self, key) <= high:
-                raise InvalidRunFile(f"[model] {key} must lie between {low} and {high}")
         if self.channels not in (1, 3):
             raise InvalidRunFile(f"[model] channels {self.channels} must be 1 (grey) or 3 (colour)")
         if self.base << self.doublings != self.image_size:
@@ -103,7 +95,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> DcganConfig:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
-        return read_table(raw, cls, "model")
+        return read_table(raw, cls, "[model]")
 
     def to_dict(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)

@@ -8,13 +8,14 @@ policy, value.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from shared.errors import InvalidRunFile
+from shared.settings import read_table
 from shared.tensors.spec import Schema, TensorSpec
-from shared.workloads.base import read_table
 from shared.workloads.gomoku.records import Manner
 from shared.workloads.gomoku.rules import SIZE_MAX, Rules
 
@@ -27,23 +28,15 @@ PRESETS = {"small": (2, 32), "medium": (6, 64), "large": (12, 128)}  # blocks, c
 class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The `[model]` table. `blocks` and `channels` of 0 are those of the preset."""
 
-    size: int = 15
-    win: int = 5  # stones in a row, or more
-    preset: str = "small"
-    blocks: int = 0
-    channels: int = 0
+    size: Annotated[int, Meta(ge=3, le=SIZE_MAX)] = 15
+    win: Annotated[int, Meta(ge=3)] = 5  # stones in a row, or more
+    preset: Literal["small", "medium", "large"] = "small"
+    blocks: Annotated[int, Meta(ge=0, le=64)] = 0
+    channels: Annotated[int, Meta(ge=0, le=1024)] = 0
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise InvalidRunFile(f"[model] preset must be one of {', '.join(PRESETS)}")
-        for key, low, high in (
-            ("size", 3, SIZE_MAX),
-            ("win", 3, self.size),
-            ("blocks", 0, 64),
-            ("channels", 0, 1024),
-        ):
-            if not low <= getattr(self, key) <= high:
-                raise InvalidRunFile(f"[model] {key} must lie between {low} and {high}")
+        if self.win > self.size:
+            raise InvalidRunFile(f"[model] win must lie between 3 and {self.size}")
         if self.size > self.board_max:
             raise InvalidRunFile(
                 f"a board of {self.size} is too large for the preset {self.preset}: its "
@@ -85,7 +78,7 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GomokuConfig:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
-        return read_table(raw, cls, "model")
+        return read_table(raw, cls, "[model]")
 
     def to_dict(self) -> dict[str, Any]:
         """With blocks and channels written out."""
@@ -95,47 +88,34 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The workload's own keys of `[task.options]`."""
 
-    games: int = 32  # of one self-play task
-    simulations: int = 100  # a move
-    slots: int = 32  # games that advance together on one device
-    temperature_plies: int = 12  # moves drawn in proportion to their visits; then the most visited
-    opening_plies: int = 2  # at most so many random moves at the beginning of a game
-    noise: float = 0.25  # share of Dirichlet noise in the priors of the root
-    window: int = 4096  # newest games that learners draw from
-    window_min: int = 64  # games before the first learn task
-    chunk: int = 64  # games sealed into one immutable chunk
-    reuse: float = 4.0  # how often a position is learnt from, about: paces learners by new games
-    queue: int = 2048  # games accepted and not yet learnt from; above it no self-play is handed out
-    learners: int = 1  # learn tasks at once
-    lag: int = 2  # a game may have begun at most this many published versions ago
-    match_games: int = 16  # of one evaluate task, both colours of each opening
-    match_simulations: int = 64
-    match_every: int = 1  # versions from one match to the next; 0 = no matches
+    games: Annotated[int, Meta(ge=1, le=4096)] = 32  # of one self-play task
+    simulations: Annotated[int, Meta(ge=2, le=10_000)] = 100  # a move
+    slots: Annotated[int, Meta(ge=1, le=1024)] = 32  # games that advance together on one device
+    # moves drawn in proportion to their visits; then the most visited
+    temperature_plies: Annotated[int, Meta(ge=0, le=1024)] = 12
+    # at most so many random moves at the beginning of a game
+    opening_plies: Annotated[int, Meta(ge=0, le=16)] = 2
+    # share of Dirichlet noise in the priors of the root
+    noise: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    window: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096  # newest games that learners draw from
+    window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # games before the first learn task
+    chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # games sealed into one immutable chunk
+    # how often a position is learnt from, about: paces learners by new games
+    reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 4.0
+    # games accepted and not yet learnt from; above it no self-play is handed out
+    queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 2048
+    learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks at once
+    # a game may have begun at most this many published versions ago
+    lag: Annotated[int, Meta(ge=0, le=1000)] = 2
+    # of one evaluate task, both colours of each opening
+    match_games: Annotated[int, Meta(ge=2, le=1024)] = 16
+    match_simulations: Annotated[int, Meta(ge=2, le=10_000)] = 64
+    # versions from one match to the next; 0 = no matches
+    match_every: Annotated[int, Meta(ge=0, le=1 << 20)] = 1
     # share of the positions of a match that the coordinator searches again
-    match_replay: float = 0.25
+    match_replay: Annotated[float, Meta(ge=0, le=1)] = 0.25
 
     def __post_init__(self) -> None:
-        for key, low, high in (
-            ("games", 1, 4096),
-            ("simulations", 2, 10_000),
-            ("slots", 1, 1024),
-            ("temperature_plies", 0, 1024),
-            ("opening_plies", 0, 16),
-            ("noise", 0, 1),
-            ("window", 1, 1 << 20),
-            ("window_min", 1, 1 << 20),
-            ("chunk", 1, 4096),
-            ("reuse", 0.01, 1000),
-            ("queue", 1, 1 << 20),
-            ("learners", 1, 1000),
-            ("lag", 0, 1000),
-            ("match_games", 2, 1024),
-            ("match_simulations", 2, 10_000),
-            ("match_every", 0, 1 << 20),
-            ("match_replay", 0, 1),
-        ):
-            if not low <= getattr(self, key) <= high:
-                raise InvalidRunFile(f"[task.options] {key} must lie between {low} and {high}")
         if self.window > 4096 * self.chunk:
             raise InvalidRunFile("[task.options] window must not be above 4096 chunks")
         if self.window_min > self.window:
@@ -159,7 +139,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GomokuOptions:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
-        return read_table(raw, cls, "task.options")
+        return read_table(raw, cls, "[task.options]")
 
 
 def schema(config: GomokuConfig) -> Schema:

@@ -13,21 +13,16 @@ SwiGLU (Shazeer 2020) and, if wanted, several heads to one key (Ainslie et al. 2
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from shared.errors import InvalidRunFile
+from shared.settings import read_table
 from shared.tensors.spec import Schema, TensorSpec
-from shared.workloads.base import DatasetManifest, read_table
+from shared.workloads.base import DatasetManifest
 
-_RANGES = {
-    "vocab_size": (2, 1 << 20),
-    "block_size": (1, 1 << 16),
-    "n_layer": (1, 512),
-    "n_head": (1, 512),
-    "n_embd": (1, 1 << 15),
-}
 _STEP = 32  # the hidden width of a gated MLP is a multiple of it
 
 
@@ -37,11 +32,11 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
     The defaults are about 11 million parameters and the vocabulary's rows.
     """
 
-    vocab_size: int
-    block_size: int = 256  # tokens of context
-    n_layer: int = 6
-    n_head: int = 6
-    n_embd: int = 384
+    vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
+    block_size: Annotated[int, Meta(ge=1, le=1 << 16)] = 256  # tokens of context
+    n_layer: Annotated[int, Meta(ge=1, le=512)] = 6
+    n_head: Annotated[int, Meta(ge=1, le=512)] = 6
+    n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 384
     # of embeddings and residual branches; never of attention weights (fused kernels stay usable)
     dropout: float = 0.1
     tie_head: bool = True  # the head is the token embedding
@@ -50,9 +45,6 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_kv_head: int | None = None  # of llama: heads of keys and values; None: as many as n_head
 
     def __post_init__(self) -> None:
-        for key, (low, high) in _RANGES.items():
-            if not low <= getattr(self, key) <= high:
-                raise InvalidRunFile(f"[model] {key} must lie between {low} and {high}")
         if self.n_embd % self.n_head:
             raise InvalidRunFile(
                 f"[model] n_embd {self.n_embd} must be a multiple of n_head {self.n_head}"
@@ -97,7 +89,7 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GptConfig:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
-        return read_table(raw, cls, "model")
+        return read_table(raw, cls, "[model]")
 
     def to_dict(self) -> dict[str, Any]:
         """The table with every default written out."""

@@ -76,7 +76,7 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"preset": "xyz"}, "known: fedavg, fedprox"),
         ({"preset": ["fedavg"]}, "unknown preset"),
         ({"qurom": 3}, 'unknown key "qurom" in [plan]: did you mean "quorum"?'),
-        ({"aggregate": "meen"}, 'aggregate = "meen" is unknown: did you mean "mean"?'),
+        ({"aggregate": "meen"}, '"trimmed-mean", did you mean "mean"?'),
         ({"codec": "int9"}, 'did you mean "int8"?'),
         ({"quorum": 0}, "[plan] quorum: expected a whole number of at least 1"),
         ({"quorum": "3"}, "[plan] quorum: expected a whole number, not a text"),

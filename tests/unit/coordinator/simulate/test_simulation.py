@@ -200,7 +200,7 @@ def test_people_get_figures_and_a_line_of_time_for_each_machine() -> None:
     [
         ({"wrokers": []}, 'did you mean "workers"'),
         ({"workers": [{"steps_per_sec": 1}]}, 'did you mean "steps_per_s"'),
-        ({"workers": []}, "length"),
+        ({"workers": []}, "at least 1 entry"),
         ({"run": 1}, "needs a table"),
         ({"server": {"up_mbit": 0}}, "up_mbit"),
     ],

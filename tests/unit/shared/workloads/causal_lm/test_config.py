@@ -31,12 +31,15 @@ def llama(**changes: Any) -> dict[str, Any]:
         (llama(auto_map={"AutoModel": "x.Y"}), "code of its own"),
         (llama(num_hiden_layers=2), 'did you mean "num_hidden_layers"'),
         (llama(hidden_size="big"), "hidden_size"),
-        (llama(hidden_size=-4, head_dim=8), "hidden_size must lie between"),
+        (llama(hidden_size=-4, head_dim=8), "hidden_size: expected a whole number of at least 1"),
         (
             llama(hidden_size=65536, head_dim=8, intermediate_size=262144, num_hidden_layers=512),
             "billion",
         ),
-        (llama(num_hidden_layers=10**12), "num_hidden_layers must lie between"),
+        (
+            llama(num_hidden_layers=10**12),
+            "num_hidden_layers: expected a whole number of at most 512",
+        ),
         (llama(num_key_value_heads=3), "multiple of num_key_value_heads"),
         (llama(num_attention_heads=0), "num_attention_heads"),
         (llama(hidden_size=30), "multiple of num_attention_heads"),

@@ -126,7 +126,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "billion",
     ),
-    "layers": (lambda folder: edit(folder, num_hidden_layers=10**12), "must lie between"),
+    "layers": (
+        lambda folder: edit(folder, num_hidden_layers=10**12),
+        "layers: expected a whole number of at most 512",
+    ),
     "fewer": (
         lambda folder: edit(folder, num_hidden_layers=1),
         "does not have: take config.json and weights of one model",

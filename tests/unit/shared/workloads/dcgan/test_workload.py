@@ -92,7 +92,7 @@ def test_the_dataset_says_how_large_images_are(data: Folder) -> None:
         ({"channels": 3}, r"channels 3 does not fit .* have 1: leave it out"),
         ({"image_size": 64}, r"image_size 64 does not fit .* have 8"),
         ({"latnet": 10}, 'did you mean "latent"'),
-        ({"latent": 0}, "latent must lie between"),
+        ({"latent": 0}, "latent: expected a whole number of at least 1"),
         ({"latent": "x"}, "latent"),
     ],
 )

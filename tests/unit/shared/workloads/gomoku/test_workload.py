@@ -60,9 +60,9 @@ def test_presets_are_far_apart() -> None:
     [
         ({"sice": 15}, 'did you mean "size"'),
         ({"size": 19}, "a board of 19 is too large for the preset small"),
-        ({"size": 26}, "size must lie between 3 and 25"),
+        ({"size": 26}, "size: expected a whole number of at most 25"),
         ({"win": 16}, "win must lie between 3 and 15"),
-        ({"preset": "tiny"}, "preset must be one of small, medium, large"),
+        ({"preset": "tiny"}, "preset: .tiny. is none of .large., .medium., .small."),
         ({"channels": "many"}, "channels"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_wrong_model_table_is_explained(table: dict[str, Any], sentence: str) 
     ("table", "sentence"),
     [
         ({"simulation": 9}, 'did you mean "simulations"'),
-        ({"noise": 2}, "noise must lie between 0 and 1"),
+        ({"noise": 2}, "noise: expected a number of at most 1"),
         ({"window_min": 99999}, "window_min must not be above window"),
     ],
 )

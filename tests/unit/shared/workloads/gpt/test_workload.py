@@ -78,7 +78,7 @@ def test_the_vocabulary_comes_from_the_dataset(data: Folder) -> None:
         ({"width": 2}, "known: vocab_size, block_size"),
         ({"n_head": 3}, "n_embd 32 must be a multiple of n_head 3"),
         ({"n_layer": "two"}, "model.*n_layer.*expected a whole number"),
-        ({"n_layer": 0}, "n_layer must lie between 1 and 512"),
+        ({"n_layer": 0}, "n_layer: expected a whole number of at least 1"),
         ({"dropout": 1.5}, "dropout 1.5 must be at least 0 and below 1"),
         ({"vocab_size": 100}, "vocab_size 100 is below the 300 tokens of the dataset"),
         ({"block_size": 4000}, "block_size must be at most"),
