@@ -35,7 +35,7 @@ SHIPPED = [name for name in languages() if name != "en"]
 SHORT = 24  # cells of a label; what is longer is a sentence, which may be cut
 SPOKEN = [
     *sorted((PROGRAM / "tui").rglob("*.py")),
-    *(PROGRAM / name for name in ("plain.py", "headless.py", "text.py")),
+    *(PROGRAM / name for name in ("headless.py", "text.py")),
     *sorted((PROGRAM / "cli").glob("*.py")),
     *(PROGRAM / "service" / name for name in ("service.py", "uninstall.py")),
     *sorted((PROGRAM / "settings").glob("*.py")),

@@ -51,12 +51,6 @@ def start(
     json: Annotated[
         bool, Parameter(help="With --no-ui: events as JSON lines.", negative="")
     ] = False,
-    plain: Annotated[
-        bool,
-        Parameter(
-            help="Questions and answers in plain sentences, for a screen reader.", negative=""
-        ),
-    ] = False,
     device: Annotated[
         str | None, Parameter(help='"auto", "all", or names such as "cpu" or "cuda:0,cuda:1".')
     ] = None,
@@ -91,13 +85,9 @@ def start(
     given = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
     given |= {"ascii": ascii, "language": language}
     flags |= {name: value for name, value in given.items() if value is not None}
-    from dataclasses import replace
-
     from volunteer.cli.start import Options, work
 
-    screen = not (no_ui or plain)
-    told = Options(profile=profile, flags=flags, screen=screen, json=json, paused=paused)
-    return work(replace(told, plain=plain and not no_ui))
+    return work(Options(profile=profile, flags=flags, screen=not no_ui, json=json, paused=paused))
 
 
 @app.command

@@ -40,11 +40,9 @@ from volunteer.settings.settings import Directories, Settings
 
 if TYPE_CHECKING:
     from volunteer.control.commands import Joined, SettingRow
-    from volunteer.control.control import Control
     from volunteer.engine import Engine
     from volunteer.headless import Headless
     from volunteer.net.api import Api
-    from volunteer.plain import Plain
     from volunteer.tui.app import VolunteerApp
     from volunteer.tui.look import Look
 
@@ -76,12 +74,6 @@ class Options:
     screen: bool = True
     json: bool = False
     paused: bool = False
-    plain: bool = False  # by questions and answers
-
-    @property
-    def attended(self) -> bool:
-        """Return True if a person is in front of it, who may look at another instance."""
-        return self.screen or self.plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +93,7 @@ def work(options: Options) -> int:
     if options.screen and not at_terminal():
         raise BadRequest(Sentence("the screen needs a terminal: use `volunteer --no-ui`"))
     if options.screen and os.environ.get("TERM") == "dumb":
-        raise BadRequest(
-            Sentence("this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui` or `--plain`")
-        )
+        raise BadRequest(Sentence("this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui`"))
     directories = config.directories(profile=options.profile)
     settings = _settings(options, directories)
     spoken = choose(settings.display.language)
@@ -122,7 +112,7 @@ def work(options: Options) -> int:
                 listener = _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, settings, listener))
-        code = asyncio.run(_attach(options, profile, settings)) if options.attended else None
+        code = asyncio.run(_attach(options, profile, settings)) if options.screen else None
         if code is not None:
             return code
         if not told:
@@ -145,7 +135,7 @@ def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
     try:
         held.enter_context(profile.lock())
     except Configuration:
-        if profile.endpoint.exists() and not options.attended:
+        if profile.endpoint.exists() and not options.screen:
             raise
         return False
     return True
@@ -279,8 +269,6 @@ async def _work(
         lower = partial(_lower_priority, settings)  # the first paint waits for no other program
         return await _with_screen(engine, _look(settings, first=first), lower)
     made = engine()
-    if options.plain:
-        return await _without_screen(made, _plain(made.control, settings))
     from volunteer.headless import Headless
 
     now = made.world.clock.now()
@@ -288,13 +276,7 @@ async def _work(
     return await _without_screen(made, front)
 
 
-def _plain(control: Control, settings: Settings) -> Plain:
-    from volunteer.plain import Plain, typed_lines
-
-    return Plain(control, sys.stdout, typed_lines(sys.stdin))
-
-
-async def _without_screen(engine: Engine, front: Headless | Plain) -> int:
+async def _without_screen(engine: Engine, front: Headless) -> int:
     from volunteer.machine import watchdog
 
     watchdog.watch(asyncio.get_running_loop())
@@ -384,9 +366,6 @@ async def _attach(options: Options, profile: Profile, settings: Settings) -> int
             control = await attached.enter_async_context(attach(profile.endpoint, SystemClock()))
         except Unreachable:
             return None
-        if options.plain:
-            await _plain(control, settings).run()
-            return 0
         from volunteer.tui.app import VolunteerApp
 
         screen = VolunteerApp(control, look=_look(settings, first=False))

@@ -30,7 +30,7 @@ WORDS = (
     (N_("credit"), N_("the pay for accepted work: pending when accepted, earned when merged")),
     (N_("pause"), N_("frees the device within two seconds and keeps the task")),
     (N_("finish"), N_("completes the task in hand and takes no more")),
-    ("--plain", N_("volunteer --plain tells all this in plain sentences, for a screen reader")),
+    ("--no-ui", N_("volunteer --no-ui tells all this in lines, for a screen reader")),
 )
 
 
