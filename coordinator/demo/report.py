@@ -14,7 +14,7 @@ import msgspec
 from coordinator.database import games, runs, versions
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
-from coordinator.selfplay.ratings import ANCHOR, standing
+from coordinator.selfplay.replay import ANCHOR, standing
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo

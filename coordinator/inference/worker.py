@@ -18,12 +18,12 @@ from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
+from typing import Literal
 
 import msgspec
 import psutil
 
-from coordinator.inference.conversation import Conversation
-from coordinator.inference.engine import check_length
+from coordinator.inference.engine import Turns, check_length
 from coordinator.inference.messages import (
     FRAME_BYTES_MAX,
     HEAD,
@@ -44,9 +44,12 @@ from coordinator.inference.messages import (
     framed,
 )
 from shared import gc_freeze
+from shared.decoding import decode
 from shared.errors import BadRequest, Internal, VolunteerError
 from shared.workloads.base import Reader
+from shared.workloads.data.chat_template import ChatTemplate, Message
 from shared.workloads.generation.batch import Batch, Made
+from shared.workloads.generation.prompt_text import ending
 from shared.workloads.generation.sampling import agrees, uniform
 
 SLOTS = 16
@@ -57,6 +60,14 @@ LOADING = 3.0  # memory that loading a version takes, beside the size of its fil
 # there twice for a moment, and the keys and values of its slots
 NICENESS = 10  # sockets go first, then checks and evaluation
 EXPENDABLE = "900"  # short of memory, the kernel ends this process first
+
+
+_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
 
 
 class Loaded:
@@ -366,3 +377,24 @@ def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+class Conversation:
+    """Asks a model that learnt dialogues as it learnt them."""
+
+    def __init__(self, template: Path, reader: Reader) -> None:
+        """Read a template as a dataset keeps it. Raises InvalidRunFile where that cannot be."""
+        self._reader = reader
+        self._template = decode(template.read_bytes(), ChatTemplate)
+        frame = self._template.frame()
+        end = frame.end if frame is not None else self._template.eos_token
+        self.ends, self.stop = ending(reader, end)  # of an answer
+
+    def tokens(self, turns: Turns) -> tuple[int, ...]:
+        """Return turns up to where the answer begins. Raises BadRequest for what the template
+        refuses, or what is too long.
+        """
+        check_length(sum(len(text) for _, text in turns), self._reader.context)
+        text = self._template.asked([Message(_ROLES[role], text) for role, text in turns])
+        check_length(len(text), self._reader.context)
+        return tuple(self._reader.encode(text, marks=True))

@@ -17,10 +17,8 @@ import structlog
 
 from coordinator.compute import Compute, Stop
 from coordinator.database import datasets, evaluations, runs, versions
-from coordinator.database import suite_scores as scores
-from coordinator.database.evaluations import EvaluationRow
+from coordinator.database.evaluations import EvaluationRow, SuiteScoreRow
 from coordinator.database.runs import RunRow
-from coordinator.database.suite_scores import SuiteScoreRow
 from coordinator.database.versions import VersionRow
 from coordinator.merging.suites import SuiteFile, SuiteOutcome, due, measure_suites
 from coordinator.runs.datasets import heldout
@@ -183,7 +181,7 @@ class Evaluation:
         failed = "; ".join(f"suite {name}: {why}" for name, why in outcome.failures.items())
 
         def write(conn: Connection) -> None:
-            scores.put(conn, run.id, rows, self._clock.now())
+            evaluations.put(conn, run.id, rows, self._clock.now())
             if failed:
                 said = {"message": failed[:2000]}
                 evaluations.set_evaluation(conn, run.id, version.version, **said)
@@ -208,7 +206,7 @@ class Evaluation:
         for run in runs.every(conn, (*runs.OPEN, "completed")):
             if run.head < 0 or not definition(run).file.evaluation.suites:
                 continue
-            number = 0 if scores.last_version(conn, run.id) is None else run.head
+            number = 0 if evaluations.last_version(conn, run.id) is None else run.head
             if (run.id, number) in self._tried or (number and run.state != "completed"):
                 continue
             self._tried.add((run.id, number))  # once in the life of this process

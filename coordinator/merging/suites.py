@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.compute import Stop
 from coordinator.database import datasets
-from coordinator.database.suite_scores import last_version
+from coordinator.database.evaluations import last_version
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import BadRequest, VolunteerError

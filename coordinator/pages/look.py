@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import time
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 import jinja2
+import msgspec
 
-from coordinator.pages import words
-from coordinator.pages.board import board
 from shared.text import counted, credit, printable, size
+from shared.workloads.games import COLUMNS
 
 KINDS = {
     "css": "text/css; charset=utf-8",
@@ -19,6 +21,14 @@ KINDS = {
     "svg": "image/svg+xml",
 }
 TAG_CHARS = 12
+
+
+SIZE_MAX = len(COLUMNS)
+_TURN = re.compile(r"(\d+)\. ([a-z]\d{1,2})(?: ([a-z]\d{1,2}))?")
+
+
+SAMPLE_CHARS_MAX = 4000
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def _read(name: str) -> str | None:
@@ -54,13 +64,13 @@ def environment() -> jinja2.Environment:
         auto_reload=False,
     )
     found.filters |= {
-        "amount": words.amount,
-        "loss": words.loss,
-        "ago": words.ago,
-        "hours": words.hours,
-        "iso": words.iso,
-        "day": words.day,
-        "sample": words.plain,
+        "amount": amount,
+        "loss": loss,
+        "ago": ago,
+        "hours": hours,
+        "iso": iso,
+        "day": day,
+        "sample": plain,
         "board": board,
         "text": printable,
         "credits": credit,
@@ -74,3 +84,91 @@ def environment() -> jinja2.Environment:
 def render(template: str, **values: Any) -> str:
     """Return a page, or another document, as text."""
     return environment().get_template(template).render(**values)
+
+
+class Stone(msgspec.Struct, frozen=True):
+    """One move: its name, its place on the board, and who made it."""
+
+    name: str
+    x: int
+    y: int
+    player: str  # "x" or "o"
+
+
+class Board(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole game."""
+
+    size: int
+    stones: tuple[Stone, ...]
+    end: str  # "X wins after 12 moves"
+
+    @property
+    def moves(self) -> str:
+        """Every move by name, for who cannot see the board."""
+        return " ".join(stone.name for stone in self.stones)
+
+
+@lru_cache(maxsize=256)
+def board(text: str) -> Board | None:
+    """Read a game; None for any other text."""
+    lines = text.split("\n")
+    if len(lines) < 5:
+        return None
+    names = [name for turn in _TURN.findall(lines[0]) for name in turn[1:] if name]
+    size = lines[-1].count(" ") - 2  # the columns under the drawing
+    if not names or not 3 <= size <= SIZE_MAX or lines[-1].split() != list(COLUMNS[:size]):
+        return None
+    stones = []
+    for ply, name in enumerate(names):
+        x, row = COLUMNS.index(name[0]), int(name[1:])
+        if not (x < size and 1 <= row <= size):
+            return None
+        stones.append(Stone(name, x, size - row, "xo"[ply % 2]))
+    return Board(size=size, stones=tuple(stones), end=lines[1])
+
+
+def amount(number: float) -> str:
+    """970, 12.4 k, 1.2 M."""
+    for one, unit in UNITS:
+        if abs(number) >= one * 0.9995:
+            return f"{number / one:.3g} {unit}"
+    return f"{number:.0f}"
+
+
+def loss(value: float | None) -> str:
+    """Four digits, or a dash where nothing was measured."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def ago(seconds: float) -> str:
+    """just now, 5 minutes ago, 3 days ago."""
+    for one, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= one:
+            count = int(seconds // one)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
+
+
+def hours(seconds: float) -> str:
+    """Device time: 40 s, 12 min, 3.4 h, 120 h."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:,.1f} h" if seconds < 360_000 else f"{seconds / 3600:,.0f} h"
+
+
+def iso(at: float) -> str:
+    """RFC 3339, UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def day(at: float) -> str:
+    """2026-11-23 17:05, UTC."""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
+
+
+def plain(text: str, limit: int = SAMPLE_CHARS_MAX) -> str:
+    """Return foreign text without control characters and marks of direction; lines stay lines."""
+    cut = text[:limit] + ("…" if len(text) > limit else "")
+    return "\n".join(printable(line, limit + 1) for line in cut.expandtabs(4).split("\n"))

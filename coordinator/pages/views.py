@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.accounts.accounts import not_shown
-from coordinator.pages import chart, words
+from coordinator.pages import chart, look
 from coordinator.pages.chart import Column, Line, Point
 from coordinator.pages.look import render
 from coordinator.pages.replies import HTML, Made, made
@@ -260,7 +260,7 @@ def _columns(stretches: Sequence[Any]) -> list[Column]:
 def _column(place: int, stretch: Any) -> tuple[int, float, str]:
     people = counted(stretch.volunteers, "volunteer")
     work = counted(stretch.contributions, "contribution")
-    title = f"{words.day(stretch.at)} UTC: {people}, {work}, {words.hours(stretch.device_s)}"
+    title = f"{look.day(stretch.at)} UTC: {people}, {work}, {look.hours(stretch.device_s)}"
     return place, float(stretch.volunteers), title
 
 
@@ -269,11 +269,11 @@ def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:
     return Live(
         state=info.state,
         version=str(info.version),
-        loss=words.loss(info.loss),
+        loss=look.loss(info.loss),
         workers=str(info.workers),
         accepted=f"{figures.accepted:,}",
-        items=words.amount(info.tokens),
-        device=words.hours(device_s),
+        items=look.amount(info.tokens),
+        device=look.hours(device_s),
         merging=info.merging.partition(" or ")[0],
         progress="" if info.progress is None else str(whole_percent(info.progress)),
     )

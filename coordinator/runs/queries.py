@@ -16,7 +16,6 @@ from coordinator.database import (
     versions,
     volunteers,
 )
-from coordinator.database import suite_scores as scores
 from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
@@ -361,7 +360,7 @@ def suite_courses(
     names = definition(run).file.evaluation.suites
     if not names:
         return ()
-    found = scores.course(conn, run.id, up_to)
+    found = evaluations.course(conn, run.id, up_to)
     data = datasets.by_id(conn, run.dataset_id).manifest if run.dataset_id is not None else None
     chat = data is not None and ChatFrame.of(data) is not None
     courses = []
@@ -383,7 +382,7 @@ def suite_courses(
     return tuple(courses)
 
 
-def _suite_score(row: scores.SuiteScoreRow) -> SuiteScore:
+def _suite_score(row: evaluations.SuiteScoreRow) -> SuiteScore:
     return SuiteScore(
         version=row.version,
         share=row.correct / row.examples,

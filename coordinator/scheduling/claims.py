@@ -2,7 +2,6 @@
 one.
 
 So many claimers cost as many statements as one, and only committed leases are ever answered.
-
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.tables import Plan
 from coordinator.rules import codes
-from coordinator.rules.audits import AUDIT
-from coordinator.rules.checks import FLOOR, floor_of
+from coordinator.rules.audits import AUDIT, Auditor, Person
+from coordinator.rules.checks import FLOOR, Machine, device_kind, floor_of
 from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (
     Assignment,
@@ -36,12 +35,11 @@ from coordinator.rules.dispatch import (
     Refusal,
     dispatch,
 )
-from coordinator.rules.fit import Waiter
+from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
 from coordinator.rules.sizing import Pace, Reached, work_of
 from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
 from coordinator.scheduling import lease_message
-from coordinator.scheduling.audits import matched
 from coordinator.scheduling.lease_message import Base, Spec
 from coordinator.traffic import Durations
 from shared.decoding import decode
@@ -529,3 +527,28 @@ def _idle(refusal: Refusal) -> Idle:
         contribution=refusal.contribution,
         reveal=refusal.reveal,
     )
+
+
+def matched(
+    conn: Connection, todo: Sequence[Todo], waiters: Sequence[Waiter], now: float
+) -> tuple[list[Todo], list[Waiter]]:
+    """Return the tasks with the terms of those that are audits, and the workers with what makes
+    them auditors; nothing is read where no audit waits.
+    """
+    ids = [task.id for task in todo if task.beside == AUDIT]
+    able = {waiter.volunteer_id for waiter in waiters if waiter.audits}
+    if not ids or not able:
+        return list(todo), list(waiters)
+    terms, known = audits.waiting(conn, ids, now), audits.auditors(conn, able)
+    tasks = [msgspec.structs.replace(task, audit=terms.get(task.id)) for task in todo]
+    return tasks, [_able(waiter, known) for waiter in waiters]
+
+
+def _able(waiter: Waiter, known: dict[str, tuple[Person, int, int]]) -> Waiter:
+    found = known.get(waiter.volunteer_id)
+    if found is None or not waiter.audits:
+        return waiter
+    person, accepted, had = found
+    machine = Machine(kind=device_kind(waiter.device), model=waiter.model)
+    auditor = Auditor(person=person, machine=machine, accepted=accepted, audits=had)
+    return msgspec.structs.replace(waiter, auditor=auditor)

@@ -12,6 +12,7 @@ into each other's way.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +27,19 @@ from coordinator.runs.definition import price_of_flops
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import DATA, Spec
 from coordinator.selfplay.game_intake import OPPONENT, games_of
-from coordinator.selfplay.ratings import RatingTable, standing
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.decoding import convert, decode
 from shared.errors import VolunteerError
 from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.elo import Meeting, Rating, Score, ratings
 from shared.workloads.games import SelfPlay
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
+    from coordinator.database.games import MatchRow
     from coordinator.storage.blobs import BlobStore
 
 POLL_S = 2.0
@@ -46,6 +48,10 @@ FILES_MAX = 512  # in one chunk
 CHUNKS_MAX = 4096  # in one window: what a lease can list
 
 log = structlog.get_logger("replay")
+
+
+CERTAIN = 0.9  # likelihood that the challenger is the stronger one: then it is the best from now on
+ANCHOR = 0  # the version whose rating is zero
 
 
 class Replay:
@@ -289,3 +295,30 @@ def _ref(chunk: ChunkRow) -> ChunkRef:
 def _options(data: DatasetManifest) -> str:
     stored: dict[str, Any] = {DATA: data}
     return msgspec.json.encode(stored).decode()
+
+
+class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Ratings from all matches of a run."""
+
+    ratings: dict[int, Rating]
+    best: int
+
+
+def standing(rows: Sequence[MatchRow]) -> RatingTable:
+    """Ratings with version 0 as their zero; the best is who has beaten the best before, beyond
+    doubt, in order.
+    """
+    met: dict[tuple[int, int], Score] = {}
+    best = ANCHOR
+    for row in rows:
+        before = met.get((row.version, row.against), Score())
+        found = Score(
+            wins=before.wins + row.wins,
+            draws=before.draws + row.draws,
+            losses=before.losses + row.losses,
+        )
+        met[row.version, row.against] = found
+        if row.against == best and found.superiority >= CERTAIN:
+            best = row.version
+    meetings = [Meeting(one=one, other=other, score=found) for (one, other), found in met.items()]
+    return RatingTable(ratings=ratings(meetings, ANCHOR), best=best)

@@ -11,18 +11,18 @@ import asyncio
 import contextlib
 import random
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import contributions
 from coordinator.simulate.labour import SETTLED, Handed, Labour
-from coordinator.simulate.scenario import Workers
-from coordinator.simulate.trace import State, Trace
-from coordinator.simulate.world import World
+from coordinator.simulate.loop import LoopClock
+from coordinator.simulate.scenario import Server, Workers
 from shared.decoding import decode
 from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError
@@ -33,16 +33,20 @@ from shared.protocol.leases import ClaimRequest, Lease
 from shared.protocol.limits import HEARTBEAT_S
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.tensors.quantize import CODECS
-from shared.workloads.base import Job
+from shared.workloads.base import DatasetManifest, Job
 
 if TYPE_CHECKING:
     from coordinator.database.tasks import Begun
+    from coordinator.services import Coordinator
 
 BITS = 8e-6  # megabits in a byte
 CLAIM_WAIT_S = 30.0
 DEVICE = "cpu"
 READ_BYTES = 1 << 20
 GONE = (Gone, Cancelled)
+
+
+State = Literal["away", "claim", "wait", "down", "prepare", "train", "up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,3 +387,60 @@ async def _read(made: Handed) -> AsyncIterator[bytes]:
     with made.path.open("rb") as file:
         while data := file.read(READ_BYTES):
             yield data
+
+
+@dataclass(slots=True)
+class Net:
+    """The coordinator's link: what moves at the same time shares it, by how many there are when a
+    transfer begins.
+    """
+
+    server: Server
+    busy: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+
+    def rate(self, way: str, mbit: float) -> float:
+        """Megabits a second for one more transfer."""
+        whole = self.server.down_mbit if way == "up" else self.server.up_mbit
+        return min(mbit, whole / (self.busy[way] + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """State that all machines share."""
+
+    coordinator: Coordinator
+    clock: LoopClock
+    net: Net
+    run: int
+    dataset: DatasetManifest | None
+    scale: float  # bytes of the real model / bytes of the one that is simulated
+    step_flops: float
+
+
+@dataclass(slots=True)
+class Trace:
+    """One machine. Time is in seconds since the simulation began."""
+
+    name: str
+    segments: list[tuple[float, float, State]] = field(default_factory=list)  # start, stop, state
+    state: State = "away"
+    since: float = 0.0
+    up_bytes: int = 0
+    down_bytes: int = 0
+    steps: int = 0
+    tasks: int = 0
+    # by state or reason at the answer; merged counts as accepted
+    verdicts: Counter[str] = field(default_factory=Counter)
+
+    def enter(self, state: State, now: float) -> None:
+        """From now on the machine is in this state."""
+        if now > self.since:
+            self.segments.append((self.since, now, self.state))
+        self.state, self.since = state, now
+
+    def seconds(self) -> Counter[State]:
+        """Return the seconds spent in each state."""
+        found: Counter[State] = Counter()
+        for start, stop, state in self.segments:
+            found[state] += stop - start  # type: ignore[assignment]  # a Counter of seconds
+        return found

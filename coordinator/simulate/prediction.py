@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
-from coordinator.simulate.simulation import SimulationResult
-from coordinator.simulate.trace import State, Trace
+from coordinator.log import configure
+from coordinator.simulate import loop
+from coordinator.simulate.machine import State, Trace
+from coordinator.simulate.scenario import parse
+from coordinator.simulate.simulation import Head, Hooks, SimulationResult, simulate
+from shared.errors import InvalidRunFile, why
 
 MB = 1e6
 COLUMNS = 60
@@ -44,6 +49,9 @@ WORST: dict[State, tuple[str, str]] = {
     ),
     "prepare": ("what a task needs beside training", "raise [run.task] local_steps"),
 }
+
+
+Progress = Callable[[float, int], None]  # share of the time, newest version
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,3 +225,31 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def run(
+    file: Path, *, hours: float = 0.0, as_json: bool = False, progress: Progress | None = None
+) -> str:
+    """The prediction for a scenario file, for a person or as JSON.
+
+    Raises InvalidRunFile, InvalidPlan.
+    """
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRunFile(f"the scenario {file} cannot be read: {why(error)}") from error
+    scenario = parse(text, file.parent)
+    if hours > 0:
+        scenario = msgspec.structs.replace(scenario, hours=hours)
+    configure("error", as_json=False)  # thousands of merges need no line each
+    tell = progress or (lambda share, version: None)
+
+    def seen(head: Head) -> None:
+        tell(min(0.99, head.seconds / (scenario.hours * 3600)), head.row.version)
+
+    outcome = loop.run(simulate(scenario, Hooks(on_version=seen)))
+    tell(1.0, len(outcome.merged_at))
+    prediction = predict(outcome)
+    if as_json:
+        return msgspec.json.encode(prediction).decode()
+    return told(prediction, outcome.traces)

@@ -26,10 +26,8 @@ from coordinator.runs.definition import Definition, definition, of_file, with_do
 from coordinator.services import Coordinator
 from coordinator.simulate.labour import Labour, Pretended
 from coordinator.simulate.loop import LoopClock
-from coordinator.simulate.machine import Machine
+from coordinator.simulate.machine import Machine, Net, Trace, World
 from coordinator.simulate.scenario import Scenario
-from coordinator.simulate.trace import Trace
-from coordinator.simulate.world import Net, World
 from shared.decoding import decode
 from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, load

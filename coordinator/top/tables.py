@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from coordinator.rules.health import alive
 from coordinator.rules.overview import Level, MergeLine, Overview, ReplicaLine, RunLine, WorkerLine
-from shared.text import duration, printable, size
+from shared.text import cells, duration, left, printable, right, size
 from shared.units import DAY_S
 
 MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
 WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
 
 Kind = Literal["run", "volunteer", "task", ""]
+
+
+ROWS_MAX = 20  # of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,3 +373,37 @@ def _answers(figures: Any) -> str:
         f"{engine}, {figures.answers_waiting} under way, "
         f"{count(figures.answer_tokens)} tokens{first_token}{others}"
     )
+
+
+def lines(seen: Overview) -> Iterator[str]:
+    """Return the lines of the picture: verdict, facts, tables."""
+    at = datetime.fromtimestamp(seen.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    yield f"{printable(seen.server, 60)}  {at}"
+    yield verdict_line(seen)
+    yield ""
+    known = [(name, value) for name, value in facts(seen) if value]
+    width = max(len(name) for name, _ in known)
+    for name, value in known:
+        yield f"{left(name, width)}  {value}"
+    for table in EVERY:
+        yield ""
+        yield from table_lines(table(seen))
+
+
+def table_lines(table: Table) -> Iterator[str]:
+    """Return the lines of one table, aligned by cells."""
+    yield table.title
+    if not table.rows:
+        yield f"  {table.empty}"
+        return
+    shown = [table.names, *(row.cells for row in table.rows[:ROWS_MAX])]
+    widths = [max(map(cells, column)) for column in zip(*shown, strict=True)]
+    for number, row in enumerate(shown):
+        placed = [
+            right(cell, width) if is_number else left(cell, width)
+            for cell, width, is_number in zip(row, widths, table.numbers, strict=True)
+        ]
+        line = "  " + "  ".join(placed).rstrip()
+        yield line.upper() if number == 0 else line
+    if len(table.rows) > ROWS_MAX:
+        yield f"  ... {len(table.rows) - ROWS_MAX} more"

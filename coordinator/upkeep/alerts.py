@@ -8,7 +8,10 @@ one speaks. A delivery that fails is tried again for some hours.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import socket
+import urllib.error
+import urllib.request
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -26,10 +29,10 @@ from coordinator.upkeep.alert_conditions import (
     here,
     in_database,
 )
-from coordinator.upkeep.alert_delivery import deliver
 from shared.clock import Clock
 from shared.decoding import decode
-from shared.errors import NotFound, VolunteerError
+from shared.errors import NotFound, VolunteerError, why
+from shared.text import printable
 from shared.units import HOUR_S
 
 if TYPE_CHECKING:
@@ -50,6 +53,9 @@ STANDING_MAX, LETTERS_MAX = 500, 100
 RETRY_S = (30.0, 120.0, 600.0, HOUR_S, 4 * HOUR_S)
 
 log = structlog.get_logger("alerts")
+
+
+SEND_S = 10.0
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,3 +343,29 @@ def advance(
         elif each.said_at is not None:
             say(each, "over")
     return tuple(after[:STANDING_MAX]), alerts
+
+
+async def deliver(webhook: str, alert: Alert) -> str:
+    """Send an alert; return what went wrong, or "", also where no webhook is set (any more)."""
+    if not webhook:
+        return ""
+    try:
+        await asyncio.to_thread(_post, webhook, alert)
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        return (why(error) if isinstance(error, OSError) else str(error))[:500] or repr(error)
+    return ""
+
+
+def _post(webhook: str, alert: Alert) -> None:
+    """Raises URLError, HTTPException, OSError."""
+    over = "over: " if alert.state == "over" else ""
+    line = printable(f"{alert.server}: {over}{alert.message}", 1000)
+    # Chats read one of the two: `text` most of them, `content` Discord.
+    body = msgspec.structs.asdict(alert) | {"text": line, "content": line}
+    request = urllib.request.Request(  # http or https, checked by the settings
+        webhook,
+        data=msgspec.json.encode(body),
+        headers={"Content-Type": "application/json", "User-Agent": "volunteer-coordinator"},
+    )
+    with urllib.request.urlopen(request, timeout=SEND_S) as reply:
+        reply.read(1)

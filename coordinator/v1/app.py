@@ -25,6 +25,7 @@ from shared.errors import (
     Unavailable,
     VolunteerError,
 )
+from shared.protocol.endpoints import V1
 from shared.protocol.inference import (
     ChatRequest,
     CompletionRequest,
@@ -35,7 +36,6 @@ from shared.protocol.inference import (
     ModelList,
     StreamOptions,
 )
-from shared.protocol.v1_endpoints import V1
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator

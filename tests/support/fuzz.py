@@ -34,9 +34,8 @@ import msgspec
 import psutil
 
 from shared.protocol import endpoints
-from shared.protocol.endpoints import ENDPOINTS, Endpoint
+from shared.protocol.endpoints import ENDPOINTS, V1, Endpoint
 from shared.protocol.limits import API
-from shared.protocol.v1_endpoints import V1
 from tests.support.databases import prepare_postgres, start_postgres
 from tests.support.fuzz_line import Line
 from tests.support.fuzz_streams import fuzz_parser

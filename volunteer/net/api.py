@@ -23,7 +23,7 @@ from shared.protocol.accounts import (
     VisibilityRequest,
 )
 from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, UploadRequest
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoints import IMAGES, MODEL, Endpoint
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import (
     AnswerOffer,
@@ -49,7 +49,6 @@ from shared.protocol.leases import (
 )
 from shared.protocol.limits import LONG_POLL_S_MAX
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
-from shared.protocol.v1_endpoints import IMAGES, MODEL
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.sentences import Sentence
 from shared.workloads.base import DatasetManifest

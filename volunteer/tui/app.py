@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
@@ -23,10 +24,11 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from shared.clock import Clock, SystemClock
-from shared.errors import VolunteerError
+from shared.errors import VolunteerError, why
 from volunteer.control.control import Control
-from volunteer.i18n.catalogue import shown
-from volunteer.tui import keys, palette, themes
+from volunteer.files import export, exports
+from volunteer.i18n.catalogue import _, shown
+from volunteer.tui import keys, themes
 from volunteer.tui.departure import Departure
 from volunteer.tui.event_feed import Feed, Listener
 from volunteer.tui.look import Appearance, Look
@@ -340,7 +342,7 @@ class VolunteerApp(App[int]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every page and every action, for the palette."""
-        return palette.entries(self, screen, _pages())
+        return entries(self, screen, _pages())
 
 
 def _raise(error: BaseException) -> None:
@@ -353,3 +355,51 @@ def _pages() -> tuple[keys.PageInfo, ...]:
 
 def _new(info: keys.PageInfo) -> Page:
     return keys.load(info)()
+
+
+def entries(
+    app: VolunteerApp, screen: Screen[Any], pages: Sequence[keys.PageInfo]
+) -> Iterator[SystemCommand]:
+    """Yield the entries of the palette for this screen."""
+    for page in pages:
+        go = functools.partial(app.action_page, page.name)
+        yield SystemCommand(_(page.title), _(page.help), go)
+    for command in keys.page_commands(screen):
+        yield _entry(app, command, screen)
+    for command in keys.COMMANDS:
+        if command.id != "palette":
+            yield _entry(app, command, app)
+    colours = _("Colours: dark, light, colour-blind, high contrast.")
+    yield SystemCommand(_("Theme"), colours, app.action_theme)
+    speak = _("The language of all screens.")
+    yield SystemCommand(_("Language"), speak, app.action_language)
+    take = functools.partial(app.call_after_refresh, screenshot, app)
+    yield SystemCommand(_("Screenshot"), _("Save this screen as an SVG in ~/volunteer."), take)
+
+
+def screenshot(app: VolunteerApp) -> None:
+    """Write the screen into the folder of exports, beside the card and the ledger, and report the
+    path.
+    """
+    stamp = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(app.clock.now()))
+    path = exports() / f"volunteer-screen-{stamp}.svg"
+    try:
+        export(path, app.export_screenshot().encode())
+    except OSError as error:
+        app.tell(_("{path} cannot be written: {why}", path=path, why=why(error)), "error")
+    else:
+        app.tell(_("written to {path}", path=path))
+
+
+def _entry(
+    app: VolunteerApp, command: keys.Command, target: App[Any] | Screen[Any]
+) -> SystemCommand:
+    def run() -> None:
+        app.run_worker(target.run_action(command.action), group="palette")
+
+    return SystemCommand(_titled(_(command.short)), _(command.help), run)
+
+
+def _titled(short: str) -> str:
+    """Return the word of a key with a capital letter, names such as CSV unchanged."""
+    return short[:1].upper() + short[1:]

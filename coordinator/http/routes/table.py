@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.http.openapi import document
-from coordinator.http.routes import blobs, operations, runs, samples, workers
+from coordinator.http.routes import blobs, operations, runs, workers
 from coordinator.http.routes.endpoint import Call, Handler, Reply, json_reply
 from shared.protocol import endpoints
-from shared.protocol.v1_endpoints import V1
+from shared.protocol.endpoints import V1
 
 
 async def _openapi(_: Call[None]) -> Reply:
@@ -33,9 +33,9 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.LEADERBOARD: runs.leaderboard,
     endpoints.CONTRIBUTIONS: runs.history,
     endpoints.LEDGER: runs.ledger,
-    endpoints.SAMPLE: samples.sample,
-    endpoints.TIMELAPSE_GIF: samples.gif,
-    endpoints.TIMELAPSE_WEBP: samples.webp,
+    endpoints.SAMPLE: runs.sample,
+    endpoints.TIMELAPSE_GIF: runs.gif,
+    endpoints.TIMELAPSE_WEBP: runs.webp,
     endpoints.OPENAPI: _openapi,
     endpoints.HEALTH: operations.health,
     endpoints.READY: operations.ready,

@@ -57,8 +57,7 @@ class CausalWorkload(Workload):
         return settings.schema(CausalConfig.from_dict(config))
 
     def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-        from shared.workloads.causal_lm.base_model import from_folder
-        from shared.workloads.causal_lm.init import initial
+        from shared.workloads.causal_lm.base_model import from_folder, initial
 
         checked = CausalConfig.from_dict(config)
         if checked.files and checked.lora is None:

@@ -248,8 +248,7 @@ async def test_a_link_code_adds_a_machine(home: LocalCoordinator) -> None:
 
 async def test_the_openapi_document_is_the_route_table(home: LocalCoordinator) -> None:
     from coordinator.pages.app import routes as pages
-    from shared.protocol.endpoints import ENDPOINTS
-    from shared.protocol.v1_endpoints import V1
+    from shared.protocol.endpoints import ENDPOINTS, V1
 
     document = (await home.client().get(f"{API}/openapi.json")).json()
     said = {(m.upper(), path) for path, methods in document["paths"].items() for m in methods}

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from shared.workloads.training import lookout
-from shared.workloads.training.lookout import Lookout
-from shared.workloads.training.step_loop import StepWork
+from shared.workloads.training import step_loop
+from shared.workloads.training.step_loop import Lookout, StepWork
 from tests.support.workloads import tiny_gpt
 
 
@@ -40,7 +39,7 @@ def begun(data: tiny_gpt.Folder, micro: int = 8, **changes: Any) -> StepWork:
 def test_work_that_is_interrupted_anywhere_learns_the_same_bit_for_bit(
     data: tiny_gpt.Folder, micro: int, update: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "_EVERY_S", 0.0)
+    monkeypatch.setattr(step_loop, "_EVERY_S", 0.0)
     whole = tiny_gpt.finish(begun(data, micro, update=update))
     work, looks = begun(data, micro, update=update), itertools.count()
     fresh, ends = work.snapshot(), [30, 90, 180, 300, 450]  # forward and backward alike
@@ -62,7 +61,7 @@ def test_work_that_is_interrupted_anywhere_learns_the_same_bit_for_bit(
 
 
 def test_a_look_may_compute(data: tiny_gpt.Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "_EVERY_S", 0.0)
+    monkeypatch.setattr(step_loop, "_EVERY_S", 0.0)
     whole = tiny_gpt.finish(begun(data))
     work = begun(data)
     other = torch.nn.Linear(8, 8)
