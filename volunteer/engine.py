@@ -5,11 +5,13 @@ coordinator.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from shared.clock import Clock, SystemClock
@@ -55,17 +57,6 @@ from volunteer.training.trainer import Trainer
 
 PICTURE_BYTES_MAX = 2 << 20  # of a PNG: base64 of it fits a line of the control socket
 ACCOUNT = (endpoints.CONTRIBUTIONS, endpoints.LEDGER, endpoints.LEADERBOARD)
-PROMPTING = (
-    commands.GetModel,
-    commands.AskModel,
-    commands.ReadAnswer,
-    commands.StopAnswer,
-    commands.DrawImage,
-    commands.CreateKey,
-    commands.RevokeKey,
-    commands.GetPrompts,
-    commands.ForgetPrompts,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,35 +254,41 @@ class Engine:
 
     async def execute(self, command: Command) -> Any:
         """Carry out a command and return its answer. Raises the error of what it calls."""
-        match command:
-            case commands.GetStatus():
-                return self._hub.status
-            case commands.Probe(link=link):
-                return await probe(parse_link(link), self._connect)
-            case commands.Join():
-                return await self._join(command)
-            case commands.GetSettings():
-                return setting_rows_of(self.loaded)
-            case commands.SetSettings(changes=changes):
-                return self._set(changes)
-            case commands.Stop(how=how):
-                self.stop(how)
-                return None
-            case commands.Begin():
-                self._begun.set()
-                return None
-            case commands.ChooseRuns(runs=runs):
-                self._set({"runs": runs})
-                if self._agent is not None:
-                    self._agent.choose_runs(runs)
-                return None
+        own = self._own.get(type(command))
+        if own is not None:
+            return await _answered(own(command))
         if not self._begun.is_set() and self.profile.joined:
             return self._before_the_answers(command)
         if self._agent is None or self._prompts is None:
             raise Conflict(Sentence("this needs a coordinator: join one first"))
-        if isinstance(command, PROMPTING):
-            return await _prompting(self._prompts, self._agent.remote.api, command)
-        return await self._act(self._agent, command)
+        if (prompting := PROMPTING.get(type(command))) is not None:
+            return await _answered(prompting(self._prompts, command))
+        if isinstance(command, commands.Query):
+            return await self._query(self._agent, command)
+        if (acting := ACTING.get(type(command))) is not None:
+            return await _answered(acting(self._agent, command))
+        raise Conflict(
+            Sentence("{name} is no command of this version", name=type(command).__name__)
+        )
+
+    @cached_property
+    def _own(self) -> dict[type[Command], Callable[[Any], Any]]:
+        """Return what the commands do that need no coordinator."""
+        return {
+            commands.GetStatus: lambda _: self._hub.status,
+            commands.Probe: lambda told: probe(parse_link(told.link), self._connect),
+            commands.Join: self._join,
+            commands.GetSettings: lambda _: setting_rows_of(self.loaded),
+            commands.SetSettings: lambda told: self._set(told.changes),
+            commands.Stop: lambda told: self.stop(told.how),
+            commands.Begin: lambda _: self._begun.set(),
+            commands.ChooseRuns: self._choose_runs,
+        }
+
+    def _choose_runs(self, command: commands.ChooseRuns) -> None:
+        self._set({"runs": command.runs})
+        if self._agent is not None:
+            self._agent.choose_runs(command.runs)
 
     def _before_the_answers(self, command: Command) -> None:
         """Carry out a command to a first start that waits for its owner. Raises Conflict."""
@@ -309,45 +306,6 @@ class Engine:
         self._joined.set()
         if self._agent is not None:
             self._agent.stop(how)
-
-    async def _act(self, agent: Agent, command: Command) -> Any:
-        match command:
-            case commands.Pause():
-                agent.pause(command)
-            case commands.Resume():
-                agent.resume(command.device, by=command.by)
-            case commands.Finish():
-                agent.finish()
-            case commands.Retry():
-                agent.retry()
-            case commands.Consent(run=run):
-                await agent.consent(run)
-            case commands.ReadAnnouncements():
-                agent.read_announcements()
-            case commands.Measure():
-                await agent.measure(command.device, quick=command.quick)
-            case commands.StopMeasuring():
-                agent.stop_measuring()
-            case commands.LookAtDevices():
-                agent.look()
-            case commands.GetMeasured():
-                return agent.store.home.memory.measured
-            case commands.GetInvitation():
-                who = agent.remote.identity
-                return format_link(
-                    JoinLink(url=who.url, fingerprint=who.fingerprint, tls_pin=who.tls_pin)
-                )
-            case commands.Query():
-                return await self._query(agent, command)
-            case commands.GetPicture(run=run, version=version):
-                return await sample_picture(agent.remote, run, version)
-            case commands.MakeLink():
-                return await agent.remote.api.link()
-            case _:
-                raise Conflict(
-                    Sentence("{name} is no command of this version", name=type(command).__name__)
-                )
-        return None
 
     async def _query(self, agent: Agent, command: commands.Query) -> tuple[Any, str]:
         """Return a reply of the coordinator and the cursor of the next page.
@@ -418,27 +376,13 @@ def _stopped(error: VolunteerError) -> events.Stopped:
     )
 
 
-async def _prompting(prompts: Prompts, api: Api, command: Command) -> Any:
-    match command:
-        case commands.GetModel(model=name):
-            return await api.model(name)
-        case commands.AskModel():
-            return prompts.ask(command)
-        case commands.ReadAnswer(id=number, seen=seen):
-            return await prompts.read(number, seen)
-        case commands.StopAnswer(id=number):
-            await prompts.stop(number)
-        case commands.DrawImage(model=name, seed=seed):
-            return await drawn(api, name, seed)
-        case commands.CreateKey(request=request):
-            return await api.create_key(request)
-        case commands.RevokeKey(key=key):
-            return await api.revoke_key(key)
-        case commands.GetPrompts():
-            return prompts.past()
-        case commands.ForgetPrompts():
-            prompts.forget()
-    return None
+def _invitation(who: Identity) -> str:
+    return format_link(JoinLink(url=who.url, fingerprint=who.fingerprint, tls_pin=who.tls_pin))
+
+
+async def _answered(answer: Any) -> Any:
+    """Return the answer to a command, which may have to be awaited."""
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 async def sample_picture(remote: Remote, run: str, version: int) -> bytes:
@@ -459,3 +403,32 @@ async def sample_picture(remote: Remote, run: str, version: int) -> bytes:
         )
     path = await remote.transfers.fetch(ref, lambda _: None)
     return await asyncio.to_thread(path.read_bytes)
+
+
+# What the commands to an agent do, and their answers.
+ACTING: dict[type[Command], Callable[[Agent, Any], Any]] = {
+    commands.Pause: Agent.pause,
+    commands.Resume: lambda agent, told: agent.resume(told.device, by=told.by),
+    commands.Finish: lambda agent, _: agent.finish(),
+    commands.Retry: lambda agent, _: agent.retry(),
+    commands.Consent: lambda agent, told: agent.consent(told.run),
+    commands.ReadAnnouncements: lambda agent, _: agent.read_announcements(),
+    commands.Measure: lambda agent, told: agent.measure(told.device, quick=told.quick),
+    commands.StopMeasuring: lambda agent, _: agent.stop_measuring(),
+    commands.LookAtDevices: lambda agent, _: agent.look(),
+    commands.GetMeasured: lambda agent, _: agent.store.home.memory.measured,
+    commands.GetInvitation: lambda agent, _: _invitation(agent.remote.identity),
+    commands.GetPicture: lambda agent, told: sample_picture(agent.remote, told.run, told.version),
+    commands.MakeLink: lambda agent, _: agent.remote.api.link(),
+    commands.GetModel: lambda agent, told: agent.remote.api.model(told.model),
+    commands.DrawImage: lambda agent, told: drawn(agent.remote.api, told.model, told.seed),
+    commands.CreateKey: lambda agent, told: agent.remote.api.create_key(told.request),
+    commands.RevokeKey: lambda agent, told: agent.remote.api.revoke_key(told.key),
+}
+PROMPTING: dict[type[Command], Callable[[Prompts, Any], Any]] = {
+    commands.AskModel: Prompts.ask,
+    commands.ReadAnswer: lambda prompts, told: prompts.read(told.id, told.seen),
+    commands.StopAnswer: lambda prompts, told: prompts.stop(told.id),
+    commands.GetPrompts: lambda prompts, _: prompts.past(),
+    commands.ForgetPrompts: lambda prompts, _: prompts.forget(),
+}

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar, dataclass_transform
+from functools import reduce
+from operator import or_
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 
@@ -254,66 +266,18 @@ class MakeLink(Ask[LinkCode]):
     """A ten-minute code for another machine of the same account."""
 
 
-AnyCommand = (
-    GetStatus
-    | Probe
-    | Join
-    | Pause
-    | Resume
-    | Finish
-    | Stop
-    | Retry
-    | Consent
-    | ReadAnnouncements
-    | Begin
-    | Measure
-    | StopMeasuring
-    | LookAtDevices
-    | GetMeasured
-    | GetInvitation
-    | ChooseRuns
-    | GetSettings
-    | SetSettings
-    | Query
-    | GetPicture
-    | MakeLink
-    | GetModel
-    | AskModel
-    | ReadAnswer
-    | StopAnswer
-    | DrawImage
-    | CreateKey
-    | RevokeKey
-    | GetPrompts
-    | ForgetPrompts
-)
-
-# Types of the answers, for the side that reads them from a socket.
-REPLIES: dict[type[Command], Any] = {
-    GetStatus: Status,
-    Probe: ServerInfo,
-    Join: Joined,
-    GetSettings: tuple[SettingRow, ...],
-    SetSettings: tuple[SettingRow, ...],
-    GetMeasured: tuple[Benchmark, ...],
-    GetInvitation: str,
-    MakeLink: LinkCode,
-    GetPicture: bytes,
-    GetModel: ModelCard,
-    AskModel: int,
-    ReadAnswer: Answer,
-    DrawImage: Drawn,
-    CreateKey: NewKey,
-    RevokeKey: KeyInfo,
-    GetPrompts: tuple[PastPrompt, ...],
-}
+if TYPE_CHECKING:
+    AnyCommand: TypeAlias = Command
+else:  # every command above, for the decoder: tags tell them apart
+    AnyCommand = reduce(or_, {*Command.__subclasses__(), *Ask.__subclasses__()} - {Ask})
 
 
 def reply_type(command: Command) -> Any:
     """Return the type of the answer to a command; None where it has none. Raises BadRequest."""
     if isinstance(command, Query):
         return tuple[query_of(command).reply, str]  # type: ignore[misc]
-    return REPLIES.get(type(command))
+    bases = getattr(type(command), "__orig_bases__", ())
+    return next((get_args(base)[0] for base in bases if get_origin(base) is Ask), None)
 
 
 def query_of(command: Query) -> Endpoint[Any]:

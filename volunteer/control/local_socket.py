@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -27,7 +27,6 @@ from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
 from shared.sentences import Sentence, parts
 from volunteer.control.commands import (
     Answered,
-    AnyCommand,
     Asked,
     Command,
     EventLine,
@@ -162,7 +161,7 @@ class Remote:
         answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiting[self._last] = answer
         try:
-            await _send(self._writer, Asked(id=self._last, command=cast(AnyCommand, command)))
+            await _send(self._writer, Asked(id=self._last, command=command))
             raw = await answer
         except ConnectionError as error:
             raise Unreachable(Sentence("the volunteer has ended")) from error

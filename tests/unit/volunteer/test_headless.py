@@ -299,6 +299,8 @@ async def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
         await engine.play(told)  # more than a pipe holds, and the loop goes on
         for number in range(100):
             line = await asyncio.to_thread(reader.readline)
-            assert decode(line, AnyEvent).message.startswith(f"{number} ")
+            notice = decode(line, AnyEvent)
+            assert isinstance(notice, events.Notice)
+            assert notice.message.startswith(f"{number} ")
         engine.hub.close()
         await running

@@ -8,7 +8,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from shared.protocol.listings import LossPoint
 from tests.support.virtual_clock import VirtualClock
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
-from volunteer.control.commands import REPLIES, AnyCommand, Ask, Command, Query, Snapshot
+from volunteer.control.commands import AnyCommand, Ask, Command, Query, Snapshot
 from volunteer.control.control import Control
 from volunteer.control.event_bus import PENDING_MAX, Hub, Subscription
 from volunteer.control.local_socket import ControlServer, SocketAddress, attach
@@ -312,5 +312,11 @@ async def test_a_long_path_does_not_keep_the_socket_away(tmp_path: Path) -> None
 
 
 def test_every_command_that_is_answered_says_with_what() -> None:
-    kinds: set[type[Command]] = set(AnyCommand.__args__)
-    assert {kind for kind in kinds if issubclass(kind, Ask)} == {*REPLIES, Query}
+    kinds = set(get_args(AnyCommand))
+    assert {commands.Pause, commands.GetStatus, Query} <= kinds
+    assert kinds.isdisjoint({Ask, Command})
+    assert commands.reply_type(commands.GetStatus()) is Status
+    assert commands.reply_type(commands.AskModel(model="r", prompt="p")) is int
+    assert commands.reply_type(commands.Pause()) is None
+    for kind in kinds & set(Ask.__subclasses__()):
+        assert get_args(kind.__orig_bases__[0]), kind
