@@ -32,7 +32,7 @@ from shared.tensors.sketch import sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, grid
 from shared.tensors.update import delta, opened
-from shared.workloads.base import Work, libraries_here
+from shared.workloads.base import Weights, Work, libraries_here
 
 if TYPE_CHECKING:
     import numpy as np
@@ -290,7 +290,7 @@ def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
     )
 
 
-def state_cosine(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
+def state_cosine(ours: Weights, theirs: Weights) -> float:
     """Return the least likeness over the kinds of state ("exp_avg", "exp_avg_sq"): the cosine, by
     what one is longer; -1 where one is missing or of another shape.
     """

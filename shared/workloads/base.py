@@ -23,7 +23,7 @@ from importlib.metadata import (
 )
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -47,7 +47,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
 UpdateKind = Literal["delta", "gradient", "games", "evaluation"]
-
+Config: TypeAlias = Mapping[str, Any]  # a `[model]` table with every default
+Weights: TypeAlias = "Mapping[str, torch.Tensor]"  # by name
 
 StepsOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
@@ -224,7 +225,7 @@ class Work(Protocol):
         Only between steps.
         """
 
-    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
+    def restore(self, snapshot: Weights) -> None: ...
 
 
 class Reader(Protocol):
@@ -297,7 +298,7 @@ class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
 class Converted(NamedTuple):
     """A version in a format of another library."""
 
-    tensors: Mapping[str, torch.Tensor]  # for a model.safetensors; none: there is no such file
+    tensors: Weights  # for a model.safetensors; none: there is no such file
     files: Mapping[str, bytes]
     code: Sequence[str]  # lines that load it and make something, for the card
     needs: str = ""  # packages of these lines, by their names for pip; "": our own
@@ -353,70 +354,60 @@ class Workload(Protocol):
             f"the workload {self.name} builds no dataset itself: use --text, --chat or --images"
         )
 
-    def schema(self, config: Mapping[str, Any]) -> Schema:
+    def schema(self, config: Config) -> Schema:
         """Names, shapes, dtypes and roles of everything a version holds, in canonical order.
 
         Needs no torch tensor.
         """
 
-    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         """Version 0, deterministic in the seed."""
 
-    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+    def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         """Return how many samples each training chunk gives under this config."""
         return [chunk.items for chunk in manifest.chunks]
 
-    def items_per_sample(self, config: Mapping[str, Any]) -> int:
+    def items_per_sample(self, config: Config) -> int:
         """Return how many of the `traits.items` one sample is: what `[stop] tokens` and progress
         count.
         """
         return 1
 
-    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+    def flops_per_sample(self, config: Config) -> float:
         """Forward and backward, for price and task sizing."""
 
-    def fixed_bytes(self, config: Mapping[str, Any]) -> int:
+    def fixed_bytes(self, config: Config) -> int:
         """Memory beside that of trained numbers: frozen weights, and activations of a sample."""
         return 0
 
-    def libraries(self, config: Mapping[str, Any]) -> Sequence[str]:
+    def libraries(self, config: Config) -> Sequence[str]:
         """Libraries, of those in `optional`, that training needs under this config."""
         return ()
 
-    def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
+    def files(self, config: Config) -> Mapping[str, ChunkRef]:
         """Files that every version of a run needs beside its tensors, by hash, such as weights that
         stay as they are. A worker finds each as an asset of its data.
         """
         return {}
 
-    def origin(self, config: Mapping[str, Any]) -> Origin | None:
+    def origin(self, config: Config) -> Origin | None:
         """The model that a run goes on from, and where else than at the coordinator its `files`
         may be had; None where it begins from nothing.
         """
         return None
 
-    def sources(self, config: Mapping[str, Any]) -> Mapping[str, Path]:
+    def sources(self, config: Config) -> Mapping[str, Path]:
         """Paths on the organiser's machine of the `files`, when a run is created from them."""
         return {}
 
-    def whole(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        files: Mapping[str, Path],
-    ) -> Mapping[str, torch.Tensor]:
+    def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
         """The tensors of a version together with those of its `files`: what `decoder`, `export` and
         `convert` take.
         """
         return weights
 
     def begin(
-        self,
-        job: Job,
-        weights: Mapping[str, torch.Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, torch.Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> Work:
         """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner` is the kept optimiser state,
         if any.
@@ -424,8 +415,8 @@ class Workload(Protocol):
 
     def evaluate(
         self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
+        config: Config,
+        weights: Weights,
         heldout: Data | None,
         budget_s: float,
         stop: Callable[[], bool],
@@ -436,38 +427,22 @@ class Workload(Protocol):
         """
 
     def sample(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        data: Data | None,
-        prompt: str,
-        seed: int,
+        self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
         """Something to look at, deterministic in the seed."""
 
     def decoder(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
-        slots: int,
-        device: str,
+        self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder | None:
         """A version that answers prompts; None: it has no text to give."""
         return None
 
-    def export(
-        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
+    def export(self, config: Config, weights: Weights) -> dict[str, torch.Tensor]:
         """The tensors of a published file, e.g. with a tied head written out."""
         return dict(weights)
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
     ) -> Converted:
         """A version in one of the `formats`. Raises Configuration where a library is missing."""
         raise NotImplementedError(f"{self.name} knows no format {format}")

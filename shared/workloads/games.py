@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-if TYPE_CHECKING:
-    import torch
+from shared.workloads.base import Config, Weights
 
+if TYPE_CHECKING:
     from shared.workloads.base import Job
 
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Actor(Protocol):
     """Work that may go on with a newer version (self-play)."""
 
-    def swap(self, weights: Mapping[str, torch.Tensor], version: int, sha256: str) -> None:
+    def swap(self, weights: Weights, version: int, sha256: str) -> None:
         """A newer version was announced: what begins from now on uses it, what has begun goes on as
         it was.
         """
@@ -138,7 +138,7 @@ def cell_name(cell: int, size: int) -> str:
 class Games(Protocol):
     """Interface of a workload that learns from games against itself."""
 
-    def plan(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> SelfPlay: ...
+    def plan(self, config: Config, options: Mapping[str, Any]) -> SelfPlay: ...
 
     def inspect(
         self,
@@ -160,18 +160,16 @@ class Games(Protocol):
     def seal(self, files: Sequence[bytes]) -> Sealed:
         """One chunk for learners out of the good games of several files."""
 
-    def opponent(
-        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
-    ) -> Opponent: ...
+    def opponent(self, config: Config, weights: Weights) -> Opponent: ...
 
     def meet(
         self,
-        config: Mapping[str, Any],
+        config: Config,
         options: Mapping[str, Any],
-        weights: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+        weights: tuple[Weights, Weights],
         games: int,
     ) -> Encounter:
         """Let two versions play, under the rules of the run's matches. Runs torch."""
 
-    def rules(self, config: Mapping[str, Any]) -> tuple[int, int]:
+    def rules(self, config: Config) -> tuple[int, int]:
         """Side of the board, and how many in a row win."""

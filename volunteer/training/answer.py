@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shared.errors import InvalidFrame
 from shared.protocol.inference import AnswerTask
 from shared.sentences import Sentence
 from shared.tensors.frame import open_frame
-from shared.workloads.base import Workload
+from shared.workloads.base import Config, Workload
 
 if TYPE_CHECKING:
     from shared.workloads.base import Decoder
@@ -26,7 +26,7 @@ class AnswerFiles:
 
     sha256: str  # of its weights
     workload: Workload
-    config: Mapping[str, Any]
+    config: Config
     weights: Path
     files: Mapping[str, Path]  # of the run, by name
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.workloads.base import Result
+from shared.workloads.base import Result, Weights
 from volunteer.training.job import Spent
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +19,7 @@ class Whole:
     """Sum of the stretches of a part so far."""
 
     result: Result
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Weights
     spent: Spent
     base_version: int  # the oldest
 
@@ -31,9 +30,7 @@ class Summed:
     def __init__(self) -> None:
         self._whole: Whole | None = None
 
-    def add(
-        self, result: Result, tensors: Mapping[str, torch.Tensor], spent: Spent, version: int
-    ) -> None:
+    def add(self, result: Result, tensors: Weights, spent: Spent, version: int) -> None:
         """Add one stretch that was computed on a version."""
         before = self._whole
         if before is None:

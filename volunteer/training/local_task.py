@@ -25,7 +25,7 @@ from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
 from shared.text import size as bytes_in_words
-from shared.workloads.base import Result, Traits, Work, Workload
+from shared.workloads.base import Result, Traits, Weights, Work, Workload
 from shared.workloads.games import Actor
 from shared.workloads.training.micro_batch import Paced
 from volunteer.control.model_step import ModelStep
@@ -67,7 +67,7 @@ class Made:
     """
 
     result: Result
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Weights
     spent: Spent
     place: Place
     inner: InnerState | None = None  # the optimiser's state that it left
@@ -167,7 +167,7 @@ class LocalTask:
             room = min(room, free_bytes() // 2)
         work.begin_with(micro, most=step is not None and step.halved, room=room)
 
-    def _inner(self) -> Mapping[str, torch.Tensor] | None:
+    def _inner(self) -> Weights | None:
         """Return the optimiser's state to begin with; None where there is none."""
         files = self._files
         if files.held.lease.job.reset_inner:
@@ -360,7 +360,7 @@ class LocalTask:
             found = sums(self._update(made.tensors, base), self._schema, audit.seed)
         return found.astype("<f4").tobytes()
 
-    def _update(self, tensors: Mapping[str, torch.Tensor], base: Mapping[str, Any]) -> SliceReader:
+    def _update(self, tensors: Weights, base: Mapping[str, Any]) -> SliceReader:
         kind, schema = self._files.held.lease.job.update, self._schema
         arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
         if kind == "delta":
@@ -369,7 +369,7 @@ class LocalTask:
             return ArrayReader(arrays, schema)
         raise InvalidFrame(Sentence("this version cannot submit {update}", update=kind))
 
-    def _encode(self, tensors: Mapping[str, torch.Tensor], path: Path) -> EncodedUpdate:
+    def _encode(self, tensors: Weights, path: Path) -> EncodedUpdate:
         files, lease, schema = self._files, self._files.held.lease, self._schema
         chosen = codec(lease.grant.codec)
         with open_frame(files.weights, schema) as base:
@@ -389,7 +389,7 @@ class LocalTask:
             return made
 
 
-def _refuse_diverged(tensors: Mapping[str, torch.Tensor]) -> None:
+def _refuse_diverged(tensors: Weights) -> None:
     """Raise InvalidFrame for NaN and infinite values: nothing may go on from them."""
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Data
+from shared.workloads.base import Data, Weights
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import Shape
 from shared.workloads.causal_lm.config import BASE, HEAD, CausalConfig, folder_of, schema
@@ -26,7 +26,7 @@ _RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight")  # scaled dow
 BASE_SEED = 0  # of a frozen model that no file brings
 
 
-def frozen_of(config: CausalConfig, data: Data | None) -> Mapping[str, Tensor] | None:
+def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
     """Frozen weights of a run's model from a worker's data; None where every weight is trained.
 
     Raises NotFound where they are not here.
@@ -39,7 +39,7 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Mapping[str, Tensor] |
     return frozen_in(config, {name: data.asset(name) for name in names} if data else {})
 
 
-def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Mapping[str, Tensor]:
+def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
     """Frozen weights of a run's model from its files; nothing where every weight is trained."""
     if not config.frozen:
         return {}

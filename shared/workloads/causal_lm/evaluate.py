@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from shared.workloads.base import Data
+from shared.workloads.base import Data, Weights
 from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
 from shared.workloads.causal_lm.decoder import CausalDecoder
@@ -22,11 +21,7 @@ _TEMPERATURE, _TOP_P = 0.8, 0.95
 
 
 def evaluate(
-    config: CausalConfig,
-    weights: Mapping[str, Tensor],
-    heldout: Data,
-    budget_s: float,
-    stop: Callable[[], bool],
+    config: CausalConfig, weights: Weights, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
     """Metrics of a version; see `heldout_loss`."""
     marked = learnt_share(heldout.manifest) is not None

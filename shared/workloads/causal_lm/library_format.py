@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from shared.errors import BadRequest
-from shared.workloads.base import Converted
+from shared.workloads.base import Converted, Weights
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape
 from shared.workloads.causal_lm.config import CausalConfig, Lora, adapted
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 
 
-def as_model(
-    config: CausalConfig, whole: Mapping[str, Tensor], tokenizer: bytes | None
-) -> Converted:
+def as_model(config: CausalConfig, whole: Weights, tokenizer: bytes | None) -> Converted:
     """The tensors and files of a folder that `AutoModelForCausalLM` loads."""
     end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None
     kind = config.shape.model_type
@@ -44,7 +41,7 @@ def as_model(
     )
 
 
-def as_adapter(config: CausalConfig, whole: Mapping[str, Tensor]) -> Converted:
+def as_adapter(config: CausalConfig, whole: Weights) -> Converted:
     """The files of a folder that `PeftModel` loads beside the frozen model. Raises BadRequest for
     a run without adapters.
     """
@@ -71,7 +68,7 @@ def as_adapter(config: CausalConfig, whole: Mapping[str, Tensor]) -> Converted:
     )
 
 
-def _merged(config: CausalConfig, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
     """Every weight, with W + alpha / rank B A where there are adapters."""
     found = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
     turned = isinstance(config.shape, Gpt2Shape)

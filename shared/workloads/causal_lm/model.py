@@ -6,7 +6,6 @@ Shapes: B windows, T tokens, V vocabulary. Weights are float32; autocast is the 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from shared.errors import InvalidFrame
 from shared.tensors.spec import Schema
+from shared.workloads.base import Weights
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, Shape
 from shared.workloads.causal_lm.config import (
@@ -116,8 +116,8 @@ def library_config(shape: Shape) -> Any:
 
 def build(
     config: CausalConfig,
-    weights: Mapping[str, Tensor],
-    frozen: Mapping[str, Tensor] | None,
+    weights: Weights,
+    frozen: Weights | None,
     device: str,
     base_precision: BasePrecision = "float32",
 ) -> CausalModel:
@@ -156,11 +156,7 @@ def build(
 
 
 def _hold(
-    module: nn.Module,
-    config: CausalConfig,
-    weights: Mapping[str, Tensor],
-    device: str,
-    precision: BasePrecision,
+    module: nn.Module, config: CausalConfig, weights: Weights, device: str, precision: BasePrecision
 ) -> None:
     """Put matrices in few bits in the place of the library's, one after the other: all of them in
     float32 may be more than there is memory.
@@ -174,7 +170,7 @@ def _hold(
 
 
 def _adapt(
-    module: nn.Module, config: CausalConfig, lora: Lora, own: Mapping[str, Tensor], keys: SampleKeys
+    module: nn.Module, config: CausalConfig, lora: Lora, own: Weights, keys: SampleKeys
 ) -> None:
     for place, (name, size) in enumerate(adapted(config).items()):
         parent, _, last = name.rpartition(".")
@@ -197,7 +193,7 @@ def _empty(shape: Shape) -> Any:
     return module
 
 
-def _fitting(wanted: Schema, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _fitting(wanted: Schema, weights: Weights) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for spec in wanted:
         value = weights.get(spec.name)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
-from shared.workloads.base import Data, Job
+from shared.workloads.base import Data, Job, Weights
 from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
 from shared.workloads.causal_lm.model import build
@@ -22,12 +19,7 @@ class CausalWork(StepWork):
     """See `StepWork`. A sample is a window."""
 
     def __init__(
-        self,
-        job: Job,
-        weights: Mapping[str, Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
         config = CausalConfig.from_dict(job.config)
         order = PassOrder(windows_of(data.manifest, config.context), job.order_seed)

@@ -15,6 +15,7 @@ from shared.errors import BadRequest, NotFound
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
     ChunkRef,
+    Config,
     Converted,
     Data,
     DatasetManifest,
@@ -23,6 +24,7 @@ from shared.workloads.base import (
     Job,
     Origin,
     Sample,
+    Weights,
     Work,
     Workload,
 )
@@ -53,10 +55,10 @@ class CausalWorkload(Workload):
 
         return build(wanted, put, skip)
 
-    def schema(self, config: Mapping[str, Any]) -> Schema:
+    def schema(self, config: Config) -> Schema:
         return settings.schema(CausalConfig.from_dict(config))
 
-    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         from shared.workloads.causal_lm.base_model import from_folder, initial
 
         checked = CausalConfig.from_dict(config)
@@ -65,52 +67,42 @@ class CausalWorkload(Workload):
             return {spec.name: found[spec.name] for spec in settings.schema(checked)}
         return initial(checked, seed)
 
-    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+    def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return windows_of(manifest, CausalConfig.from_dict(config).context)
 
-    def items_per_sample(self, config: Mapping[str, Any]) -> int:
+    def items_per_sample(self, config: Config) -> int:
         return CausalConfig.from_dict(config).context
 
-    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+    def flops_per_sample(self, config: Config) -> float:
         return settings.flops_per_sample(CausalConfig.from_dict(config))
 
-    def fixed_bytes(self, config: Mapping[str, Any]) -> int:
+    def fixed_bytes(self, config: Config) -> int:
         return settings.fixed_bytes(CausalConfig.from_dict(config))
 
-    def libraries(self, config: Mapping[str, Any]) -> Sequence[str]:
+    def libraries(self, config: Config) -> Sequence[str]:
         return settings.libraries(CausalConfig.from_dict(config))
 
-    def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
+    def files(self, config: Config) -> Mapping[str, ChunkRef]:
         checked = CausalConfig.from_dict(config)
         if not checked.frozen:
             return {}  # version 0 holds them, and changes them
         return {f"{BASE}/{name}": file for name, file in checked.files.items()}
 
-    def sources(self, config: Mapping[str, Any]) -> Mapping[str, Path]:
+    def sources(self, config: Config) -> Mapping[str, Path]:
         files = self.files(config)
         folder = settings.folder_of(CausalConfig.from_dict(config)) if files else Path()
         return {name: folder / name.partition("/")[2] for name in files}
 
-    def origin(self, config: Mapping[str, Any]) -> Origin | None:
+    def origin(self, config: Config) -> Origin | None:
         return settings.origin(CausalConfig.from_dict(config))
 
-    def whole(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        files: Mapping[str, Path],
-    ) -> Mapping[str, torch.Tensor]:
+    def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
         from shared.workloads.causal_lm.base_model import frozen_in
 
         return {**frozen_in(CausalConfig.from_dict(config), files), **weights}
 
     def begin(
-        self,
-        job: Job,
-        weights: Mapping[str, torch.Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, torch.Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> Work:
         from shared.workloads.causal_lm.train import CausalWork
 
@@ -122,8 +114,8 @@ class CausalWorkload(Workload):
 
     def evaluate(
         self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
+        config: Config,
+        weights: Weights,
         heldout: Data | None,
         budget_s: float,
         stop: Callable[[], bool],
@@ -135,12 +127,7 @@ class CausalWorkload(Workload):
         return evaluate(CausalConfig.from_dict(config), weights, heldout, budget_s, stop)
 
     def sample(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        data: Data | None,
-        prompt: str,
-        seed: int,
+        self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
         from shared.workloads.causal_lm.base_model import frozen_of
         from shared.workloads.causal_lm.decoder import CausalDecoder
@@ -157,12 +144,7 @@ class CausalWorkload(Workload):
         return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)
 
     def decoder(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
-        slots: int,
-        device: str,
+        self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder | None:
         from shared.workloads.causal_lm.decoder import CausalDecoder
         from shared.workloads.causal_lm.model import build
@@ -172,11 +154,7 @@ class CausalWorkload(Workload):
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
     ) -> Converted:
         from shared.workloads.causal_lm.library_format import as_adapter, as_model
 

@@ -6,7 +6,7 @@ those of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import monotonic
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.errors import InvalidRunFile, NotFound
-from shared.workloads.base import Data, Sample
+from shared.workloads.base import Data, Sample, Weights
 from shared.workloads.data.classifier import Judge, frechet, load_judge, spread
 from shared.workloads.data.image_chunks import to_pixels
 from shared.workloads.data.image_dataset import JUDGE
@@ -35,7 +35,7 @@ _SHARE_MIN = 0.25  # ... and as covered from this part of its share among real i
 
 
 @torch.inference_mode()
-def draw(config: DcganConfig, weights: Mapping[str, Tensor], noise: NDArray[np.float32]) -> Tensor:
+def draw(config: DcganConfig, weights: Weights, noise: NDArray[np.float32]) -> Tensor:
     """Images (N, C, S, S) in -1 ... 1 of noise (N, L), on the CPU."""
     model = build(config, weights, "cpu").eval()
     parts = [noise[start : start + _AT_ONCE] for start in range(0, len(noise), _AT_ONCE)]
@@ -44,7 +44,7 @@ def draw(config: DcganConfig, weights: Mapping[str, Tensor], noise: NDArray[np.f
 
 def evaluate(
     config: DcganConfig,
-    weights: Mapping[str, Tensor],
+    weights: Weights,
     heldout: Data | None,
     budget_s: float,
     stop: Callable[[], bool],
@@ -102,7 +102,7 @@ def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple
     return float(covered.mean()), float(np.minimum(shown, real).sum())
 
 
-def sample(config: DcganConfig, weights: Mapping[str, Tensor], prompt: str, seed: int) -> Sample:
+def sample(config: DcganConfig, weights: Weights, prompt: str, seed: int) -> Sample:
     """64 images of noise that seed and prompt fix, as PNG; the first of them as text too."""
     noise = normal(f"sample/{prompt}", seed, (_ROW * _ROW, config.latent))
     images: Pixels = to_pixels(draw(config, weights, noise).numpy())

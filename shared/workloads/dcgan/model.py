@@ -8,13 +8,14 @@ autocast is the caller's.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from shared.errors import InvalidFrame
+from shared.workloads.base import Weights
 from shared.workloads.dcgan.config import DcganConfig, Layer, schema
 
 _SLOPE = 0.2  # of the leaky activation
@@ -69,7 +70,7 @@ def _discriminator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
             yield f"act{index}", nn.LeakyReLU(_SLOPE, inplace=True)
 
 
-def build(config: DcganConfig, weights: Mapping[str, Tensor], device: str) -> Dcgan:
+def build(config: DcganConfig, weights: Weights, device: str) -> Dcgan:
     """Both networks on `device` with their own copy of `weights`.
 
     Raises InvalidFrame when they are not this model's.

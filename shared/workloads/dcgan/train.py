@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared.errors import BadRequest, InvalidRunFile
-from shared.workloads.base import HALVINGS_MAX, Data, Job, Progress, Result
+from shared.workloads.base import HALVINGS_MAX, Data, Job, Progress, Result, Weights
 from shared.workloads.data.image_chunks import Images, images_of, to_pixels
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.resize import braille, tile
@@ -54,12 +54,7 @@ class DcganWork:
     """
 
     def __init__(
-        self,
-        job: Job,
-        weights: Mapping[str, Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
         config = DcganConfig.from_dict(job.config)
         order = PassOrder(images_of(data.manifest, config.shape), job.order_seed)
@@ -202,7 +197,7 @@ class DcganWork:
         found[_HALVED] = torch.tensor(self._halved, dtype=torch.int64)
         return found
 
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+    def restore(self, snapshot: Weights) -> None:
         """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
         own = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
@@ -359,11 +354,11 @@ def _parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     return {key: value for key, value in model.named_parameters() if key.startswith(f"{name}.")}
 
 
-def _part(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _part(name: str, tensors: Weights) -> dict[str, Tensor]:
     start = f"{name}/"
     return {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
 
 
-def _whole(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _whole(parts: Mapping[str, Weights]) -> dict[str, Tensor]:
     """The inverse of `_part`."""
     return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}

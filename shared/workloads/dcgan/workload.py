@@ -14,12 +14,14 @@ import numpy as np
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import (
+    Config,
     Converted,
     Data,
     DatasetManifest,
     Job,
     Sample,
     Traits,
+    Weights,
     Work,
     Workload,
 )
@@ -63,10 +65,10 @@ class DcganWorkload(Workload):
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return dcgan_config.config_for(raw, manifest).to_dict()
 
-    def schema(self, config: Mapping[str, Any]) -> Schema:
+    def schema(self, config: Config) -> Schema:
         return dcgan_config.schema(DcganConfig.from_dict(config))
 
-    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         """Convolutions normal with deviation 0.02, scales of norms so around one, everything else
         as nothing was seen.
         """
@@ -75,19 +77,14 @@ class DcganWorkload(Workload):
         specs = dcgan_config.schema(DcganConfig.from_dict(config))
         return {spec.name: torch.from_numpy(_initial(spec, seed)) for spec in specs}
 
-    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+    def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return images_of(manifest, DcganConfig.from_dict(config).shape)
 
-    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+    def flops_per_sample(self, config: Config) -> float:
         return dcgan_config.flops_per_sample(DcganConfig.from_dict(config))
 
     def begin(
-        self,
-        job: Job,
-        weights: Mapping[str, torch.Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, torch.Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> Work:
         from shared.workloads.dcgan.train import DcganWork
 
@@ -99,8 +96,8 @@ class DcganWorkload(Workload):
 
     def evaluate(
         self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
+        config: Config,
+        weights: Weights,
         heldout: Data | None,
         budget_s: float,
         stop: Callable[[], bool],
@@ -110,23 +107,14 @@ class DcganWorkload(Workload):
         return evaluate(DcganConfig.from_dict(config), weights, heldout, budget_s, stop)
 
     def sample(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        data: Data | None,
-        prompt: str,
-        seed: int,
+        self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
         from shared.workloads.dcgan.evaluate import sample
 
         return sample(DcganConfig.from_dict(config), weights, prompt, seed)
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
     ) -> Converted:
         import torch
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.workloads.base import Job
+from shared.workloads.base import Config, Job, Weights
 from shared.workloads.elo import Score
 from shared.workloads.games import (
     Encounter,
@@ -25,8 +25,6 @@ from shared.workloads.gomoku.records import GameRecord, InvalidGame, decode, enc
 from shared.workloads.gomoku.verification import Bench, examine, numbering
 
 if TYPE_CHECKING:
-    import torch
-
     from shared.workloads.gomoku.network import NetEvaluator
 
 # an actor hears of a version with its next heartbeat; that long nobody can know of it
@@ -39,7 +37,7 @@ _FILLED = (
 class GomokuGames(Games):
     """See `Games`."""
 
-    def plan(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> SelfPlay:
+    def plan(self, config: Config, options: Mapping[str, Any]) -> SelfPlay:
         checked, how = GomokuConfig.from_dict(config), GomokuOptions.from_dict(options)
         one = forward_flops(checked)
         return SelfPlay(
@@ -109,16 +107,16 @@ class GomokuGames(Games):
         positions = sum(len(record.visits) for record in records)
         return Sealed(data=encode(records), games=len(records), positions=positions)
 
-    def opponent(self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Opponent:
+    def opponent(self, config: Config, weights: Weights) -> Opponent:
         from shared.workloads.gomoku.opponent import GomokuOpponent
 
         return GomokuOpponent(GomokuConfig.from_dict(config), weights)
 
     def meet(
         self,
-        config: Mapping[str, Any],
+        config: Config,
         options: Mapping[str, Any],
-        weights: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+        weights: tuple[Weights, Weights],
         games: int,
     ) -> Encounter:
         from shared.workloads.gomoku.match import meet
@@ -126,7 +124,7 @@ class GomokuGames(Games):
         manner = GomokuOptions.from_dict(options).match_manner()
         return meet(GomokuConfig.from_dict(config), manner, weights, games)
 
-    def rules(self, config: Mapping[str, Any]) -> tuple[int, int]:
+    def rules(self, config: Config) -> tuple[int, int]:
         checked = GomokuConfig.from_dict(config)
         return checked.size, checked.win
 

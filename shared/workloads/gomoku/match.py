@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from shared.errors import InvalidFrame
-from shared.workloads.base import Data, Job, Sample
+from shared.workloads.base import Data, Job, Sample, Weights
 from shared.workloads.games import Encounter, cell_name
 from shared.workloads.gomoku.arena import Arena, GamePlan, Played
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
@@ -23,7 +21,7 @@ from shared.workloads.gomoku.rules import Position, Rules, drawing
 
 OPPONENT = "opponent"  # the asset of a match task with the weights of the other version
 
-Held = Mapping[str, Tensor]
+Held = Weights
 
 
 def plan(rules: Rules, game: int, one: str, other: str) -> GamePlan:

@@ -8,7 +8,6 @@ Shapes: B positions, S side, A = S * S, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from shared.errors import InvalidFrame
 from shared.tensors.frame import open_frame
+from shared.workloads.base import Weights
 from shared.workloads.gomoku.config import (
     PLANES,
     POLICY_CHANNELS,
@@ -95,7 +95,7 @@ class GomokuNet(nn.Module):
         return planes.to(self.stem.weight.dtype).view(shape).permute(0, 3, 1, 2)
 
 
-def build(config: GomokuConfig, weights: Mapping[str, Tensor], device: str) -> GomokuNet:
+def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
     """The model with a copy of `weights` on `device`.
 
     Raises InvalidFrame when they are not those of this config.
@@ -125,7 +125,7 @@ def read_weights(path: Path, config: GomokuConfig) -> dict[str, Tensor]:
 class NetEvaluator:
     """A network as the search asks it: boards of whoever is to move in, logits and values out."""
 
-    def __init__(self, config: GomokuConfig, weights: Mapping[str, Tensor], device: str) -> None:
+    def __init__(self, config: GomokuConfig, weights: Weights, device: str) -> None:
         self.positions = 0  # evaluated so far
         self._device = device
         self._model = build(config, weights, device).requires_grad_(False).train(False)

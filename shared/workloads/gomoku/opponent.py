@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from shared.errors import BadRequest
+from shared.workloads.base import Weights
 from shared.workloads.games import Look, Reply
 from shared.workloads.gomoku.config import GomokuConfig
 from shared.workloads.gomoku.network import NetEvaluator
@@ -23,7 +23,7 @@ _SLOPPY = 0.35  # the easiest level plays the network's second thought this ofte
 class GomokuOpponent:
     """See `Opponent`. Reproducible: the same game at the same level gets the same answer."""
 
-    def __init__(self, config: GomokuConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: GomokuConfig, weights: Weights) -> None:
         self._rules = config.rules
         self._player = NetEvaluator(config, weights, "cpu")
 

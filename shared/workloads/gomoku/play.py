@@ -5,13 +5,12 @@ quarter of a second at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from time import perf_counter
 
 from torch import Tensor
 
 from shared.errors import BadRequest
-from shared.workloads.base import Job, Progress, Result
+from shared.workloads.base import Job, Progress, Result, Weights
 from shared.workloads.gomoku.arena import Arena, GamePlan, Played
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator
@@ -99,7 +98,7 @@ class PlayWork(ABC):
         """Nothing: what is short is played again after a restart, with the same result."""
         return {}
 
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:  # noqa: B027 # nothing is right for most
+    def restore(self, snapshot: Weights) -> None:  # noqa: B027 # nothing is right for most
         """See `snapshot`."""
 
     def _next_plan(self) -> GamePlan | None:

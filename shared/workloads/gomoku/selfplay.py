@@ -4,7 +4,6 @@ newest when it began.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from shared.decoding import decode
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Job, Progress
+from shared.workloads.base import Job, Progress, Weights
 from shared.workloads.gomoku.arena import GamePlan, Played, Seat
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator
@@ -57,7 +56,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 class SelfPlayWork(PlayWork):
     """See `Work` and `Actor`."""
 
-    def __init__(self, job: Job, weights: Mapping[str, Tensor], device: str) -> None:
+    def __init__(self, job: Job, weights: Weights, device: str) -> None:
         self._options = GomokuOptions.from_dict(job.options)
         super().__init__(job, self._options.manner(), device)
         self._versions: dict[str, Version] = {}
@@ -70,7 +69,7 @@ class SelfPlayWork(PlayWork):
         self._dismiss()
         return progress
 
-    def swap(self, weights: Mapping[str, Tensor], version: int, sha256: str) -> None:
+    def swap(self, weights: Weights, version: int, sha256: str) -> None:
         """Games that begin from now on are played by this version."""
         if version > self._versions[self._newest].number:
             self._newest = self._join(weights, Version(version, sha256))
@@ -92,7 +91,7 @@ class SelfPlayWork(PlayWork):
             found |= {f"player{number}/{name}": w for name, w in player.weights().items()}
         return found
 
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+    def restore(self, snapshot: Weights) -> None:
         """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
         try:
             saved = decode(snapshot["games"].numpy().tobytes(), Saved)
@@ -113,7 +112,7 @@ class SelfPlayWork(PlayWork):
         self._arena.seats = [_seat(self._config, half) for half in saved.halves]
         self._arena.again()
 
-    def _join(self, weights: Mapping[str, Tensor], version: Version) -> str:
+    def _join(self, weights: Weights, version: Version) -> str:
         self._versions[version.key] = version
         self._players[version.key] = NetEvaluator(self._config, weights, self._device)
         return version.key

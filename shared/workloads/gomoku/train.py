@@ -7,15 +7,13 @@ A cells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Data, Job
+from shared.workloads.base import Data, Job, Weights
 from shared.workloads.gomoku.config import GomokuConfig, forward_flops
 from shared.workloads.gomoku.network import GomokuNet, build
 from shared.workloads.gomoku.randomness import words
@@ -89,12 +87,7 @@ class LearnWork(StepWork):
     FIGURES = ("policy_loss", "value_loss", "policy_accuracy", "value_error")
 
     def __init__(
-        self,
-        job: Job,
-        weights: Mapping[str, Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
         config = GomokuConfig.from_dict(job.config)
         self._batches = Batches(window(data, config), config.size, job)

@@ -16,12 +16,14 @@ import numpy as np
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
+    Config,
     Converted,
     Data,
     DatasetManifest,
     Job,
     Sample,
     Traits,
+    Weights,
     Work,
     Workload,
 )
@@ -57,10 +59,10 @@ class GomokuWorkload(Workload):
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         return msgspec.structs.asdict(GomokuOptions.from_dict(raw))
 
-    def schema(self, config: Mapping[str, Any]) -> Schema:
+    def schema(self, config: Config) -> Schema:
         return gomoku_config.schema(GomokuConfig.from_dict(config))
 
-    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         """He et al. 2015; each residual branch and the heads' last layers begin as zero (Zhang et
         al. 2019): version 0 knows nothing, whatever its depth.
         """
@@ -77,17 +79,12 @@ class GomokuWorkload(Workload):
             found[spec.name] = torch.from_numpy(value)
         return found
 
-    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+    def flops_per_sample(self, config: Config) -> float:
         """Of one position that is learnt from."""
         return 3 * gomoku_config.forward_flops(GomokuConfig.from_dict(config))
 
     def begin(
-        self,
-        job: Job,
-        weights: Mapping[str, torch.Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, torch.Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> Work:
         from shared.workloads.gomoku.match import MatchWork
         from shared.workloads.gomoku.selfplay import SelfPlayWork
@@ -103,8 +100,8 @@ class GomokuWorkload(Workload):
 
     def evaluate(
         self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
+        config: Config,
+        weights: Weights,
         heldout: Data | None,
         budget_s: float,
         stop: Callable[[], bool],
@@ -119,12 +116,7 @@ class GomokuWorkload(Workload):
         return score(checked.rules, NetEvaluator(checked, weights, "cpu"))
 
     def sample(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        data: Data | None,
-        prompt: str,
-        seed: int,
+        self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
         """A game of this version against itself."""
         from shared.workloads.gomoku.match import exhibition
@@ -132,11 +124,7 @@ class GomokuWorkload(Workload):
         return exhibition(GomokuConfig.from_dict(config), weights, seed)
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
     ) -> Converted:
         from shared.workloads.gomoku.network import build
         from shared.workloads.training.onnx_file import CODE, NAME, onnx_file

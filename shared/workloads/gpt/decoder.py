@@ -6,13 +6,14 @@ nothing is copied as long as the slots in use are the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shared.workloads.base import Weights
 from shared.workloads.generation.prompt_text import PromptText, padded
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import Block, Gpt, build
@@ -22,12 +23,7 @@ class GptDecoder(PromptText):
     """See `Decoder`."""
 
     def __init__(
-        self,
-        config: GptConfig,
-        weights: Mapping[str, Tensor],
-        tokenizer: bytes | None,
-        slots: int,
-        device: str,
+        self, config: GptConfig, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> None:
         super().__init__(tokenizer, config.vocab_size)
         self.slots = slots

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Data
+from shared.workloads.base import Data, Weights
 from shared.workloads.data.token_loss import Losses, Reading, heldout_loss
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
@@ -31,11 +31,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate(
-    config: GptConfig,
-    weights: Mapping[str, Tensor],
-    heldout: Data,
-    budget_s: float,
-    stop: Callable[[], bool],
+    config: GptConfig, weights: Weights, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
     """Metrics of a version; see `heldout_loss`."""
     return heldout_loss(_losses(config, weights), _reading(config), heldout, budget_s, stop)
@@ -49,7 +45,7 @@ def _reading(config: GptConfig) -> Reading:
     )
 
 
-def _losses(config: GptConfig, weights: Mapping[str, Tensor]) -> Losses:
+def _losses(config: GptConfig, weights: Weights) -> Losses:
     model = build(config, weights, "cpu").train(False)
 
     @torch.inference_mode()
@@ -66,9 +62,7 @@ class TextGenerator:
     Without a tokenizer a text is the numbers of its tokens.
     """
 
-    def __init__(
-        self, config: GptConfig, weights: Mapping[str, Tensor], tokenizer: bytes | None
-    ) -> None:
+    def __init__(self, config: GptConfig, weights: Weights, tokenizer: bytes | None) -> None:
         self._config = config
         self._model: Gpt = build(config, weights, "cpu").train(False)
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None

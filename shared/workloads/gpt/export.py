@@ -5,13 +5,11 @@ Needs torch only; the library is for those who load it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
-from shared.workloads.base import Converted
+from shared.workloads.base import Converted, Weights
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.gpt import gpt2, llama
 from shared.workloads.gpt.config import GptConfig
@@ -19,9 +17,7 @@ from shared.workloads.gpt.config import GptConfig
 _ARCHITECTURES = {"gpt2": gpt2, "llama": llama}
 
 
-def converted(
-    config: GptConfig, weights: Mapping[str, Tensor], tokenizer: bytes | None
-) -> Converted:
+def converted(config: GptConfig, weights: Weights, tokenizer: bytes | None) -> Converted:
     """The tensors and files of the folder."""
     architecture = _ARCHITECTURES[config.architecture]
     end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None

@@ -7,12 +7,13 @@ bias, which is zero where ours have none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shared.workloads.base import Weights
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import EPSILON
 
@@ -45,7 +46,7 @@ def settings(config: GptConfig) -> dict[str, Any]:
     }
 
 
-def tensors(config: GptConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def tensors(config: GptConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights under the names of the library."""
     for name, found in weights.items():
         path, _, kind = name.rpartition(".")

@@ -5,12 +5,13 @@ Its queries, keys and values are three matrices, where ours are one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shared.workloads.base import Weights
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import EPSILON, ROTARY_BASE
 
@@ -48,7 +49,7 @@ def settings(config: GptConfig) -> dict[str, Any]:
     }
 
 
-def tensors(config: GptConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def tensors(config: GptConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights under the names of the library."""
     kept = config.key_heads * config.head_width
     for name, found in weights.items():

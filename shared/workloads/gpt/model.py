@@ -6,14 +6,13 @@ Weights are float32; autocast is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shared.errors import InvalidFrame
+from shared.workloads.base import Weights
 from shared.workloads.gpt.config import GptConfig, schema
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
@@ -215,7 +214,7 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
 
 
-def build(config: GptConfig, weights: Mapping[str, Tensor], device: str) -> Gpt:
+def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
     """A model on `device` with its own copy of `weights`.
 
     Raises InvalidFrame when they are not this model's.

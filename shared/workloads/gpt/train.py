@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
-from shared.workloads.base import Data, Job
+from shared.workloads.base import Data, Job, Weights
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
@@ -21,12 +18,7 @@ class GptWork(StepWork):
     """See `StepWork`. A sample is a window."""
 
     def __init__(
-        self,
-        job: Job,
-        weights: Mapping[str, Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
         config = GptConfig.from_dict(job.config)
         order = PassOrder(windows_of(data.manifest, config.block_size), job.order_seed)

@@ -13,6 +13,7 @@ import numpy as np
 from shared.errors import BadRequest, NotFound
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
+    Config,
     Converted,
     Data,
     DatasetManifest,
@@ -20,6 +21,7 @@ from shared.workloads.base import (
     Job,
     Sample,
     Traits,
+    Weights,
     Work,
     Workload,
 )
@@ -64,10 +66,10 @@ class GptWorkload(Workload):
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return gpt_config.config_for(raw, manifest).to_dict()
 
-    def schema(self, config: Mapping[str, Any]) -> Schema:
+    def schema(self, config: Config) -> Schema:
         return gpt_config.schema(GptConfig.from_dict(config))
 
-    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         """Normal with deviation 0.02, on residual branches 0.02 / sqrt(2 layers); norms one, biases
         zero.
 
@@ -89,22 +91,17 @@ class GptWorkload(Workload):
             found[spec.name] = torch.from_numpy(value)
         return found
 
-    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+    def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return windows_of(manifest, GptConfig.from_dict(config).block_size)
 
-    def items_per_sample(self, config: Mapping[str, Any]) -> int:
+    def items_per_sample(self, config: Config) -> int:
         return GptConfig.from_dict(config).block_size
 
-    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+    def flops_per_sample(self, config: Config) -> float:
         return gpt_config.flops_per_sample(GptConfig.from_dict(config))
 
     def begin(
-        self,
-        job: Job,
-        weights: Mapping[str, torch.Tensor],
-        data: Data,
-        device: str,
-        inner: Mapping[str, torch.Tensor] | None,
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> Work:
         from shared.workloads.gpt.train import GptWork
 
@@ -114,8 +111,8 @@ class GptWorkload(Workload):
 
     def evaluate(
         self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
+        config: Config,
+        weights: Weights,
         heldout: Data | None,
         budget_s: float,
         stop: Callable[[], bool],
@@ -127,12 +124,7 @@ class GptWorkload(Workload):
         return evaluate(GptConfig.from_dict(config), weights, heldout, budget_s, stop)
 
     def sample(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        data: Data | None,
-        prompt: str,
-        seed: int,
+        self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
         from shared.workloads.gpt.evaluate import Sampling, TextGenerator
 
@@ -145,31 +137,20 @@ class GptWorkload(Workload):
         return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)
 
     def decoder(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
-        slots: int,
-        device: str,
+        self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder | None:
         from shared.workloads.gpt.decoder import GptDecoder
 
         return GptDecoder(GptConfig.from_dict(config), weights, tokenizer, slots, device)
 
-    def export(
-        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
+    def export(self, config: Config, weights: Weights) -> dict[str, torch.Tensor]:
         found = dict(weights)
         if GptConfig.from_dict(config).tie_head:
             found["head.weight"] = weights["tok_emb.weight"].clone()
         return found
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
     ) -> Converted:
         from shared.workloads.gpt.export import converted
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from shared.workloads.base import Job
+from shared.workloads.base import Job, Weights
 from shared.workloads.training.devices import to_host
 from shared.workloads.training.lr_schedule import learning_rate
 from shared.workloads.training.optimizer import InnerOptimizer
@@ -20,7 +20,7 @@ class Learner:
     """One set of named parameters during one task. `inner` is an optimiser state to go on with."""
 
     def __init__(
-        self, parameters: Mapping[str, Parameter], job: Job, inner: Mapping[str, Tensor] | None
+        self, parameters: Mapping[str, Parameter], job: Job, inner: Weights | None
     ) -> None:
         self._parameters = dict(parameters)
         self._job = job
@@ -64,7 +64,7 @@ class Learner:
 
     def result(self) -> dict[str, Tensor]:
         """Return what the task ends with, on the CPU: the weights, or the mean gradient."""
-        found: Mapping[str, Tensor] = self._sums or self._parameters
+        found: Weights = self._sums or self._parameters
         return {name: to_host(value) for name, value in found.items()}
 
     def state(self) -> dict[str, Tensor]:
@@ -77,7 +77,7 @@ class Learner:
         found |= {f"inner/{name}": value for name, value in self.state().items()}
         return found | {"fresh": torch.tensor(int(self._fresh))}
 
-    def restore(self, snapshot: Mapping[str, Tensor]) -> bool:
+    def restore(self, snapshot: Weights) -> bool:
         """Go on where `snapshot` was taken.
 
         False, and nothing changed, when it is of another task.

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from shared.workloads.base import TrainSettings
+from shared.workloads.base import TrainSettings, Weights
 from shared.workloads.training.lr_schedule import learning_rate as learning_rate
 
 _FUSED = ("cpu", "cuda")  # measured on a CPU: 3 to 5 times faster than the other forms
@@ -118,7 +118,7 @@ class InnerOptimizer:
         }
         return found | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
-    def load(self, state: Mapping[str, Tensor]) -> bool:
+    def load(self, state: Weights) -> bool:
         """Go on from a kept state.
 
         False, and nothing changed, when it belongs to another model or optimiser.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from time import perf_counter
 from typing import ClassVar, NamedTuple
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Job, Progress, Result
+from shared.workloads.base import Job, Progress, Result, Weights
 from shared.workloads.training.devices import autocast, release, to_host
 from shared.workloads.training.learner import Learner
 from shared.workloads.training.micro_batch import Pace
@@ -56,7 +56,7 @@ class StepWork(ABC):
         self,
         job: Job,
         model: nn.Module,
-        inner: Mapping[str, Tensor] | None,
+        inner: Weights | None,
         *,
         device: str,
         samples: int,
@@ -194,7 +194,7 @@ class StepWork(ABC):
             _COUNTERS: torch.tensor(counters, dtype=torch.int64),
         }
 
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+    def restore(self, snapshot: Weights) -> None:
         """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         figures = snapshot.get(_FIGURES)
