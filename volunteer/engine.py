@@ -39,7 +39,6 @@ from volunteer.machine import outside
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
 from volunteer.net.client import post_json
-from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
@@ -236,8 +235,7 @@ class Engine:
     def _agent_of(self, identity: Identity, loaded: Loaded) -> Agent:
         settings, world = loaded.settings, self.world
         home = self.profile.home(identity)
-        address = Address(url=identity.url, tls_pin=identity.tls_pin)
-        api = Api(self._connect(address, identity.token))
+        api = Api(self._connect(identity.address, identity.token))
         cache = Cache(self._directories.cache, int(settings.cache_gb * GIB))
         transfers = Transfers(api, cache, hub_address if settings.hub else None)
         remote = Remote(

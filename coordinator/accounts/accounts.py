@@ -138,12 +138,14 @@ class Volunteers:
             if await self._db.read(lambda conn: store.credentials(conn, who)) is None:
                 raise
 
-    async def challenge(self, volunteer: str) -> Challenge:
+    async def challenge(self, volunteer: str, nickname: str) -> Challenge:
         """Return the proof of work that the registration of this account has to bring.
 
-        Raises BadRequest for what can be no id.
+        Raises BadRequest for what can be no id, InvalidName for a name that cannot be had.
         """
         codes.check_id("volunteer", volunteer)
+        if nickname:
+            await self._db.read(lambda conn: registration.free_name(conn, volunteer, nickname))
         return self._entrance.challenge(volunteer)
 
     def recall(self, header: bytes) -> Principal | None:

@@ -19,11 +19,11 @@ from coordinator.database import key_values, record
 from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import Fresh
 from shared.decoding import decode
-from shared.errors import Configuration, Unavailable
+from shared.errors import BadRequest, Configuration, Unavailable
 from shared.links import JoinLink
 from shared.protocol.accounts import RunInfo, ServerInfo
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
-from shared.signing import SigningKey, fingerprint
+from shared.signing import SigningKey, fingerprint, identity_payload
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 ADMIN = "admin"  # whose secret follows it in a token
+NONCE_CHARS_MAX = 64
 RUNS_S = 1.0  # how long a listing of the runs is served again
 
 
@@ -141,8 +142,13 @@ class ServerIdentity:
         """Return every run; the listing may be a second old."""
         return await self._listing.get()
 
-    async def info(self) -> ServerInfo:
-        """Return the public description of this coordinator; the runs may be a second old."""
+    async def info(self, nonce: str = "") -> ServerInfo:
+        """Return the public description of this coordinator; the runs may be a second old.
+
+        Raises BadRequest for a nonce that is too long.
+        """
+        if len(nonce) > NONCE_CHARS_MAX:
+            raise BadRequest(f"a nonce has at most {NONCE_CHARS_MAX} characters")
         return ServerInfo(
             name=self._settings.name,
             software=software(),
@@ -157,6 +163,7 @@ class ServerIdentity:
             contact=self._settings.contact,
             now=self._clock.now(),
             runs=await self._listing.get(),
+            proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",
         )
 
     async def ping(self) -> None:

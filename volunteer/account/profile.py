@@ -39,6 +39,7 @@ from volunteer.files import (
     write_whole,
 )
 from volunteer.machine.energy import Today
+from volunteer.net.tls import Address
 
 VERDICTS_KEPT = 200
 
@@ -63,6 +64,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def token(self) -> str:
         return f"{self.worker_id}.{self.secret}"
+
+    @property
+    def address(self) -> Address:
+        """Address of the coordinator, which proves its key there before it gets the secret."""
+        return Address(url=self.url, tls_pin=self.tls_pin, public_key=self.public_key)
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

@@ -275,8 +275,9 @@ class Agent:
 
     async def _hello(self, demanded: tuple[str, ...]) -> None:
         identity = self.remote.identity
+        await self.remote.api.client.recognise()
         server = await self.remote.api.server()
-        check_server(server, identity.public_key)
+        check_server(server)
         if server.protocol_min_next > PROTOCOL:
             self._hub.notice(
                 Sentence("the coordinator will soon need a newer version: pipx upgrade volunteer"),

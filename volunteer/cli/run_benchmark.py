@@ -36,7 +36,6 @@ from volunteer.i18n.catalogue import _, shown
 from volunteer.i18n.formats import duration_words, size
 from volunteer.machine.devices import choose, default_threads, detect, hardware
 from volunteer.net.api import Api
-from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
@@ -101,8 +100,7 @@ class _Trial:
     async def measured(self, run: str, device: str) -> list[ModelStep]:
         """Return a measured step for each chosen device, and remember them."""
         clock = SystemClock()
-        address = Address(url=self.identity.url, tls_pin=self.identity.tls_pin)
-        api = Api(connector(clock)(address, self.identity.token))
+        api = Api(connector(clock)(self.identity.address, self.identity.token))
         trainer = Trainer("trial", threads=self.settings.threads or default_threads(), clock=clock)
         trainer.start()
         try:

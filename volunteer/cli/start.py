@@ -483,11 +483,9 @@ async def ask_coordinator(directories: Directories, question: Callable[[Api], Aw
     """
     from volunteer.account.join import connector
     from volunteer.net.api import Api
-    from volunteer.net.tls import Address
 
     identity = _identity(directories)
-    address = Address(url=identity.url, tls_pin=identity.tls_pin)
-    client = connector(SystemClock())(address, identity.token)
+    client = connector(SystemClock())(identity.address, identity.token)
     try:
         return await question(Api(client))
     finally:

@@ -121,9 +121,14 @@ class Api:
     ) -> RegisterReply:
         return await self._call(endpoints.REGISTER, {}, request, patience_s=patience_s)
 
-    async def challenge(self, volunteer_id: str, patience_s: float = FOREVER) -> Challenge:
-        """Return the proof of work that the registration of an account has to bring."""
-        args = {"volunteer": volunteer_id}
+    async def challenge(
+        self, volunteer_id: str, nickname: str, patience_s: float = FOREVER
+    ) -> Challenge:
+        """Return the proof of work that the registration of an account has to bring.
+
+        Raises InvalidName for a nickname that it cannot have.
+        """
+        args = {"volunteer": volunteer_id, "nickname": nickname}
         return await self._call(endpoints.CHALLENGE, args, secret=False, patience_s=patience_s)
 
     async def benchmark(self, request: BenchmarkRequest, patience_s: float = FOREVER) -> None:
