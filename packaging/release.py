@@ -31,7 +31,7 @@ DIST = ROOT / "dist"
 PACKAGES = ("volunteer", "coordinator", "shared")
 # Each build gets its own; nothing of these may show in an archive.
 SURROUNDINGS = ({"TZ": "UTC", "umask": "022"}, {"TZ": "Asia/Tokyo", "umask": "077"})
-DEMO_MINUTES = "0.5"
+DEMO_MINUTES = "2"
 TASKS = "3"  # that the volunteer of the tour does
 START_S, COMMAND_S, STOP_S = 120, 900, 60
 TOUR = "## Ten minutes"
@@ -74,6 +74,8 @@ def version() -> str:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     if not re.search(rf"^## {re.escape(number)}\b", changes, re.MULTILINE):
         raise Failed(f"CHANGELOG.md has no heading `## {number}`")
+    if not (kept := ROOT / "tests" / "golden" / f"released-{number}.tar.gz").exists():
+        raise Failed(f"{kept.relative_to(ROOT)} is missing: python -m tests.support.released")
     return number
 
 
@@ -217,7 +219,7 @@ def demo(programs: Path, folder: Path) -> int:
     words = ("demo", "--minutes", DEMO_MINUTES, "--json")
     said = run(programs / "coordinator", *words, cwd=folder, **home_of(programs, folder))
     summary = json.loads(said[said.index("{") :])
-    reached = int(summary["version"])
+    reached = int(summary["versions"])
     if reached < 1:
         raise Failed(f"the demo merged nothing: {said}")
     return reached
