@@ -17,7 +17,7 @@ from coordinator.certificates import write_private
 from coordinator.config import without_password
 from coordinator.database import key_values, record
 from coordinator.storage.blobs import in_pool
-from coordinator.ttl_cache import Fresh
+from coordinator.ttl_cache import CachedValue
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Unavailable
 from shared.links import JoinLink
@@ -39,7 +39,7 @@ NONCE_CHARS_MAX = 64
 RUNS_S = 1.0  # how long a listing of the runs is served again
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
+class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the server as volunteers reach it: join links are made of it."""
 
     url: str
@@ -61,14 +61,14 @@ class ServerIdentity:
         self._clock = clock
         self._db = db
         self._key = key
-        self._listing = Fresh(listing, RUNS_S, clock)
+        self._listing = CachedValue(listing, RUNS_S, clock)
         self._admin_hash = self._metrics_hash = b""  # of none, until `load`
-        self.address = Address(url=settings.url or f"http://127.0.0.1:{settings.port}")
+        self.address = ServerAddress(url=settings.url or f"http://127.0.0.1:{settings.port}")
 
     async def load(self) -> None:
         """Read the address of the last server of this database."""
         if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
-            self.address = decode(stored, Address)
+            self.address = decode(stored, ServerAddress)
 
     async def load_tokens(self) -> None:
         """Derive the tokens from the key and write them into the files that are missing.
@@ -81,7 +81,7 @@ class ServerIdentity:
             _token_hash(file, self._key.secret(f"{file.name} {times or 0}")) for file in for_whom
         )
 
-    async def set_address(self, address: Address) -> None:
+    async def set_address(self, address: ServerAddress) -> None:
         """Store the address of the server that starts, for join links that other processes print,
         and whether it admits strangers, for the runs that they create; log the settings that
         changed since the last start.

@@ -15,7 +15,7 @@ from coordinator.accounts.leaderboard import FRESH_S, SELDOM_REST, WINDOWS
 from coordinator.database import memberships, record, runs
 from coordinator.database.memberships import TeamRow
 from coordinator.rules import codes, nicknames
-from coordinator.ttl_cache import Kept
+from coordinator.ttl_cache import KeyedCache
 from shared.errors import BadRequest, Conflict, Forbidden, InvalidName, NotFound, TooManyRequests
 from shared.protocol.limits import NICKNAME_MAX
 from shared.protocol.teams import MyTeam, TeamCreate, TeamJoin, TeamMember, TeamStanding
@@ -65,7 +65,9 @@ class Teams:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
-        self._kept: Kept[tuple[str, int], Earned] = Kept(FRESH_S, clock, rest=SELDOM_REST)
+        self._kept: KeyedCache[tuple[str, int], Earned] = KeyedCache(
+            FRESH_S, clock, rest=SELDOM_REST
+        )
 
     # --- coming and going ---
 

@@ -28,12 +28,12 @@ import uvicorn
 
 from coordinator import certificates
 from coordinator.accounts.invites import ServerInvite
-from coordinator.accounts.server_identity import Address
+from coordinator.accounts.server_identity import ServerAddress
 from coordinator.config import Settings, without_password
 from coordinator.database import runs
 from coordinator.database.runs import RunRow
 from coordinator.http.app import create_app
-from coordinator.http.deadlines import Guard, protocol
+from coordinator.http.deadlines import ConnectionGuard, protocol
 from coordinator.log import configure
 from coordinator.plan.plan import plan
 from coordinator.rules import run_file
@@ -124,17 +124,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 def address(
     settings: Settings, listener: socket.socket, certificate: certificates.Certificate | None
-) -> Address:
+) -> ServerAddress:
     """Return the address at which volunteers reach this server."""
     if settings.url:
-        return Address(url=settings.url.rstrip("/"), tls_pin="")
+        return ServerAddress(url=settings.url.rstrip("/"), tls_pin="")
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = outward_address()
     name = f"[{host}]" if ":" in host else host
     if certificate is None:
-        return Address(url=f"http://{name}:{port}")
-    return Address(url=f"https://{name}:{port}", tls_pin=certificate.pin)
+        return ServerAddress(url=f"http://{name}:{port}")
+    return ServerAddress(url=f"https://{name}:{port}", tls_pin=certificate.pin)
 
 
 def outward_address() -> str:
@@ -168,7 +168,9 @@ def _config(
     settings = coordinator.settings
     return uvicorn.Config(
         create_app(coordinator),
-        http=protocol(Guard(settings, connections_possible(settings.constants.connections_max))),
+        http=protocol(
+            ConnectionGuard(settings, connections_possible(settings.constants.connections_max))
+        ),
         ws="none",
         lifespan="on",
         log_config=None,

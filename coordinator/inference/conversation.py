@@ -8,7 +8,7 @@ from typing import Literal
 from coordinator.inference.engine import Turns, check_length
 from shared.decoding import decode
 from shared.workloads.base import Reader
-from shared.workloads.data.chat_template import ChatTemplate, Message
+from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn
 from shared.workloads.generation.prompt_text import ending
 
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
@@ -35,6 +35,6 @@ class Conversation:
         refuses, or what is too long.
         """
         check_length(sum(len(text) for _, text in turns), self._reader.context)
-        text = self._template.asked([Message(_ROLES[role], text) for role, text in turns])
+        text = self._template.asked([DialogueTurn(_ROLES[role], text) for role, text in turns])
         check_length(len(text), self._reader.context)
         return tuple(self._reader.encode(text, marks=True))

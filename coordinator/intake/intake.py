@@ -32,10 +32,10 @@ from coordinator.database import (
 )
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import UPDATES as MERGED
-from coordinator.database.contributions import ContributionRow, Peer
+from coordinator.database.contributions import ContributionRow, PeerContribution
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
-from coordinator.database.submissions import Background, Part
+from coordinator.database.submissions import Background, NextPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
@@ -464,7 +464,7 @@ def _cohort(
     most, total = validation.COHORT, about.total_steps(run)
     peers = contributions.cohort(conn, run.id, kind, COHORT_ROWS * most)
 
-    def norm(peer: Peer) -> float:
+    def norm(peer: PeerContribution) -> float:
         its = validation.effort(kind, about.file.train, peer.global_step, peer.steps, total)
         return validation.by_effort(peer.norm, its, effort)
 
@@ -472,7 +472,7 @@ def _cohort(
 
 
 def _values(
-    principal: Principal, task: TaskRow, request: SubmitRequest, part: Part, now: float
+    principal: Principal, task: TaskRow, request: SubmitRequest, part: NextPart, now: float
 ) -> dict[str, Any]:
     """Return what is stored of a submission beside its kind and its base."""
     return {

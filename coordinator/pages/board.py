@@ -27,7 +27,7 @@ class Stone(msgspec.Struct, frozen=True):
     player: str  # "x" or "o"
 
 
-class Board(msgspec.Struct, frozen=True, kw_only=True):
+class PlayedGame(msgspec.Struct, frozen=True, kw_only=True):
     """A whole game."""
 
     size: int
@@ -41,7 +41,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=256)
-def board(text: str) -> Board | None:
+def board(text: str) -> PlayedGame | None:
     """Read a game; None for any other text."""
     lines = text.split("\n")
     if len(lines) < 5:
@@ -56,4 +56,4 @@ def board(text: str) -> Board | None:
         if not (x < size and 1 <= row <= size):
             return None
         stones.append(Stone(name, x, size - row, "xo"[ply % 2]))
-    return Board(size=size, stones=tuple(stones), end=lines[1])
+    return PlayedGame(size=size, stones=tuple(stones), end=lines[1])

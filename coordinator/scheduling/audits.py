@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.database import audits
-from coordinator.rules.audits import AUDIT, Auditor, Person
-from coordinator.rules.checks import Machine, device_kind
+from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
+from coordinator.rules.checks import ComputeDevice, device_kind
 from coordinator.rules.fit import Todo, Waiter
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def matched(
     return tasks, [_able(waiter, known) for waiter in waiters]
 
 
-def _able(waiter: Waiter, known: dict[str, tuple[Person, int, int]]) -> Waiter:
+def _able(waiter: Waiter, known: dict[str, tuple[AccountMarks, int, int]]) -> Waiter:
     found = known.get(waiter.volunteer_id)
     if found is None or not waiter.audits:
         return waiter
     person, accepted, had = found
-    machine = Machine(kind=device_kind(waiter.device), model=waiter.model)
+    machine = ComputeDevice(kind=device_kind(waiter.device), model=waiter.model)
     auditor = Auditor(person=person, machine=machine, accepted=accepted, audits=had)
     return msgspec.structs.replace(waiter, auditor=auditor)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.workloads.elo import Meeting, Rating, Score, ratings
+from shared.workloads.elo import MatchScore, Meeting, Rating, ratings
 
 if TYPE_CHECKING:
     from coordinator.database.games import MatchRow
@@ -29,11 +29,11 @@ def standing(rows: Sequence[MatchRow]) -> RatingTable:
     """Ratings with version 0 as their zero; the best is who has beaten the best before, beyond
     doubt, in order.
     """
-    met: dict[tuple[int, int], Score] = {}
+    met: dict[tuple[int, int], MatchScore] = {}
     best = ANCHOR
     for row in rows:
-        before = met.get((row.version, row.against), Score())
-        found = Score(
+        before = met.get((row.version, row.against), MatchScore())
+        found = MatchScore(
             wins=before.wins + row.wins,
             draws=before.draws + row.draws,
             losses=before.losses + row.losses,

@@ -11,7 +11,7 @@ from coordinator.log import configure
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import predict, told
 from coordinator.simulate.scenario import parse
-from coordinator.simulate.simulation import Head, Hooks, simulate
+from coordinator.simulate.simulation import Hooks, MergedHead, simulate
 from shared.errors import InvalidRunFile, why
 
 Progress = Callable[[float, int], None]  # share of the time, newest version
@@ -34,7 +34,7 @@ def run(
     configure("error", as_json=False)  # thousands of merges need no line each
     tell = progress or (lambda share, version: None)
 
-    def seen(head: Head) -> None:
+    def seen(head: MergedHead) -> None:
         tell(min(0.99, head.seconds / (scenario.hours * 3600)), head.row.version)
 
     outcome = loop.run(simulate(scenario, Hooks(on_version=seen)))

@@ -22,7 +22,7 @@ from coordinator.database import contributions
 from coordinator.simulate.labour import SETTLED, Handed, Labour
 from coordinator.simulate.scenario import Workers
 from coordinator.simulate.trace import State, Trace
-from coordinator.simulate.world import World
+from coordinator.simulate.world import SimulatedWorld
 from shared.decoding import decode
 from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError
@@ -46,7 +46,7 @@ GONE = (Gone, Cancelled)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LeasedUpdate:
     """One update of a lease to be submitted."""
 
     part: int = 0
@@ -54,10 +54,10 @@ class Turn:
     last: bool = True
 
 
-class Machine:
+class SimulatedMachine:
     """Runs until the simulation cancels it or its time has come."""
 
-    def __init__(self, world: World, kind: Workers, number: int, seed: int) -> None:
+    def __init__(self, world: SimulatedWorld, kind: Workers, number: int, seed: int) -> None:
         self._world = world
         self.kind = kind
         self.rng = random.Random(f"{seed} {kind.name} {number}")
@@ -251,7 +251,9 @@ class Machine:
             some = msgspec.structs.replace(lease, job=piece)
             made = await self._train(some, begun, manifest)
             self._enter("up")
-            verdict = await self._hand_in(some, begun, made, Turn(part, tries, end == job.steps))
+            verdict = await self._hand_in(
+                some, begun, made, LeasedUpdate(part, tries, end == job.steps)
+            )
             if verdict is None or (verdict.state == "rejected" and not verdict.redo):
                 break
             part, tries = (part, tries + 1) if verdict.redo else (part + 1, 0)
@@ -320,10 +322,10 @@ class Machine:
         return self.labour.do(lease.task, job, weights, lease.grant.codec)
 
     async def _hand_in(
-        self, lease: Lease, begun: Begun, made: Handed, turn: Turn | None = None
+        self, lease: Lease, begun: Begun, made: Handed, turn: LeasedUpdate | None = None
     ) -> Verdict | None:
         """Upload and submit. A lease that another worker holds by now is work in vain."""
-        whole, turn = turn is None, turn or Turn()
+        whole, turn = turn is None, turn or LeasedUpdate()
         try:
             verdict = await self._submit(lease, begun, made, turn)
         except GONE:
@@ -343,7 +345,9 @@ class Machine:
                 self._let_go(lease)
         return None
 
-    async def _submit(self, lease: Lease, begun: Begun, made: Handed, turn: Turn) -> Verdict:
+    async def _submit(
+        self, lease: Lease, begun: Begun, made: Handed, turn: LeasedUpdate
+    ) -> Verdict:
         coordinator, who = self._world.coordinator, self._who
         await self._request()
         announced = UploadRequest(

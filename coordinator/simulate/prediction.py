@@ -46,7 +46,7 @@ WORST: dict[State, tuple[str, str]] = {
 }
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
     """One machine."""
 
     name: str
@@ -76,7 +76,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     server_mb_per_hour: float  # both ways, while anybody was there
     bottleneck: str
     advice: str
-    machines: tuple[Row, ...]
+    machines: tuple[MachineRow, ...]
 
 
 def predict(outcome: SimulationResult) -> Prediction:
@@ -108,12 +108,12 @@ def predict(outcome: SimulationResult) -> Prediction:
     )
 
 
-def _row(trace: Trace) -> Row:
+def _row(trace: Trace) -> MachineRow:
     seconds = trace.seconds()
     online_s = sum(seconds.values()) - seconds["away"]
     hours = max(1e-9, online_s / 3600)
     accepted = trace.verdicts["accepted"]
-    return Row(
+    return MachineRow(
         name=trace.name,
         online_s=online_s,
         busy_share=seconds["train"] / max(1e-9, online_s),

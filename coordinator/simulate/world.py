@@ -29,7 +29,7 @@ class Net:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class SimulatedWorld:
     """State that all machines share."""
 
     coordinator: Coordinator

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from coordinator.rules.overview import Overview
 from coordinator.top import tables
-from coordinator.top.tables import Table
+from coordinator.top.tables import MonitorTable
 from shared.text import cells, left, printable, right
 
 ROWS_MAX = 20  # of a table
@@ -28,7 +28,7 @@ def lines(seen: Overview) -> Iterator[str]:
         yield from table_lines(table(seen))
 
 
-def table_lines(table: Table) -> Iterator[str]:
+def table_lines(table: MonitorTable) -> Iterator[str]:
     """Return the lines of one table, aligned by cells."""
     yield table.title
     if not table.rows:

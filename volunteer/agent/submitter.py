@@ -14,7 +14,7 @@ from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.agent.verdicts import Verdicts
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.net.api import Api
 from volunteer.net.retry import passing
 from volunteer.net.transfers import Transfers
@@ -36,7 +36,7 @@ class Submitter:
     held: HeldLeases
     life: Lifecycle
     verdicts: Verdicts
-    hub: Hub
+    hub: EventBus
     _progress_at: float = field(default=float("-inf"), init=False)  # of the last event
 
     async def run(self) -> None:

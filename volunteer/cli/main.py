@@ -93,10 +93,10 @@ def start(
     flags |= {name: value for name, value in given.items() if value is not None}
     from dataclasses import replace
 
-    from volunteer.cli.start import Options, work
+    from volunteer.cli.start import StartOptions, work
 
     screen = not (no_ui or plain)
-    told = Options(profile=profile, flags=flags, screen=screen, json=json, paused=paused)
+    told = StartOptions(profile=profile, flags=flags, screen=screen, json=json, paused=paused)
     return work(replace(told, plain=plain and not no_ui))
 
 
@@ -360,11 +360,11 @@ def _speak(given: Mapping[str, Any]) -> None:
     environment. What machines read is the same everywhere. What is wrong with the settings is told
     by the command that needs them.
     """
-    from volunteer.i18n.catalogue import AUTO, Choice, choose, use
+    from volunteer.i18n.catalogue import AUTO, LanguageChoice, choose, use
     from volunteer.settings.settings import load
 
     if given.get("json"):
-        use(Choice())
+        use(LanguageChoice())
         return
     language = given.get("language") or AUTO
     with suppress(VolunteerError, OSError):

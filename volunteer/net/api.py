@@ -54,7 +54,7 @@ from shared.protocol.v1_endpoints import IMAGES, MODEL
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.sentences import Sentence
 from shared.workloads.base import DatasetManifest
-from volunteer.net.client import Call, Client
+from volunteer.net.client import ApiCall, Client
 from volunteer.net.retry import FOREVER
 
 ASK_S = 15.0  # patience of a request that a person waits for
@@ -100,9 +100,9 @@ class Api:
         body: Body | None = None,
         **options: Any,
     ) -> T:
-        """Send a request; `options` are fields of `Call`."""
+        """Send a request; `options` are fields of `ApiCall`."""
         path, query = endpoint.address(args)
-        call = Call(
+        call = ApiCall(
             method=endpoint.method,
             path=self.client.address.url + path if endpoint.root else path,
             reply=endpoint.reply,

@@ -57,7 +57,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[T]):
+class ApiCall(Generic[T]):
     """One request and what must come back."""
 
     method: str
@@ -72,7 +72,7 @@ class Call(Generic[T]):
     headers: Callable[[Mapping[str, str]], None] | None = None  # told those of the answer
 
 
-class Reply(msgspec.Struct, frozen=True):
+class StreamedReply(msgspec.Struct, frozen=True):
     """The beginning of a streamed answer."""
 
     status: int
@@ -132,7 +132,7 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def call(self, call: Call[T]) -> T:
+    async def call(self, call: ApiCall[T]) -> T:
         """Send a request until it is answered.
 
         Raises what the coordinator said, or Unreachable after `patience_s`.
@@ -165,7 +165,7 @@ class Client:
     @asynccontextmanager
     async def stream(
         self, path: str, headers: Mapping[str, str], size: int
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncIterator[StreamedReply]:
         """One GET of about `size` bytes, read piece by piece.
 
         Not retried: whoever reads knows where to go on.
@@ -177,7 +177,7 @@ class Client:
             async with self._answered(limit), bulk.got(self._question(path, headers)) as answer:
                 if answer is not None:
                     body = self._pieces(answer.body, limit)
-                    yield Reply(answer.status, answer.headers, body)
+                    yield StreamedReply(answer.status, answer.headers, body)
                     return
         request = self._http.build_request(
             "GET",
@@ -188,7 +188,7 @@ class Client:
         )
         async with self._answer(request, limit) as response:
             body = self._pieces(response.aiter_raw(), limit)
-            yield Reply(response.status_code, response.headers, body)
+            yield StreamedReply(response.status_code, response.headers, body)
 
     @asynccontextmanager
     async def events(
@@ -211,7 +211,7 @@ class Client:
             yield self._pieces(response.aiter_raw(), limit)
 
     @asynccontextmanager
-    async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
+    async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
         """One GET from another server, such as a model hub: without our token, and never over a
         connection that is not encrypted, but for one on this machine. Not retried.
 
@@ -248,7 +248,7 @@ class Client:
                                 )
                             )
                         body = self._pieces(response.aiter_raw(), limit)
-                        yield Reply(response.status_code, response.headers, body)
+                        yield StreamedReply(response.status_code, response.headers, body)
                         return
                     finally:
                         await response.aclose()

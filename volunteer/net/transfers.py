@@ -18,7 +18,7 @@ from shared.protocol.limits import UPLOAD_PIECE_BYTES
 from shared.protocol.versions import BlobRef
 from shared.sentences import Sentence
 from volunteer.net.api import Api
-from volunteer.net.client import Reply
+from volunteer.net.client import StreamedReply
 from volunteer.storage.blob_cache import Cache, Partial
 
 SEND_BYTES = 512 << 10  # a piece of half the size takes a third more CPU
@@ -188,7 +188,7 @@ def _rate(count: int, spent_s: float, before: float) -> float:
     return count / spent_s if count >= MEASURED_BYTES and spent_s > 0 else before
 
 
-async def _pump(reply: Reply, partial: Partial, on_bytes: OnBytes) -> None:
+async def _pump(reply: StreamedReply, partial: Partial, on_bytes: OnBytes) -> None:
     """Write in a thread what has come, while the next bytes come; keep them also when the
     connection breaks.
     """

@@ -28,7 +28,7 @@ from volunteer.control.control import Control
 from volunteer.i18n.catalogue import shown
 from volunteer.tui import keys, palette, themes
 from volunteer.tui.departure import Departure
-from volunteer.tui.event_feed import Feed, Listener
+from volunteer.tui.event_feed import EventFeed, Listener
 from volunteer.tui.look import Appearance, Look
 from volunteer.tui.page import Page
 from volunteer.tui.terminal.colourless import Colourless
@@ -92,7 +92,7 @@ class VolunteerApp(App[int]):
         self._ticks = 0
         self._hurried = False
         self._switch_s = sys.getswitchinterval()
-        self._feed: Feed | None = None
+        self._feed: EventFeed | None = None
         self.appearance.begin()
         self._waiting_control = control
 
@@ -121,7 +121,7 @@ class VolunteerApp(App[int]):
             ended=self._over,
             failed=self._failed,
         )
-        self._feed = Feed(control, self.clock, listener)
+        self._feed = EventFeed(control, self.clock, listener)
         self.publish()
 
     @property

@@ -54,7 +54,7 @@ def screenshot(app: VolunteerApp) -> None:
 
 
 def _entry(
-    app: VolunteerApp, command: keys.Command, target: App[Any] | Screen[Any]
+    app: VolunteerApp, command: keys.KeyCommand, target: App[Any] | Screen[Any]
 ) -> SystemCommand:
     def run() -> None:
         app.run_worker(target.run_action(command.action), group="palette")

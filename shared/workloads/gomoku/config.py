@@ -16,7 +16,7 @@ from shared.errors import InvalidRunFile
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import read_table
 from shared.workloads.gomoku.records import Manner
-from shared.workloads.gomoku.rules import SIZE_MAX, Rules
+from shared.workloads.gomoku.rules import SIZE_MAX, BoardRules
 
 PLANES = 3  # own stones, the other's stones, ones (so that the border is seen)
 POLICY_CHANNELS = 16
@@ -53,8 +53,8 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
-    def rules(self) -> Rules:
-        return Rules(size=self.size, win=self.win)
+    def rules(self) -> BoardRules:
+        return BoardRules(size=self.size, win=self.win)
 
     @property
     def cells(self) -> int:

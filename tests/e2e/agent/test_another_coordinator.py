@@ -15,7 +15,7 @@ from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network, local_machine
 from tests.support.served import served
 from volunteer.control import events
-from volunteer.net.client import Call, Client
+from volunteer.net.client import ApiCall, Client
 from volunteer.net.tls import Address
 
 ANOTHER = "another coordinator answers"
@@ -94,7 +94,7 @@ async def test_a_new_connection_that_is_not_encrypted_is_asked_before_its_first_
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         writer.close()
 
-    question = Call(method="GET", path="/workers/me", reply=dict[str, Any], patience_s=0.0)
+    question = ApiCall(method="GET", path="/workers/me", reply=dict[str, Any], patience_s=0.0)
     async with local_coordinator(tmp_path) as home:
         async with served(home, ticking=False) as url:
             key = (await home.coordinator.server.info()).public_key

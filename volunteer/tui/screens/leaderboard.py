@@ -21,7 +21,7 @@ from volunteer.i18n.formats import credit, day_initials, ordinal
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import CREDITS, Milestone, Week, milestones, recap_since, week
 from volunteer.tui import keys
-from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.run_estimate import time_to
 from volunteer.tui.text import Line, bar, count, fit, left, shown_name, spark, spread, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
@@ -52,13 +52,13 @@ class Moment(NamedTuple):
     rows: Sequence[LedgerRow]  # of the last two weeks
 
 
-class Leaderboard(QueryPage):
+class LeaderboardPage(QueryPage):
     """Page of the leaderboard."""
 
     NAME = "leaderboard"
     AUTO_FOCUS = "#ranks"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="window",
             key="w",
             action="window",
@@ -67,7 +67,7 @@ class Leaderboard(QueryPage):
             place="footer",
             rank=35,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="hide",
             key="h",
             action="hide",
@@ -81,7 +81,7 @@ class Leaderboard(QueryPage):
         RELOAD,
     )
     CSS = """
-    Leaderboard {
+    LeaderboardPage {
         #mine { width: 40; }
         #week { height: 11; }
         #goals { height: 11; }
@@ -168,7 +168,7 @@ class Leaderboard(QueryPage):
         known = self._moments()
         return known.me if known else scene.view.status.me
 
-    def _ranks(self) -> Answer[Moment]:
+    def _ranks(self) -> QueryReply[Moment]:
         return self.answer(f"ranks {self.window}")
 
     def _leaders(self) -> Sequence[LeaderRow]:
@@ -191,7 +191,7 @@ class Leaderboard(QueryPage):
         known = self._moments()
         if known is None:
             return self._ranks().instead(scene, width, height, "")
-        team: Answer[MyTeam] = self.answer("team")
+        team: QueryReply[MyTeam] = self.answer("team")
         found = week(known.rows, scene.now)
         return aged(week_lines(found, scene, width, height, team.value), scene)
 
@@ -203,7 +203,7 @@ class Leaderboard(QueryPage):
         return aged(goal_lines(milestones(me), scene, width, height), scene)
 
 
-def _empty(answer: Answer[Moment]) -> str:
+def _empty(answer: QueryReply[Moment]) -> str:
     if answer.error:
         return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
     if answer.value is not None:

@@ -21,7 +21,7 @@ from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
 from tests.support.certificates import certificate
 from tests.support.virtual_clock import VirtualClock
-from volunteer.net.client import Call, Client
+from volunteer.net.client import ApiCall, Client
 from volunteer.net.limits import Limit
 from volunteer.net.tls import Address
 
@@ -69,8 +69,8 @@ def client(
     )
 
 
-def ask(secret: bool = True, patience_s: float = 0.0, bytes_max: int = 1000) -> Call[Answer]:
-    return Call(
+def ask(secret: bool = True, patience_s: float = 0.0, bytes_max: int = 1000) -> ApiCall[Answer]:
+    return ApiCall(
         method="GET",
         path="/thing",
         reply=Answer,
