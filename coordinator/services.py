@@ -71,7 +71,7 @@ from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.overview import Beats, Overviews
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
-from shared.errors import Configuration
+from shared.errors import Configuration, VolunteerError
 from shared.signing import SigningKey
 
 RESTART_S = 1.0  # a background job that failed starts again after this long
@@ -125,6 +125,7 @@ class Coordinator:
     checks: Checks
     overviews: Overviews
     boxes: TransferBoxes
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -317,6 +318,9 @@ class Coordinator:
         while not self.stopping.is_set():
             try:
                 await job(self.stopping)
+            except VolunteerError as error:
+                log.error("background job waits", job=name, error=error.message)
+                await self.clock.sleep(RESTART_S)
             except Exception:
                 log.exception("background job failed", job=name)
                 await self.clock.sleep(RESTART_S)

@@ -1,7 +1,8 @@
 """Serving: sockets, TLS and signals around the application.
 
-The first stop signal drains: waiting claims are answered, open requests get a few seconds, jobs end
-what they are at, and the exit code is 0. A second one stops at once; what was acknowledged is on
+The first stop signal drains: beside other servers `/ready` says no a few seconds before anything is
+refused, waiting claims are answered, open requests get a few seconds, jobs end what they are at, and
+the exit code is 0. A second one stops at once; what was acknowledged is on
 the disk. A hang-up is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3
 when the port is taken.
 """
@@ -221,6 +222,7 @@ class _Server(uvicorn.Server):
         self._coordinator = coordinator
         self._say = say
         self._loop = asyncio.get_running_loop()
+        self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, but with a deadline for TLS handshakes: none would hold below the HTTP
@@ -269,12 +271,20 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
+        if self._signalled:
             os.write(sys.stderr.fileno(), b"stopping at once\n")
             os._exit(SECOND_SIGNAL_EXIT)
+        self._signalled = True
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        """Say that this server is to be left out, while it serves, and stop a little later."""
+        self._coordinator.draining.set()
+        self._loop.call_later(self._coordinator.settings.drain_s, self._stop)
+
+    def _stop(self) -> None:
         self.should_exit = True
-        # Waiting claims end now, not when their time is up.
-        self._loop.call_soon_threadsafe(self._coordinator.stopping.set)
+        self._coordinator.stopping.set()  # waiting claims end now, not when their time is up
 
 
 async def welcome(coordinator: Coordinator) -> list[str]:

@@ -50,7 +50,7 @@ from coordinator.signals import Signals
 from coordinator.traffic import SLOW_S, Durations
 from shared.clock import Clock
 from shared.decoding import decode
-from shared.errors import BadRequest, Conflict, NotFound
+from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch
 from shared.protocol.base import Reason
 from shared.protocol.contributions import Commitment, SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
@@ -180,8 +180,9 @@ class Intake:
         if task.part_steps or now_holds.pull_every:  # begun before the newest version it asked for
             base = min(base, max(0, request.base_version))
         if not found.uploaded:
-            raise NotFound(
-                f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}"
+            raise OffsetMismatch(
+                f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}: begin "
+                "the upload again"
             )
         values = _values(principal, task, request, part, now) | {
             "base_version": base,

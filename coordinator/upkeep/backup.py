@@ -28,7 +28,7 @@ from coordinator.database.engine import dump
 from coordinator.database.engine.open import Database, is_new, migrate
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.storage import folders
-from coordinator.storage.blobs import BlobStore, hash_blob, in_pool, open_in_pool, storage_errors
+from coordinator.storage.blobs import BlobStore, in_pool, open_in_pool, storage_errors
 from coordinator.storage.open import open_blobs
 from shared.decoding import decode
 from shared.errors import (
@@ -318,7 +318,7 @@ async def _put_blob(blobs: BlobStore, path: Path, sha256: str) -> None:
     with storage_errors():
         await in_pool(shutil.copyfile, path, copy)
     await blobs.put_file(sha256, copy)
-    if await hash_blob(blobs, sha256) != sha256:
+    if await blobs.hash(sha256) != sha256:
         raise Configuration(f"the blob store gave back other bytes for {sha256}: look at its disk")
 
 
