@@ -46,7 +46,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup format format-check lint types imports check test test-quick test-slow test-all demo bench gpu-check chaos fuzz mutants experiments \
-	constraints words clean
+	constraints release words clean
 
 help: ## say what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -133,6 +133,9 @@ constraints: $(READY) ## freeze the versions in VENV into packaging/constraints.
 	$(BIN)/python packaging/freeze.py > $(CONSTRAINTS).new
 	mv $(CONSTRAINTS).new $(CONSTRAINTS)
 	@touch $(VENV)/.ready
+
+release: $(READY) ## build wheel, sdist, hashes and bill of materials of this commit in dist/, and try them
+	@TORCH_ARGS='$(TORCH_ARGS)' $(BIN)/python packaging/release.py
 
 words: $(READY) ## bring the translations up to date with the code; LANGUAGE=fr begins one
 	@$(BIN)/python -m tests.support.words $(LANGUAGE)

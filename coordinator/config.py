@@ -42,6 +42,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     upload_quota_bytes: int = 16 * GIB  # uploaded and not yet submitted by one volunteer
     accounts_per_network: int = 20  # a day, without a code; a network is an IPv4 /24 or IPv6 /48
     connections_max: int = 8192
+    drain_s: float = 5.0  # with PostgreSQL: /ready says no, and all is served, before a stop
     headers_s: float = 10.0  # all headers arrive within this time
     body_window_s: float = 20.0  # a body arrives at 1 KiB/s over any such window
 
@@ -237,6 +238,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.directory / 'coordinator.sqlite3'}"
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that a balancer has to leave this server out before it stops."""
+        beside_others = self.database.startswith("postgres")
+        return self.constants.drain_s if beside_others else 0.0
 
     @property
     def blobs_url(self) -> str:

@@ -91,6 +91,44 @@ class Sparing(logging.Filter):
         return self._seen[key] <= SPARING_MAX
 
 
+class OnceACause:
+    """Lets a line about one cause through once a minute, with how many were kept back before:
+    what is away is away for every job, and each asks every second.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._since = 0.0
+        self._seen: Counter[str] = Counter()
+        self._before: Counter[str] = Counter()
+
+    def __call__(
+        self, _: Any, __: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        """Return the line. Raises DropEvent for one that was said this minute."""
+        now = self._monotonic()
+        if now - self._since >= SPARING_S:
+            self._before, self._seen, self._since = self._seen, Counter(), now
+        cause = _cause(event)
+        if not cause or (len(self._seen) >= SPARING_KEYS and cause not in self._seen):
+            return event
+        self._seen[cause] += 1
+        if self._seen[cause] > 1:
+            raise structlog.DropEvent
+        if (more := self._before.pop(cause, 1) - 1) > 0:
+            event["kept_back"] = more
+        return event
+
+
+def _cause(event: MutableMapping[str, Any]) -> str:
+    """Return what failed, by which lines are told apart; "" for a line about no failure."""
+    raised = event.get("exc_info")
+    if raised:
+        error = raised if isinstance(raised, BaseException) else sys.exc_info()[1]
+        return f"{event.get('event')} {event.get('job', '')} {error!r}"
+    return str(event.get("error", ""))
+
+
 def configure(level: str, *, as_json: bool) -> None:
     """Set up structlog, and the standard library's logging to come out the same way."""
     shared: list[Any] = [
@@ -108,7 +146,7 @@ def configure(level: str, *, as_json: bool) -> None:
     )
     number = getattr(logging, level.upper())
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, *shared, last],
+        processors=[structlog.contextvars.merge_contextvars, OnceACause(), *shared, last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Unfailing(sys.stderr))),
         cache_logger_on_first_use=False,

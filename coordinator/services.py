@@ -36,7 +36,7 @@ from coordinator.database.monitoring.gauges import Gauge, gauges
 from coordinator.inference.answerers import Answerers
 from coordinator.inference.answers import Answers
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.inference.engine import Engine
+from coordinator.inference.engine import InferenceEngine
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.uploads import Uploads
@@ -63,14 +63,14 @@ from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
 from coordinator.storage.transfer_boxes import TransferBoxes
-from coordinator.traffic import Traffic
-from coordinator.ttl_cache import REST, Fresh
+from coordinator.traffic import TrafficCounter
+from coordinator.ttl_cache import REST, CachedValue
 from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.overview import Beats, Overviews
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
-from shared.errors import Configuration
+from shared.errors import Configuration, VolunteerError
 from shared.signing import SigningKey
 
 RESTART_S = 1.0  # a background job that failed starts again after this long
@@ -96,7 +96,7 @@ class Coordinator:
     computing: tuple[Compute, ...]
     space: Space
     rates: Rates
-    traffic: Traffic
+    traffic: TrafficCounter
     server: ServerIdentity
     volunteers: Volunteers
     ledger: Ledger
@@ -123,6 +123,7 @@ class Coordinator:
     checks: Checks
     overviews: Overviews
     boxes: TransferBoxes
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -188,7 +189,7 @@ class Coordinator:
             computing=(computing, *looking),
             space=space,
             rates=Rates(settings, clock.monotonic),
-            traffic=Traffic(),
+            traffic=TrafficCounter(),
             server=server,
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
@@ -218,13 +219,13 @@ class Coordinator:
         )
 
     @cached_property
-    def gauges(self) -> Fresh[list[Gauge]]:
+    def gauges(self) -> CachedValue[list[Gauge]]:
         """Return the gauges of the database, read by one statement and kept for a moment."""
 
         def read() -> Awaitable[list[Gauge]]:
             return self.db.read(lambda conn: gauges(conn, self.clock.now()))
 
-        return Fresh(read, GAUGES_S, self.clock, rest=REST)
+        return CachedValue(read, GAUGES_S, self.clock, rest=REST)
 
     @cached_property
     def checkers(self) -> Checkers:
@@ -314,14 +315,17 @@ class Coordinator:
         while not self.stopping.is_set():
             try:
                 await job(self.stopping)
+            except VolunteerError as error:
+                log.error("background job waits", job=name, error=error.message)
+                await self.clock.sleep(RESTART_S)
             except Exception:
                 log.exception("background job failed", job=name)
                 await self.clock.sleep(RESTART_S)
 
-    def _engine(self) -> Engine | None:
+    def _engine(self) -> InferenceEngine | None:
         """Connect the engine that the settings name. Raises Configuration."""
         wanted = self.settings
-        engine: Engine | None = None
+        engine: InferenceEngine | None = None
         if wanted.inference == "builtin":
             power = Power.of(wanted)
             own = BuiltinEngine(self.db, self.clock, self.blobs, power)

@@ -16,7 +16,7 @@ QUICK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10
 SLOW_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
-class Traffic:
+class TrafficCounter:
     """Requests and bytes of bodies."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ REST = 20.0  # sums over all history take long once it is long: at most a twenti
 AHEAD = 0.75  # of its age: from then on the next value is loaded while this one is still given
 
 
-class Fresh(Generic[T]):
+class CachedValue(Generic[T]):
     """Cached value of `load`, at most `age_s` old, or `rest` times as old as loading took: what
     grows slow is then loaded less often.
 
@@ -73,7 +73,7 @@ class Fresh(Generic[T]):
         self._loading = self._loaded = None
 
 
-class Kept(Generic[K, T]):
+class KeyedCache(Generic[K, T]):
     """Fresh values by key, of the keys that were asked for last."""
 
     def __init__(self, age_s: float, clock: Clock, *, rest: float = 0.0, most: int = 64) -> None:
@@ -81,13 +81,13 @@ class Kept(Generic[K, T]):
         self._clock = clock
         self._rest = rest
         self._most = most
-        self._values: dict[K, Fresh[T]] = {}
+        self._values: dict[K, CachedValue[T]] = {}
 
     async def get(self, key: K, load: Callable[[], Awaitable[T]]) -> T:
         """The value of a key; `load` is asked for it, now and later. Raises what that raises."""
         value = self._values.pop(key, None)
         if value is None:
-            value = Fresh(load, self._age_s, self._clock, rest=self._rest)
+            value = CachedValue(load, self._age_s, self._clock, rest=self._rest)
         self._values[key] = value
         while len(self._values) > self._most:
             del self._values[next(iter(self._values))]

@@ -31,7 +31,7 @@ def parent(left: bytes, right: bytes) -> bytes:
     return sha256(b"\x01" + left + right).digest()
 
 
-class Tree:
+class MerkleTree:
     """A tree in memory: the complete subtrees of an append-only log, level by level."""
 
     def __init__(self) -> None:

@@ -83,6 +83,11 @@ class SigningKey:
         return hashlib.sha256(self.sign(f"volunteer: {purpose}".encode())).digest()
 
 
+def identity_payload(nonce: str) -> bytes:
+    """Return what a coordinator signs to show that it holds its key to whoever chose the nonce."""
+    return f"volunteer coordinator {nonce}".encode()
+
+
 def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
     """Raises BadSignature unless `signature` was made over exactly `payload` with the key of
     `public_key`.

@@ -70,6 +70,8 @@ ONLY_SHRINKS = {
     "settings of coordinator, volunteer, run file, plan and phase": 187,
 }
 LINE_COLUMNS_MAX = 100
+# Names that more than one class, or more than one file, of the product has. They only get fewer.
+REPEATED_NAMES_MAX = {"classes": 5, "files": 79}
 NOUN_CLAUSE = re.compile(
     r"(What|Whatever|Whether|Who|Whoever|How|Where|When|Why)\b(?!.*\?)|See the module"
 )
@@ -415,3 +417,30 @@ def test_the_wheel_holds_the_packages_with_their_data_and_nothing_else(tmp_path:
             if path.is_file() and "__pycache__" not in path.parts
         }
         assert not here - set(names), f"not in the wheel: {sorted(here - set(names))}"
+
+
+# ----------------------------------------------------------------------------------------- names
+
+
+def _repeated_classes() -> list[str]:
+    """Names of classes that two places of the product define."""
+    found = Counter(
+        node.name
+        for path in modules().values()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+    )
+    return sorted(name for name, times in found.items() if times > 1)
+
+
+def _repeated_files() -> list[str]:
+    """Names of files that two folders of the product have, `__init__.py` left out."""
+    found = Counter(path.name for path in modules().values() if path.name != "__init__.py")
+    return sorted(name for name, times in found.items() if times > 1)
+
+
+def test_a_name_finds_one_class_and_one_file() -> None:
+    """Lower the bound in REPEATED_NAMES_MAX with the rename that makes a list shorter."""
+    now = {"classes": _repeated_classes(), "files": _repeated_files()}
+    longer = {kind: names for kind, names in now.items() if len(names) > REPEATED_NAMES_MAX[kind]}
+    assert not longer, f"name these by their noun (bounds {REPEATED_NAMES_MAX}): {longer}"

@@ -21,9 +21,9 @@ def main() -> None:
 
 
 def _screen() -> int:
-    from volunteer.cli.start import Options, work
+    from volunteer.cli.start import StartOptions, work
 
-    return work(Options())
+    return work(StartOptions())
 
 
 if __name__ == "__main__":

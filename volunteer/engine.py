@@ -27,12 +27,12 @@ from volunteer.account.join import Connect, Enrolment, connector, join, probe, r
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.prompts import Prompts, drawn
 from volunteer.agent.agent import Agent, Machine
-from volunteer.agent.collaborators import Remote, Store, Timing
+from volunteer.agent.collaborators import RemoteCoordinator, Store, Timing
 from volunteer.control import commands, events
-from volunteer.control.alerts import Alert, Alerts, Ways, run_quietly
+from volunteer.control.alerts import OwnerAlert, OwnerAlerts, Ways, run_quietly
 from volunteer.control.commands import Command, SettingRow
 from volunteer.control.control import Control
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.local_socket import ControlServer
 from volunteer.control.sentences import START
 from volunteer.control.status import VERDICTS_MAX, Status
@@ -41,15 +41,14 @@ from volunteer.machine import outside
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
 from volunteer.net.client import post_json
-from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
 from volunteer.settings.display import Display
-from volunteer.settings.settings import Directories, Loaded, Settings
+from volunteer.settings.settings import Directories, LoadedSettings, Settings
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
-from volunteer.storage.evidence import Evidence
+from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
@@ -116,13 +115,13 @@ class Engine:
             joined=joined,
             verdicts=self.profile.verdicts()[-VERDICTS_MAX:],
         )
-        self._hub = Hub(self.world.clock, status)
+        self._hub = EventBus(self.world.clock, status)
         self._display = Display()
-        self._alerts = Alerts(self._hub, lambda: self._display, self.world.ways)
+        self._alerts = OwnerAlerts(self._hub, lambda: self._display, self.world.ways)
         self.control = Control(self._hub, self.execute)
 
     @property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedSettings:
         """Read the settings in force. Raises Configuration."""
         return config.load(self._flags, path=self._directories.config / "config.toml")
 
@@ -215,7 +214,7 @@ class Engine:
             )
         self._hub.emit(events.Registering(done=done))
 
-    def _machine(self, loaded: Loaded) -> Machine:
+    def _machine(self, loaded: LoadedSettings) -> Machine:
         settings, world = loaded.settings, self.world
         threads = settings.threads or default_threads()
         machine = world.machine or Machine(
@@ -224,14 +223,13 @@ class Engine:
         enabled = world.load or (lambda name: load(name, settings.workloads))
         return replace(machine, load=enabled)
 
-    def _agent_of(self, identity: Identity, loaded: Loaded) -> Agent:
+    def _agent_of(self, identity: Identity, loaded: LoadedSettings) -> Agent:
         settings, world = loaded.settings, self.world
         home = self.profile.home(identity)
-        address = Address(url=identity.url, tls_pin=identity.tls_pin)
-        api = Api(self._connect(address, identity.token))
+        api = Api(self._connect(identity.address, identity.token))
         cache = Cache(self._directories.cache, int(settings.cache_gb * GIB))
         transfers = Transfers(api, cache, hub_address if settings.hub else None)
-        remote = Remote(
+        remote = RemoteCoordinator(
             identity=identity,
             api=api,
             transfers=transfers,
@@ -245,7 +243,7 @@ class Engine:
             leases=Leases(home.tasks),
             residuals=Residuals(home.inner, self._hub.notice),
             receipts=ReceiptBook(home.receipts),
-            evidence=Evidence(home.evidence, outbox.__contains__),
+            evidence=EvidenceFiles(home.evidence, outbox.__contains__),
         )
         timing = Timing(clock=world.clock, rng=world.rng)
         return Agent(remote, store, settings, self._hub, self._machine(loaded), timing)
@@ -343,12 +341,12 @@ class Engine:
                 self._agent.show_name(loaded.settings.public)
         # A test alert shows that they arrive before they matter.
         if changes.keys() & {"alerts", "webhook"}:
-            test = Alert(kind="test", message=Sentence("alerts of this machine come here"))
+            test = OwnerAlert(kind="test", message=Sentence("alerts of this machine come here"))
             self._alerts.tell(test, self.world.clock.now())
         return setting_rows_of(loaded)
 
 
-def setting_rows_of(loaded: Loaded) -> tuple[SettingRow, ...]:
+def setting_rows_of(loaded: LoadedSettings) -> tuple[SettingRow, ...]:
     """Return every setting with its value and its source."""
     return tuple(
         SettingRow(
@@ -385,7 +383,7 @@ async def _answered(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def sample_picture(remote: Remote, run: str, version: int) -> bytes:
+async def sample_picture(remote: RemoteCoordinator, run: str, version: int) -> bytes:
     """Return the PNG that a version drew, from the cache where it was looked at before.
 
     Raises NotFound for a version without one, BadRequest for one that is too large.

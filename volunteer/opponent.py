@@ -17,7 +17,7 @@ from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from shared.tensors.frame import open_frame
 from shared.workloads.base import load
-from shared.workloads.games import Look, Opponent, Reply
+from shared.workloads.games import BoardAnalysis, MoveReply, Opponent
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
 from volunteer.storage.blob_cache import Cache
@@ -89,14 +89,14 @@ class Rival:
             run=self._run, version=manifest.version, newest=newest.version, size=size, win=win
         )
 
-    def look(self, moves: Sequence[int]) -> Look:
+    def look(self, moves: Sequence[int]) -> BoardAnalysis:
         """The position after `moves`.
 
         Raises BadRequest for an illegal move, or when nobody sits at the board.
         """
         return self._seated().look(moves)
 
-    async def reply(self, moves: Sequence[int], level: int) -> Reply:
+    async def reply(self, moves: Sequence[int], level: int) -> MoveReply:
         """Return what the version thinks of a position, and its move there.
 
         Raises BadRequest when the game is over.

@@ -23,12 +23,12 @@ from coordinator.database import recomputes, record, runs, standings, statistics
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.standings import TrustReport
-from coordinator.database.statistics import Person
+from coordinator.database.statistics import VolunteerSummary
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.rules import codes, networks, nicknames
 from coordinator.rules import reports as machines
 from coordinator.signals import Signals
-from coordinator.ttl_cache import REST, Kept
+from coordinator.ttl_cache import REST, KeyedCache
 from shared.errors import BadRequest, Banned, Forbidden, NotFound
 from shared.protocol.accounts import (
     BenchmarkRequest,
@@ -60,11 +60,11 @@ WORK_MAX = 4096  # volunteers whose counts are remembered
 COUNTED_S = 60.0  # an account is added up anew; what changed since is added each time
 
 
-class _Counted(msgspec.Struct, frozen=True, kw_only=True):
+class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the past of an account: up to a verdict, and up to an event."""
 
     verdict: int
-    work: statistics.Work
+    work: statistics.WorkTotals
     event: int
     today_micro: int
 
@@ -72,7 +72,7 @@ class _Counted(msgspec.Struct, frozen=True, kw_only=True):
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """All that the organiser sees of one volunteer."""
 
-    person: Person
+    person: VolunteerSummary
     machines: tuple[WorkerInfo, ...]
 
 
@@ -93,7 +93,7 @@ class Volunteers:
         self._settings = settings
         self._tokens = Tokens(db, clock)
         self._board = Leaderboard(db, clock)
-        self._counted: Kept[tuple[str, float], _Counted] = Kept(
+        self._counted: KeyedCache[tuple[str, float], _AccountSums] = KeyedCache(
             COUNTED_S, clock, rest=REST, most=WORK_MAX
         )
         self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
@@ -138,12 +138,14 @@ class Volunteers:
             if await self._db.read(lambda conn: store.credentials(conn, who)) is None:
                 raise
 
-    async def challenge(self, volunteer: str) -> Challenge:
+    async def challenge(self, volunteer: str, nickname: str) -> Challenge:
         """Return the proof of work that the registration of this account has to bring.
 
-        Raises BadRequest for what can be no id.
+        Raises BadRequest for what can be no id, InvalidName for a name that cannot be had.
         """
         codes.check_id("volunteer", volunteer)
+        if nickname:
+            await self._db.read(lambda conn: registration.free_name(conn, volunteer, nickname))
         return self._entrance.challenge(volunteer)
 
     def recall(self, header: bytes) -> Principal | None:
@@ -291,7 +293,7 @@ class Volunteers:
             raise not_shown(nickname)
         return row.id, row.nickname
 
-    async def report(self, run: str) -> tuple[Person, ...]:
+    async def report(self, run: str) -> tuple[VolunteerSummary, ...]:
         """Everybody who has to do with a run, for the organiser of a class. Raises NotFound."""
         return await self._db.read(
             lambda conn: tuple(statistics.of_run(conn, runs.by_name(conn, run).id))
@@ -299,7 +301,7 @@ class Volunteers:
 
     # --- the organiser ---
 
-    async def list(self) -> tuple[Person, ...]:
+    async def list(self) -> tuple[VolunteerSummary, ...]:
         """Every account, the oldest first."""
         return await self._db.read(
             lambda conn: tuple(statistics.summed(conn, statistics.people(conn)))
@@ -468,12 +470,12 @@ def _find(conn: Connection, who: str) -> VolunteerRow:
     return store.find(conn, who[:256], nicknames.skeleton(who[:256]))
 
 
-def _count(who: str, day: float, conn: Connection) -> _Counted:
+def _count(who: str, day: float, conn: Connection) -> _AccountSums:
     (verdict, _), event = verdicts.newest(conn), payments.last_event(conn)
     found = statistics.work(conn, volunteer_id=who)
-    return _Counted(
+    return _AccountSums(
         verdict=verdict,
-        work=found.get(who, statistics.Work()),
+        work=found.get(who, statistics.WorkTotals()),
         event=event,
         today_micro=payments.earned_since(conn, who, day, upto=event),
     )

@@ -18,7 +18,7 @@ from coordinator.accounts import registration
 from coordinator.database import key_values
 from coordinator.database import volunteers as store
 from coordinator.rules import codes
-from coordinator.ttl_cache import Fresh
+from coordinator.ttl_cache import CachedValue
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -58,7 +58,7 @@ class Tokens:
         # By SHA-256 of the header: no secret stays in memory, and how long a look takes tells
         # nothing of one.
         self._known: dict[bytes, _Remembered] = {}
-        self._stamp = Fresh(self._read_stamp, CACHE_S, clock)
+        self._stamp = CachedValue(self._read_stamp, CACHE_S, clock)
 
     async def _read_stamp(self) -> str:
         return await self._db.read(lambda conn: key_values.get(conn, key_values.ACCOUNTS)) or ""

@@ -16,8 +16,8 @@ import msgspec
 
 from coordinator.database import runs, statistics
 from coordinator.database.ledger.payments import last_event
-from coordinator.database.statistics import Standing
-from coordinator.ttl_cache import REST, Kept
+from coordinator.database.statistics import LeaderboardStanding
+from coordinator.ttl_cache import REST, KeyedCache
 from shared.errors import BadRequest
 from shared.protocol.listings import LeaderRow
 from shared.units import DAY_S, HOUR_S
@@ -39,10 +39,10 @@ SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # how long a change of visibility is rememb
 class Standings(msgspec.Struct, frozen=True, kw_only=True):
     """Standings, and the newest event of the ledger that they count."""
 
-    rows: Sequence[Standing]
+    rows: Sequence[LeaderboardStanding]
     event: int
 
-    def raised(self, who: str, micro: int) -> Sequence[Standing]:
+    def raised(self, who: str, micro: int) -> Sequence[LeaderboardStanding]:
         """Return the rows with one volunteer raised to where this much more leads."""
         if not micro:
             return self.rows
@@ -62,8 +62,10 @@ class Leaderboard:
         self._db = db
         self._clock = clock
         self._shown: dict[str, tuple[bool, float]] = {}  # by volunteer, the newest change last
-        self._kept: Kept[tuple[str, int], Standings] = Kept(FRESH_S, clock, rest=REST)
-        self._seldom: Kept[tuple[str, int], Standings] = Kept(FRESH_S, clock, rest=SELDOM_REST)
+        self._kept: KeyedCache[tuple[str, int], Standings] = KeyedCache(FRESH_S, clock, rest=REST)
+        self._seldom: KeyedCache[tuple[str, int], Standings] = KeyedCache(
+            FRESH_S, clock, rest=SELDOM_REST
+        )
 
     async def rows(
         self, run: str | None, window_days: int | None, me: str | None, *, seldom: bool = False
@@ -113,10 +115,12 @@ class Leaderboard:
                 break
             del self._shown[oldest]
 
-    def _places(self, standings: Sequence[Standing], me: str | None) -> list[tuple[int, Standing]]:
+    def _places(
+        self, standings: Sequence[LeaderboardStanding], me: str | None
+    ) -> list[tuple[int, LeaderboardStanding]]:
         """Ranks among those who are shown; the same credits share a place."""
         since = self._clock.monotonic() - SHOWN_S
-        found: list[tuple[int, Standing]] = []
+        found: list[tuple[int, LeaderboardStanding]] = []
         index = 0
         for standing in standings:
             public, at = self._shown.get(standing.volunteer_id, (standing.public, since))
@@ -128,7 +132,7 @@ class Leaderboard:
         return found
 
     async def _standings(
-        self, run: str | None, days: int | None, kept: Kept[tuple[str, int], Standings]
+        self, run: str | None, days: int | None, kept: KeyedCache[tuple[str, int], Standings]
     ) -> Standings:
         if days is not None and not 1 <= days <= DAYS_MAX:
             raise BadRequest(f"a leaderboard looks back between 1 and {DAYS_MAX} days")

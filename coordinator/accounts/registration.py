@@ -194,6 +194,13 @@ def _check_network(conn: Connection, admission: Admission, now: float) -> None:
         )
 
 
+def free_name(conn: Connection, volunteer_id: str, raw: str) -> None:
+    """Raises InvalidName for a nickname that an account to be cannot have."""
+    nickname = nicknames.normal(raw)
+    if store.by_id(conn, volunteer_id) is None and store.taken(conn, nicknames.skeleton(nickname)):
+        raise taken(conn, nickname)
+
+
 def taken(conn: Connection, nickname: str) -> InvalidName:
     """The error for a name that somebody has, with one that is free."""
     free = nicknames.suggestion(nickname, lambda key: store.taken(conn, key))

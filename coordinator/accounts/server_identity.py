@@ -17,13 +17,13 @@ from coordinator.certificates import write_private
 from coordinator.config import without_password
 from coordinator.database import key_values, record
 from coordinator.storage.blobs import in_pool
-from coordinator.ttl_cache import Fresh
+from coordinator.ttl_cache import CachedValue
 from shared.decoding import decode
-from shared.errors import Configuration, Unavailable
+from shared.errors import BadRequest, Configuration, Unavailable
 from shared.links import JoinLink
 from shared.protocol.accounts import RunInfo, ServerInfo
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
-from shared.signing import SigningKey, fingerprint
+from shared.signing import SigningKey, fingerprint, identity_payload
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 ADMIN = "admin"  # whose secret follows it in a token
+NONCE_CHARS_MAX = 64
 RUNS_S = 1.0  # how long a listing of the runs is served again
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
+class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the server as volunteers reach it: join links are made of it."""
 
     url: str
@@ -60,14 +61,14 @@ class ServerIdentity:
         self._clock = clock
         self._db = db
         self._key = key
-        self._listing = Fresh(listing, RUNS_S, clock)
+        self._listing = CachedValue(listing, RUNS_S, clock)
         self._admin_hash = self._metrics_hash = b""  # of none, until `load`
-        self.address = Address(url=settings.url or f"http://127.0.0.1:{settings.port}")
+        self.address = ServerAddress(url=settings.url or f"http://127.0.0.1:{settings.port}")
 
     async def load(self) -> None:
         """Read the address of the last server of this database."""
         if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
-            self.address = decode(stored, Address)
+            self.address = decode(stored, ServerAddress)
 
     async def load_tokens(self) -> None:
         """Derive the tokens from the key and write them into the files that are missing.
@@ -80,7 +81,7 @@ class ServerIdentity:
             _token_hash(file, self._key.secret(f"{file.name} {times or 0}")) for file in for_whom
         )
 
-    async def set_address(self, address: Address) -> None:
+    async def set_address(self, address: ServerAddress) -> None:
         """Store the address of the server that starts, for join links that other processes print,
         and whether it admits strangers, for the runs that they create; log the settings that
         changed since the last start.
@@ -141,8 +142,13 @@ class ServerIdentity:
         """Return every run; the listing may be a second old."""
         return await self._listing.get()
 
-    async def info(self) -> ServerInfo:
-        """Return the public description of this coordinator; the runs may be a second old."""
+    async def info(self, nonce: str = "") -> ServerInfo:
+        """Return the public description of this coordinator; the runs may be a second old.
+
+        Raises BadRequest for a nonce that is too long.
+        """
+        if len(nonce) > NONCE_CHARS_MAX:
+            raise BadRequest(f"a nonce has at most {NONCE_CHARS_MAX} characters")
         return ServerInfo(
             name=self._settings.name,
             software=software(),
@@ -157,6 +163,7 @@ class ServerIdentity:
             contact=self._settings.contact,
             now=self._clock.now(),
             runs=await self._listing.get(),
+            proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",
         )
 
     async def ping(self) -> None:

@@ -17,9 +17,9 @@ import structlog
 
 from coordinator.checking.case import Local
 from coordinator.checking.checkers import CheckerOffer, CheckerTask, CheckerVerdict
-from coordinator.checking.redo import Files, missing_library, redo
+from coordinator.checking.redo import RecomputeFiles, missing_library, redo
 from coordinator.compute import Compute
-from coordinator.rules.checks import HOLD_S, Machine, Redone
+from coordinator.rules.checks import HOLD_S, ComputeDevice, Redone
 from shared.errors import (
     Conflict,
     InvalidFrame,
@@ -31,7 +31,7 @@ from shared.errors import (
 )
 
 if TYPE_CHECKING:
-    from coordinator.admin.client import Remote
+    from coordinator.admin.client import RemoteServer
 
 CACHE_BYTES = 8 << 30  # of blobs that may be of use again
 TRIES, AGAIN_S = 9, 1.0  # of a server that cannot be reached: four minutes
@@ -43,16 +43,16 @@ RESULTS = ("passed", "failed", "unproven", GIVEN_BACK)
 log = structlog.get_logger("checker")
 
 
-class Ask(Protocol):
+class CommandCall(Protocol):
     """A command of the organiser, by its name."""
 
     async def __call__(self, name: str, /, **request: Any) -> Any: ...
 
 
-class Downloads:
+class BlobFolder:
     """Blobs of a running server as files of a folder; the oldest go when there are too many."""
 
-    def __init__(self, server: Remote, folder: Path, most: int = CACHE_BYTES) -> None:
+    def __init__(self, server: RemoteServer, folder: Path, most: int = CACHE_BYTES) -> None:
         self._server = server
         self._folder = folder
         self._most = most
@@ -133,10 +133,10 @@ class Checker:
 
     def __init__(
         self,
-        ask: Ask,
+        ask: CommandCall,
         blobs: Local,
         compute: Compute,
-        of: tuple[str, str, Machine],
+        of: tuple[str, str, ComputeDevice],
         tell: Callable[[CheckerStep | CheckerResult], None],
     ) -> None:
         self._ask = ask
@@ -181,7 +181,7 @@ class Checker:
             return False
         outcome = await self._made(task, hold, stop)
         settled = await self._reported(task, hold, outcome)
-        if isinstance(self._blobs, Downloads):
+        if isinstance(self._blobs, BlobFolder):
             self._blobs.tidy()
         found = CheckerResult(
             contribution=task.contribution,
@@ -245,7 +245,7 @@ class Checker:
                 return CheckerOutcome(
                     failed=True, trouble=f"the library {lacking} is not installed here"
                 )
-            files = await Files.of(task.case, task.given, self._blobs)
+            files = await RecomputeFiles.of(task.case, task.given, self._blobs)
             data = await task.case.data(self._blobs)
         except (VolunteerError, OSError) as error:
             return _trouble(error)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import Ask, Command, reason
+from coordinator.admin.command import CommandRequest, OrganiserCommand, reason
 from coordinator.checking.checkers import CheckerOffer, CheckerVerdict
-from coordinator.rules.checks import Machine, Redone
+from coordinator.rules.checks import ComputeDevice, Redone
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 
-class TakeRecompute(Ask, frozen=True, kw_only=True):
+class TakeRecompute(CommandRequest, frozen=True, kw_only=True):
     """A checker with this device asks for a task to do again, to hold under a name of its own."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -24,7 +24,7 @@ class TakeRecompute(Ask, frozen=True, kw_only=True):
     hold: str
 
 
-class HeldRecompute(Ask, frozen=True, kw_only=True):
+class HeldRecompute(CommandRequest, frozen=True, kw_only=True):
     """A recompute that a checker has."""
 
     contribution: int
@@ -49,7 +49,7 @@ class ReportRecompute(HeldRecompute, frozen=True, kw_only=True):
 
 
 async def take(coordinator: Coordinator, ask: TakeRecompute) -> CheckerOffer:
-    machine = Machine(kind=ask.kind, model=ask.model)
+    machine = ComputeDevice(kind=ask.kind, model=ask.model)
     return await coordinator.checkers.take(ask.name, machine, ask.hold)
 
 
@@ -60,7 +60,7 @@ async def renew(coordinator: Coordinator, ask: HeldRecompute) -> RenewedRecomput
 async def report(coordinator: Coordinator, ask: ReportRecompute) -> CheckerVerdict:
     checkers, place = coordinator.checkers, (ask.contribution, ask.hold)
     if ask.found is not None:
-        machine = Machine(kind=ask.kind, model=ask.model)
+        machine = ComputeDevice(kind=ask.kind, model=ask.model)
         return await checkers.report(*place, ask.found, machine, ask.seconds)
     if ask.unusable:
         return await checkers.refute(*place, reason(ask.unusable))
@@ -68,7 +68,11 @@ async def report(coordinator: Coordinator, ask: ReportRecompute) -> CheckerVerdi
 
 
 COMMANDS = (
-    Command(name="checker.take", request=TakeRecompute, reply=CheckerOffer, run=take),
-    Command(name="checker.renew", request=HeldRecompute, reply=RenewedRecompute, run=renew),
-    Command(name="checker.report", request=ReportRecompute, reply=CheckerVerdict, run=report),
+    OrganiserCommand(name="checker.take", request=TakeRecompute, reply=CheckerOffer, run=take),
+    OrganiserCommand(
+        name="checker.renew", request=HeldRecompute, reply=RenewedRecompute, run=renew
+    ),
+    OrganiserCommand(
+        name="checker.report", request=ReportRecompute, reply=CheckerVerdict, run=report
+    ),
 )

@@ -39,7 +39,7 @@ REPLY_BYTES_MAX = 256 << 20
 COPY_BYTES = 1 << 20
 
 
-class Remote:
+class RemoteServer:
     """One running server, spoken to by its organiser."""
 
     def __init__(self, link: JoinLink, token: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -48,7 +48,7 @@ class Remote:
         self._timeout_s = timeout_s
 
     @classmethod
-    def of(cls, server: str, token_file: Path | None) -> Remote:
+    def of(cls, server: str, token_file: Path | None) -> RemoteServer:
         """From `--server` (an address or a whole join link) and `--token-file`.
 
         Raises Configuration.
@@ -65,9 +65,9 @@ class Remote:
             ) from error
         return cls(parse_link(server), token)
 
-    def within(self, timeout_s: float) -> Remote:
+    def within(self, timeout_s: float) -> RemoteServer:
         """Return the same server, which has so long to answer."""
-        return Remote(self._link, self._token, timeout_s)
+        return RemoteServer(self._link, self._token, timeout_s)
 
     def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
         """Run a command there. Raises what it raised."""

@@ -20,21 +20,21 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 Needs = Literal["nothing", "database", "directory"]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the requests; a misspelt field is an error."""
 
 
-class Nothing(Ask, frozen=True, kw_only=True):
+class Nothing(CommandRequest, frozen=True, kw_only=True):
     """A request that says nothing more."""
 
 
-class Named(Ask, frozen=True, kw_only=True):
+class Named(CommandRequest, frozen=True, kw_only=True):
     """A request about one thing, by its name."""
 
     name: str
 
 
-class Reasoned(Ask, frozen=True, kw_only=True):
+class Reasoned(CommandRequest, frozen=True, kw_only=True):
     """A request about one thing, with a reason for the record."""
 
     name: str
@@ -47,7 +47,7 @@ def reason(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class OrganiserCommand:
     """One command. `remote` = it also works on a running server.
 
     `needs` is what must be there before: nothing (it may be the first command on a data directory

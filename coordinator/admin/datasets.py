@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import Ask, Command, Nothing
+from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.workloads.base import DatasetWanted
@@ -42,7 +42,7 @@ _OPTIONS = {
 }
 
 
-class AddDataset(Ask, frozen=True, kw_only=True):
+class AddDataset(CommandRequest, frozen=True, kw_only=True):
     """`text`, `chat`, `images`, `suite` and `files` are paths of the machine that runs the
     command; from afar they come in a `box`.
     """
@@ -221,8 +221,10 @@ async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[DatasetShown,
 
 
 COMMANDS = (
-    Command(name="dataset.add", request=AddDataset, reply=DatasetShown, run=add, needs="nothing"),
-    Command(
+    OrganiserCommand(
+        name="dataset.add", request=AddDataset, reply=DatasetShown, run=add, needs="nothing"
+    ),
+    OrganiserCommand(
         name="dataset.list",
         request=Nothing,
         reply=tuple[DatasetShown, ...],

@@ -11,9 +11,9 @@ from coordinator.accounts.api_keys import Granted
 from coordinator.accounts.invites import InviteInfo, NewCode
 from coordinator.accounts.reversals import Reversal
 from coordinator.accounts.suspension import reason_of
-from coordinator.admin.command import Ask, Command, Named, Nothing
+from coordinator.admin.command import CommandRequest, Named, Nothing, OrganiserCommand
 from coordinator.database.standings import TrustReport
-from coordinator.database.statistics import Person
+from coordinator.database.statistics import VolunteerSummary
 from shared.links import format_link
 from shared.protocol.heartbeat import Announcement
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 
-class CreateInvites(Ask, frozen=True, kw_only=True):
+class CreateInvites(CommandRequest, frozen=True, kw_only=True):
     """One invite for each name, or `count` of them."""
 
     names: tuple[str, ...] = ()
@@ -30,21 +30,21 @@ class CreateInvites(Ask, frozen=True, kw_only=True):
     expires_s: float | None = None
 
 
-class RevokeInvite(Ask, frozen=True, kw_only=True):
+class RevokeInvite(CommandRequest, frozen=True, kw_only=True):
     id: int
 
 
-class Rename(Ask, frozen=True, kw_only=True):
+class Rename(CommandRequest, frozen=True, kw_only=True):
     name: str
     to: str
 
 
-class Suspend(Ask, frozen=True, kw_only=True):
+class Suspend(CommandRequest, frozen=True, kw_only=True):
     name: str
     reason: str
 
 
-class Ban(Ask, frozen=True, kw_only=True):
+class Ban(CommandRequest, frozen=True, kw_only=True):
     """With `reverse` the account is suspended as well, and all it has got is taken back."""
 
     name: str
@@ -52,7 +52,7 @@ class Ban(Ask, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Reverse(Ask, frozen=True, kw_only=True):
+class Reverse(CommandRequest, frozen=True, kw_only=True):
     """All that a volunteer got for what it submitted from `since` on (UTC epoch seconds)."""
 
     name: str
@@ -60,12 +60,12 @@ class Reverse(Ask, frozen=True, kw_only=True):
     reason: str
 
 
-class ReverseContribution(Ask, frozen=True, kw_only=True):
+class ReverseContribution(CommandRequest, frozen=True, kw_only=True):
     id: int
     reason: str
 
 
-class Grant(Ask, frozen=True, kw_only=True):
+class CreditGrant(CommandRequest, frozen=True, kw_only=True):
     """Credits for a volunteer, from the organiser."""
 
     name: str
@@ -82,14 +82,14 @@ class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
+class ActionDone(msgspec.Struct, frozen=True, kw_only=True):
     """Confirmation of an action: the verb, and the volunteer it was applied to."""
 
     done: str
     name: str
 
 
-class Banned(msgspec.Struct, frozen=True, kw_only=True):
+class BanDone(msgspec.Struct, frozen=True, kw_only=True):
     """Confirmation of a ban, with what was taken back where that was wanted."""
 
     name: str
@@ -102,7 +102,7 @@ def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
     return InviteLink(id=code.id, label=code.label, link=link, expires_at=code.expires_at)
 
 
-class Announce(Ask, frozen=True, kw_only=True):
+class Announce(CommandRequest, frozen=True, kw_only=True):
     """A sentence to everybody, perhaps about a run, until UTC epoch seconds."""
 
     text: str
@@ -110,7 +110,7 @@ class Announce(Ask, frozen=True, kw_only=True):
     until: float | None = None
 
 
-class Withdraw(Ask, frozen=True, kw_only=True):
+class Withdraw(CommandRequest, frozen=True, kw_only=True):
     id: int
 
 
@@ -141,7 +141,7 @@ async def invite_revoke(coordinator: Coordinator, ask: RevokeInvite) -> InviteIn
     return await coordinator.volunteers.invites.revoke(ask.id)
 
 
-async def volunteer_list(coordinator: Coordinator, ask: Nothing) -> tuple[Person, ...]:
+async def volunteer_list(coordinator: Coordinator, ask: Nothing) -> tuple[VolunteerSummary, ...]:
     return await coordinator.volunteers.list()
 
 
@@ -153,15 +153,15 @@ async def trust(coordinator: Coordinator, ask: Nothing) -> TrustReport:
     return await coordinator.volunteers.trust()
 
 
-async def ban(coordinator: Coordinator, ask: Ban) -> Banned:
+async def ban(coordinator: Coordinator, ask: Ban) -> BanDone:
     if not ask.reverse:
         await coordinator.volunteers.ban(ask.name, ask.reason)
-        return Banned(name=ask.name)
+        return BanDone(name=ask.name)
     reason_of(ask.reason)  # before anything is changed
     await coordinator.volunteers.ban(ask.name, ask.reason)
     await coordinator.volunteers.suspend(ask.name, ask.reason)  # what is under way is not paid
     reversal = await coordinator.volunteers.reversals.of_volunteer(ask.name, 0.0, ask.reason)
-    return Banned(name=ask.name, reversal=reversal)
+    return BanDone(name=ask.name, reversal=reversal)
 
 
 async def reverse(coordinator: Coordinator, ask: Reverse) -> Reversal:
@@ -172,93 +172,109 @@ async def reverse_contribution(coordinator: Coordinator, ask: ReverseContributio
     return await coordinator.volunteers.reversals.of_contribution(ask.id, ask.reason)
 
 
-async def grant(coordinator: Coordinator, ask: Grant) -> Granted:
+async def grant(coordinator: Coordinator, ask: CreditGrant) -> Granted:
     return await coordinator.api_keys.grant(ask.name, ask.amount_micro, ask.reason)
 
 
-async def unban(coordinator: Coordinator, ask: Named) -> Done:
+async def unban(coordinator: Coordinator, ask: Named) -> ActionDone:
     await coordinator.volunteers.unban(ask.name)
-    return Done(done="let in again", name=ask.name)
+    return ActionDone(done="let in again", name=ask.name)
 
 
-async def suspend(coordinator: Coordinator, ask: Suspend) -> Done:
+async def suspend(coordinator: Coordinator, ask: Suspend) -> ActionDone:
     name = await coordinator.volunteers.suspend(ask.name, ask.reason)
-    return Done(done="suspended", name=name)
+    return ActionDone(done="suspended", name=name)
 
 
-async def unsuspend(coordinator: Coordinator, ask: Suspend) -> Done:
+async def unsuspend(coordinator: Coordinator, ask: Suspend) -> ActionDone:
     name = await coordinator.volunteers.unsuspend(ask.name, ask.reason)
-    return Done(done="no longer suspended", name=name)
+    return ActionDone(done="no longer suspended", name=name)
 
 
-async def vouch(coordinator: Coordinator, ask: Named) -> Done:
-    return Done(done="vouched for", name=await coordinator.volunteers.vouch(ask.name))
+async def vouch(coordinator: Coordinator, ask: Named) -> ActionDone:
+    return ActionDone(done="vouched for", name=await coordinator.volunteers.vouch(ask.name))
 
 
-async def rename(coordinator: Coordinator, ask: Rename) -> Done:
+async def rename(coordinator: Coordinator, ask: Rename) -> ActionDone:
     name = await coordinator.volunteers.rename(ask.name, ask.to)
-    return Done(done="renamed", name=name)
+    return ActionDone(done="renamed", name=name)
 
 
 async def reissue(coordinator: Coordinator, ask: Named) -> InviteLink:
     return _link(coordinator, await coordinator.volunteers.reissue(ask.name))
 
 
-async def forget(coordinator: Coordinator, ask: Named) -> Done:
-    return Done(done="forgotten", name=await coordinator.volunteers.forget(ask.name))
+async def forget(coordinator: Coordinator, ask: Named) -> ActionDone:
+    return ActionDone(done="forgotten", name=await coordinator.volunteers.forget(ask.name))
 
 
 COMMANDS = (
-    Command(name="announce", request=Announce, reply=Announcement, run=announce),
-    Command(
+    OrganiserCommand(name="announce", request=Announce, reply=Announcement, run=announce),
+    OrganiserCommand(
         name="announce.list", request=Nothing, reply=tuple[Announcement, ...], run=announce_list
     ),
-    Command(name="announce.withdraw", request=Withdraw, reply=Announcement, run=announce_withdraw),
-    Command(
+    OrganiserCommand(
+        name="announce.withdraw", request=Withdraw, reply=Announcement, run=announce_withdraw
+    ),
+    OrganiserCommand(
         name="invite.create", request=CreateInvites, reply=tuple[InviteLink, ...], run=invite_create
     ),
-    Command(
+    OrganiserCommand(
         name="invite.list",
         request=Nothing,
         reply=tuple[InviteInfo, ...],
         run=invite_list,
         needs="database",
     ),
-    Command(
+    OrganiserCommand(
         name="invite.revoke",
         request=RevokeInvite,
         reply=InviteInfo,
         run=invite_revoke,
         needs="database",
     ),
-    Command(
+    OrganiserCommand(
         name="volunteer.list",
         request=Nothing,
-        reply=tuple[Person, ...],
+        reply=tuple[VolunteerSummary, ...],
         run=volunteer_list,
         needs="database",
     ),
-    Command(name="trust", request=Nothing, reply=TrustReport, run=trust, needs="database"),
-    Command(name="volunteer.show", request=Named, reply=Shown, run=show, needs="database"),
-    Command(name="volunteer.ban", request=Ban, reply=Banned, run=ban, needs="database"),
-    Command(
+    OrganiserCommand(name="trust", request=Nothing, reply=TrustReport, run=trust, needs="database"),
+    OrganiserCommand(name="volunteer.show", request=Named, reply=Shown, run=show, needs="database"),
+    OrganiserCommand(name="volunteer.ban", request=Ban, reply=BanDone, run=ban, needs="database"),
+    OrganiserCommand(
         name="volunteer.reverse", request=Reverse, reply=Reversal, run=reverse, needs="database"
     ),
-    Command(
+    OrganiserCommand(
         name="contribution.reverse",
         request=ReverseContribution,
         reply=Reversal,
         run=reverse_contribution,
         needs="database",
     ),
-    Command(name="grant", request=Grant, reply=Granted, run=grant, needs="database"),
-    Command(name="volunteer.unban", request=Named, reply=Done, run=unban, needs="database"),
-    Command(name="volunteer.suspend", request=Suspend, reply=Done, run=suspend, needs="database"),
-    Command(
-        name="volunteer.unsuspend", request=Suspend, reply=Done, run=unsuspend, needs="database"
+    OrganiserCommand(name="grant", request=CreditGrant, reply=Granted, run=grant, needs="database"),
+    OrganiserCommand(
+        name="volunteer.unban", request=Named, reply=ActionDone, run=unban, needs="database"
     ),
-    Command(name="volunteer.vouch", request=Named, reply=Done, run=vouch, needs="database"),
-    Command(name="volunteer.rename", request=Rename, reply=Done, run=rename, needs="database"),
-    Command(name="volunteer.reissue", request=Named, reply=InviteLink, run=reissue),
-    Command(name="volunteer.forget", request=Named, reply=Done, run=forget, needs="database"),
+    OrganiserCommand(
+        name="volunteer.suspend", request=Suspend, reply=ActionDone, run=suspend, needs="database"
+    ),
+    OrganiserCommand(
+        name="volunteer.unsuspend",
+        request=Suspend,
+        reply=ActionDone,
+        run=unsuspend,
+        needs="database",
+    ),
+    OrganiserCommand(
+        name="volunteer.vouch", request=Named, reply=ActionDone, run=vouch, needs="database"
+    ),
+    OrganiserCommand(
+        name="volunteer.rename", request=Rename, reply=ActionDone, run=rename, needs="database"
+    ),
+    OrganiserCommand(name="volunteer.reissue", request=Named, reply=InviteLink, run=reissue),
+    OrganiserCommand(
+        name="volunteer.forget", request=Named, reply=ActionDone, run=forget, needs="database"
+    ),
 )

@@ -8,14 +8,14 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.accounts.transparency import RecordReport
-from coordinator.admin.command import Ask, Command, Nothing
+from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand
 from coordinator.database.record import LISTING_MAX, RecordLine
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 
-class ListRecord(Ask, frozen=True, kw_only=True):
+class ListRecord(CommandRequest, frozen=True, kw_only=True):
     """Newest first; `before` is the number of the last line seen."""
 
     before: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
@@ -37,10 +37,10 @@ async def verify(coordinator: Coordinator, ask: Nothing) -> RecordReport:
 
 
 COMMANDS = (
-    Command(
+    OrganiserCommand(
         name="record.list", request=ListRecord, reply=RecordPage, run=listing, needs="database"
     ),
-    Command(
+    OrganiserCommand(
         name="record.verify", request=Nothing, reply=RecordReport, run=verify, needs="database"
     ),
 )

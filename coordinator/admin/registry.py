@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.admin import checkers, datasets, people, record, runs, tasks
-from coordinator.admin.command import Ask, Command, Nothing
+from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand
 from coordinator.rules.overview import Overview
-from coordinator.upkeep.alerts import Delivered, Standing
-from coordinator.upkeep.backup import Saved
+from coordinator.upkeep.alerts import Delivered, StandingAlert
+from coordinator.upkeep.backup import BackupSummary
 from coordinator.upkeep.backup import backup as make_backup
 from coordinator.upkeep.checks import CheckReport
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 
-class Backup(Ask, frozen=True, kw_only=True):
+class Backup(CommandRequest, frozen=True, kw_only=True):
     """`to` is a folder of the machine that runs the command."""
 
     to: str
@@ -31,7 +31,7 @@ async def top(coordinator: Coordinator, ask: Nothing) -> Overview:
     return await coordinator.overviews.get()
 
 
-async def backup(coordinator: Coordinator, ask: Backup) -> Saved:
+async def backup(coordinator: Coordinator, ask: Backup) -> BackupSummary:
     c = coordinator
     return await make_backup(c.db, c.blobs, c.settings, c.clock, Path(ask.to))
 
@@ -40,25 +40,25 @@ async def alerts_test(coordinator: Coordinator, ask: Nothing) -> Delivered:
     return await coordinator.alerts.test()
 
 
-async def alerts_list(coordinator: Coordinator, ask: Nothing) -> tuple[Standing, ...]:
+async def alerts_list(coordinator: Coordinator, ask: Nothing) -> tuple[StandingAlert, ...]:
     return await coordinator.alerts.list()
 
 
 UPKEEP = (
-    Command(name="alerts.test", request=Nothing, reply=Delivered, run=alerts_test),
-    Command(
+    OrganiserCommand(name="alerts.test", request=Nothing, reply=Delivered, run=alerts_test),
+    OrganiserCommand(
         name="alerts.list",
         request=Nothing,
-        reply=tuple[Standing, ...],
+        reply=tuple[StandingAlert, ...],
         run=alerts_list,
         needs="database",
     ),
-    Command(name="top", request=Nothing, reply=Overview, run=top, needs="database"),
-    Command(name="check", request=Nothing, reply=CheckReport, run=check),
-    Command(name="backup", request=Backup, reply=Saved, run=backup, remote=False),
+    OrganiserCommand(name="top", request=Nothing, reply=Overview, run=top, needs="database"),
+    OrganiserCommand(name="check", request=Nothing, reply=CheckReport, run=check),
+    OrganiserCommand(name="backup", request=Backup, reply=BackupSummary, run=backup, remote=False),
 )
 
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, OrganiserCommand] = {
     command.name: command
     for commands in (
         runs.COMMANDS,

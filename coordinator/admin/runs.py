@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.admin.command import Ask, Command, Named, Nothing, Reasoned, reason
+from coordinator.admin.command import (
+    CommandRequest,
+    Named,
+    Nothing,
+    OrganiserCommand,
+    Reasoned,
+    reason,
+)
 from coordinator.database import runs
 from coordinator.database.standings import CostOfChecks
-from coordinator.database.statistics import Person
+from coordinator.database.statistics import VolunteerSummary
 from coordinator.merging.healing import Proposal, proposal
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import PLAIN, Exported
@@ -29,20 +36,20 @@ if TYPE_CHECKING:
 SHOWN_VERSIONS, SHOWN_LEADERS = 20, 10
 
 
-class CreateRun(Ask, frozen=True, kw_only=True):
+class CreateRun(CommandRequest, frozen=True, kw_only=True):
     """The text of a run file, or the example."""
 
     text: str = ""
     example: bool = False
 
 
-class Rollback(Ask, frozen=True, kw_only=True):
+class Rollback(CommandRequest, frozen=True, kw_only=True):
     name: str
     to: int
     reason: str = ""
 
 
-class ExportRun(Ask, frozen=True, kw_only=True):
+class ExportRun(CommandRequest, frozen=True, kw_only=True):
     """`to` is a directory of the machine that runs the command; empty = one that the asker fetches
     from (`box`).
     """
@@ -148,7 +155,7 @@ async def rollback(coordinator: Coordinator, ask: Rollback) -> RunInfo:
     return await coordinator.runs.rollback(ask.name, ask.to, reason(ask.reason))
 
 
-async def report(coordinator: Coordinator, ask: Named) -> tuple[Person, ...]:
+async def report(coordinator: Coordinator, ask: Named) -> tuple[VolunteerSummary, ...]:
     return await coordinator.volunteers.report(ask.name)
 
 
@@ -163,18 +170,28 @@ async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
 
 
 COMMANDS = (
-    Command(name="run.create", request=CreateRun, reply=Created, run=create, needs="nothing"),
-    Command(name="run.start", request=Named, reply=RunInfo, run=start),
-    Command(
+    OrganiserCommand(
+        name="run.create", request=CreateRun, reply=Created, run=create, needs="nothing"
+    ),
+    OrganiserCommand(name="run.start", request=Named, reply=RunInfo, run=start),
+    OrganiserCommand(
         name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing, needs="database"
     ),
-    Command(name="run.show", request=Named, reply=RunShown, run=show, needs="database"),
-    Command(name="run.pause", request=Reasoned, reply=RunInfo, run=pause, needs="database"),
-    Command(name="run.resume", request=Reasoned, reply=RunInfo, run=resume, needs="database"),
-    Command(name="run.stop", request=Reasoned, reply=RunInfo, run=stop, needs="database"),
-    Command(name="run.rollback", request=Rollback, reply=RunInfo, run=rollback),
-    Command(
-        name="run.report", request=Named, reply=tuple[Person, ...], run=report, needs="database"
+    OrganiserCommand(name="run.show", request=Named, reply=RunShown, run=show, needs="database"),
+    OrganiserCommand(
+        name="run.pause", request=Reasoned, reply=RunInfo, run=pause, needs="database"
     ),
-    Command(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
+    OrganiserCommand(
+        name="run.resume", request=Reasoned, reply=RunInfo, run=resume, needs="database"
+    ),
+    OrganiserCommand(name="run.stop", request=Reasoned, reply=RunInfo, run=stop, needs="database"),
+    OrganiserCommand(name="run.rollback", request=Rollback, reply=RunInfo, run=rollback),
+    OrganiserCommand(
+        name="run.report",
+        request=Named,
+        reply=tuple[VolunteerSummary, ...],
+        run=report,
+        needs="database",
+    ),
+    OrganiserCommand(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
 )

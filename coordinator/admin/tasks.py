@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import Ask, Command, reason
+from coordinator.admin.command import CommandRequest, OrganiserCommand, reason
 from coordinator.database.monitoring import task_history
 from coordinator.database.monitoring.task_history import TaskShown
 from coordinator.database.tasks import FailedTask
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 
-class ListTasks(Ask, frozen=True, kw_only=True):
+class ListTasks(CommandRequest, frozen=True, kw_only=True):
     """Of one run, or of all."""
 
     run: str = ""
 
 
-class ShowTask(Ask, frozen=True, kw_only=True):
+class ShowTask(CommandRequest, frozen=True, kw_only=True):
     id: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
-class Requeue(Ask, frozen=True, kw_only=True):
+class Requeue(CommandRequest, frozen=True, kw_only=True):
     """The tasks with these numbers, or every failed one (of a run)."""
 
     ids: tuple[int, ...] = ()
@@ -65,13 +65,17 @@ async def requeue(coordinator: Coordinator, ask: Requeue) -> Requeued:
 
 
 COMMANDS = (
-    Command(
+    OrganiserCommand(
         name="task.list",
         request=ListTasks,
         reply=tuple[FailedTask, ...],
         run=failed,
         needs="database",
     ),
-    Command(name="task.show", request=ShowTask, reply=TaskShown, run=show, needs="database"),
-    Command(name="task.requeue", request=Requeue, reply=Requeued, run=requeue, needs="database"),
+    OrganiserCommand(
+        name="task.show", request=ShowTask, reply=TaskShown, run=show, needs="database"
+    ),
+    OrganiserCommand(
+        name="task.requeue", request=Requeue, reply=Requeued, run=requeue, needs="database"
+    ),
 )

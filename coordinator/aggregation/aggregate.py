@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation import kernels
-from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, Piece
+from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
 from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
 from shared.tensors.slices import aligned
 
@@ -42,7 +42,7 @@ class Aggregator(Protocol):
         bool
     ]  # whether the rule must see the whole model before it can merge any of it
 
-    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         """Return the rule's statistics of a piece: an array that adds up over pieces, or None
         when it needs nothing.
         """
@@ -53,7 +53,9 @@ class Aggregator(Protocol):
         Raises NotFinite.
         """
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> Doubles | None:
+    def fill(
+        self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
+    ) -> Doubles | None:
         """Write the merged piece, (N,) float32; give back what it saw of the squared norms, (K,),
         if anything.
         """
@@ -68,13 +70,15 @@ class Mean:
     norms: bool = False
     surveys: ClassVar[bool] = False
 
-    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return None
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         return np.asarray(cohort.weights, np.float32)
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> Doubles | None:
+    def fill(
+        self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
+    ) -> Doubles | None:
         squares = np.zeros(len(cohort)) if self.norms else None
         kernels.weighted_sum(cohort, factors, piece, out, squares=squares)
         return squares
@@ -87,7 +91,7 @@ class Merged:
     `values` (N,) may be written to, and is reused once the next piece is asked for.
     """
 
-    piece: Piece
+    piece: TensorPiece
     values: Floats
     square: float  # squared norm of `values`, good to six digits
     squares: Doubles | None  # (K,) of the contributions, where the rule saw them
@@ -114,20 +118,22 @@ def aggregator(plan: Plan, contributions: int) -> Aggregator:
             return NormClip(plan.clip_factor or 1.5)
 
 
-def prepare(rule: Aggregator, cohort: Cohort, grid: Sequence[Piece], threads: int = 1) -> Floats:
+def prepare(
+    rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
+) -> Floats:
     """The factors of a merge whose pieces are all here. Raises NotFinite."""
     return settle(rule, cohort, survey(rule, cohort, grid, threads))
 
 
 def survey(
-    rule: Aggregator, cohort: Cohort, grid: Sequence[Piece], threads: int = 1
+    rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Iterator[Doubles | None]:
     """The rule's survey of each piece, parameters only.
 
     Raises NotFinite when a contribution is not finite.
     """
 
-    def look(piece: Piece) -> Doubles | None:
+    def look(piece: TensorPiece) -> Doubles | None:
         if piece.spec.role != "parameter":
             return None
         with np.errstate(over="ignore", invalid="ignore"):
@@ -156,7 +162,7 @@ def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) ->
 
 
 def merge(
-    rule: Aggregator, cohort: Cohort, factors: Floats, grid: Sequence[Piece], threads: int = 1
+    rule: Aggregator, cohort: Cohort, factors: Floats, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Iterator[Merged]:
     """The merged pieces, in the order of `grid`.
 
@@ -166,7 +172,7 @@ def merge(
     contributions to leave out.
     """
 
-    def work(piece: Piece, out: Floats) -> Merged:
+    def work(piece: TensorPiece, out: Floats) -> Merged:
         if piece.spec.role == "counter":
             raise ValueError(f"{piece.spec.name} is a counter: merge_counters takes it")
         chosen, chosen_factors = (rule, factors) if piece.spec.role == "parameter" else buffers
@@ -216,5 +222,5 @@ def merge_counters(base: NDArray[Any], values: Sequence[NDArray[Any]], most: int
     return counted
 
 
-def _where(piece: Piece) -> str:
+def _where(piece: TensorPiece) -> str:
     return f"{piece.spec.name}[{piece.start}:{piece.stop}]"

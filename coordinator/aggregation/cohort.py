@@ -45,7 +45,7 @@ class NotFinite(InvalidFrame):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TensorPiece:
     """Elements [start, stop) of one flattened tensor."""
 
     spec: TensorSpec
@@ -62,10 +62,10 @@ class Piece:
         return self.size == self.spec.count
 
 
-def pieces(schema: Schema) -> tuple[Piece, ...]:
+def pieces(schema: Schema) -> tuple[TensorPiece, ...]:
     """The fixed grid over a schema, in canonical order. A tensor without elements has no piece."""
     return tuple(
-        Piece(spec=spec, start=start, stop=stop)
+        TensorPiece(spec=spec, start=start, stop=stop)
         for spec in schema
         for start, stop in grid(spec.count)
     )
@@ -83,7 +83,7 @@ class Cohort:
         return len(self.readers)
 
     def read(
-        self, index: int, piece: Piece, start: int, stop: int, room: Floats | None = None
+        self, index: int, piece: TensorPiece, start: int, stop: int, room: Floats | None = None
     ) -> Floats:
         """Elements [start, stop) of a piece; `room` has place for them, and may be used or not.
 
@@ -100,7 +100,7 @@ class Cohort:
             )
         return found
 
-    def culprits(self, piece: Piece) -> tuple[int, ...]:
+    def culprits(self, piece: TensorPiece) -> tuple[int, ...]:
         """Positions of the contributions that are not finite in a piece."""
         return tuple(
             position

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from coordinator.aggregation.cohort import Cohort, Doubles, Floats, Piece
+from coordinator.aggregation.cohort import Cohort, Doubles, Floats, TensorPiece
 from coordinator.aggregation.networks import rank_network
 from shared.tensors.slices import LINE, aligned
 from shared.tensors.spec import grid
@@ -38,7 +38,7 @@ RANK_BYTES = 2 << 20  # what ranks read at once of all contributions: decoded on
 def weighted_sum(
     cohort: Cohort,
     factors: Floats,
-    piece: Piece,
+    piece: TensorPiece,
     out: Floats,
     *,
     squares: Doubles | None = None,
@@ -77,7 +77,7 @@ def quick_square(x: Floats) -> float:
     return total + float(np.vecdot(x[edge:], x[edge:]))
 
 
-def squared_norms(cohort: Cohort, piece: Piece) -> Doubles:
+def squared_norms(cohort: Cohort, piece: TensorPiece) -> Doubles:
     """(K,) squared norms, exact products summed in float64 along fixed lanes."""
     found = np.zeros(len(cohort))
     wide = np.empty(min(SCRATCH_BYTES // 8, piece.size))
@@ -95,7 +95,7 @@ def squared_norms(cohort: Cohort, piece: Piece) -> Doubles:
     return found
 
 
-def inner_products(cohort: Cohort, piece: Piece) -> Doubles:
+def inner_products(cohort: Cohort, piece: TensorPiece) -> Doubles:
     """(K, K) float64 inner products of the contributions."""
     count = len(cohort)
     columns = GEMM_COLUMNS if count > GEMM_COLUMNS else count + 1
@@ -137,12 +137,12 @@ def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Double
         yield left, right, np.empty(shape), np.zeros(shape)
 
 
-def median(cohort: Cohort, piece: Piece, out: Floats) -> None:
+def median(cohort: Cohort, piece: TensorPiece, out: Floats) -> None:
     """out (N,) = coordinate median; the mean of the two middle ones when K is even."""
     rank_mean(cohort, piece, out, low=(len(cohort) - 1) // 2, high=len(cohort) // 2 + 1)
 
 
-def rank_mean(cohort: Cohort, piece: Piece, out: Floats, *, low: int, high: int) -> None:
+def rank_mean(cohort: Cohort, piece: TensorPiece, out: Floats, *, low: int, high: int) -> None:
     """out (N,) = mean of the values that stand at [low, high) when each coordinate is sorted.
 
     A NaN stays a NaN.
@@ -172,7 +172,7 @@ def rank_mean(cohort: Cohort, piece: Piece, out: Floats, *, low: int, high: int)
 
 
 def blocks(
-    cohort: Cohort, piece: Piece, size: int, room: int
+    cohort: Cohort, piece: TensorPiece, size: int, room: int
 ) -> Iterator[tuple[int, int, list[Floats]]]:
     """Blocks of `size` elements of a piece, each with the values of every contribution in it.
 

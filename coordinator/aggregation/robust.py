@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation import kernels
-from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, Piece
+from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # of the radius
@@ -35,13 +35,13 @@ class TrimmedMean:
     trim: float
     surveys: ClassVar[bool] = False
 
-    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return None
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         return np.asarray(cohort.weights, np.float32)
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         cut = min(int(self.trim * len(cohort)), (len(cohort) - 1) // 2)
         kernels.rank_mean(cohort, piece, out, low=cut, high=len(cohort) - cut)
 
@@ -52,13 +52,13 @@ class Median:
 
     surveys: ClassVar[bool] = False
 
-    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return None
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         return np.asarray(cohort.weights, np.float32)
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         kernels.median(cohort, piece, out)
 
 
@@ -75,7 +75,7 @@ class Krum:
     several: bool
     surveys: ClassVar[bool] = True
 
-    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.inner_products(cohort, piece) if len(cohort) > 2 else None
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
@@ -97,7 +97,7 @@ class Krum:
         factors[chosen] = weights[chosen] / math.fsum(weights[chosen].tolist())
         return factors.astype(np.float32)
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         kernels.weighted_sum(cohort, factors, piece, out)
 
 
@@ -120,7 +120,7 @@ class CentredClip:
     factor: float
     surveys: ClassVar[bool] = True
 
-    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.inner_products(cohort, piece)
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
@@ -157,7 +157,7 @@ class CentredClip:
                 break
         return place
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         kernels.weighted_sum(cohort, factors, piece, out)
 
 
@@ -171,7 +171,7 @@ class NormClip:
     factor: float
     surveys: ClassVar[bool] = True
 
-    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.squared_norms(cohort, piece)
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
@@ -182,7 +182,7 @@ class NormClip:
         kept = np.minimum(1, limit / np.maximum(norms, 1e-300))
         return (np.asarray(cohort.weights) * kept).astype(np.float32)
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         kernels.weighted_sum(cohort, factors, piece, out)
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coordinator.aggregation.cohort import Piece, pieces
+from coordinator.aggregation.cohort import TensorPiece, pieces
 from shared.errors import InvalidPlan
 from shared.tensors.spec import Schema, TensorSpec
 
-Shard: TypeAlias = tuple[Piece, ...]
+Shard: TypeAlias = tuple[TensorPiece, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Layout:
     schema: Schema  # of the file
     whole: bool
 
-    def place(self, piece: Piece) -> tuple[str, int]:
+    def place(self, piece: TensorPiece) -> tuple[str, int]:
         """The tensor of the file that holds a piece, and the piece's first element in it."""
         return (piece.spec.name, piece.start) if self.whole else (file_name(piece), 0)
 
@@ -66,7 +66,7 @@ def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> 
     )
 
 
-def file_name(piece: Piece) -> str:
+def file_name(piece: TensorPiece) -> str:
     """Return the name of a piece in the file of a shard: its tensor's name, or
     "name[start:stop]" where that is cut.
     """
@@ -80,7 +80,7 @@ def shard_schema(shard: Shard) -> Schema:
     return tuple(piece.spec if piece.whole else _slice_spec(piece) for piece in shard)
 
 
-def reassemble(schema: Schema, shards: Sequence[Shard]) -> Iterator[tuple[Piece, int, str]]:
+def reassemble(schema: Schema, shards: Sequence[Shard]) -> Iterator[tuple[TensorPiece, int, str]]:
     """Every piece of the model in canonical order, its shard, and its name in that shard's file.
 
     Raises ValueError unless the shards hold each piece exactly once.
@@ -100,7 +100,7 @@ def reassemble(schema: Schema, shards: Sequence[Shard]) -> Iterator[tuple[Piece,
         yield piece, index, file_name(piece)
 
 
-def _by_size(grid: Sequence[Piece], shards: int) -> list[int]:
+def _by_size(grid: Sequence[TensorPiece], shards: int) -> list[int]:
     homes = [0] * len(grid)
     loads = [0] * shards
     for index in sorted(range(len(grid)), key=lambda index: (-grid[index].size, index)):
@@ -114,7 +114,7 @@ def _home(name: str, shards: int) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % shards
 
 
-def _slice_spec(piece: Piece) -> TensorSpec:
+def _slice_spec(piece: TensorPiece) -> TensorSpec:
     return TensorSpec(
         name=file_name(piece),
         shape=(piece.size,),

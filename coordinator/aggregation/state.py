@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.aggregation.cohort import Floats, Piece
+from coordinator.aggregation.cohort import Floats, TensorPiece
 from coordinator.aggregation.optimizer import ServerOptimizer, Tick, state_schema
 from coordinator.aggregation.shards import Layout, file_name
 from shared.errors import InvalidFrame
@@ -41,7 +41,7 @@ class OldState:
         found = self._arrays.get(f"count/{name}")
         return None if found is None else float(found[0])
 
-    def piece(self, slot: str, piece: Piece) -> Floats | None:
+    def piece(self, slot: str, piece: TensorPiece) -> Floats | None:
         """One slot of a piece; None when the last merge did not know the slot.
 
         Raises InvalidFrame when it is lost.
@@ -105,7 +105,7 @@ class NewState:
                     if before is not None:
                         np.copyto(values, before)
 
-    def slots(self, piece: Piece) -> dict[str, Floats]:
+    def slots(self, piece: TensorPiece) -> dict[str, Floats]:
         """Slot -> its part for a piece, (N,), to be written to."""
         name, start = self._layout.place(piece)
         return {

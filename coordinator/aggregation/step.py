@@ -28,7 +28,7 @@ from coordinator.aggregation.cohort import (
     DeltaReader,
     Doubles,
     Floats,
-    Piece,
+    TensorPiece,
     cohort,
     pieces,
 )
@@ -69,7 +69,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class MergeOrder:
     """All that a merge needs."""
 
     plan: Plan  # of the phase that holds
@@ -87,7 +87,7 @@ class Order:
         return aggregate.aggregator(self.plan, len(self.inputs))
 
 
-class Turn(NamedTuple):
+class MomentumFigures(NamedTuple):
     """Figures of the first elements of a piece: the momentum, and what it meets."""
 
     momentum: float  # its squared norm
@@ -102,7 +102,7 @@ class MergeOutput:
     weights: Written
     state: Written | None
     squares: tuple[float, ...]  # squared norm of the update in each piece
-    turns: tuple[Turn, ...] = ()  # of each piece, where the optimiser has momentum
+    turns: tuple[MomentumFigures, ...] = ()  # of each piece, where the optimiser has momentum
     volunteers: tuple[str, ...] = ()  # of the contributions, in their order
 
     @property
@@ -121,7 +121,7 @@ def norm_of(squares: Iterable[float]) -> float:
     return math.sqrt(math.fsum(squares))
 
 
-def run(order: Order, weights: Path, state: Path) -> MergeOutput:
+def run(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
     """Write the weights and, where the optimiser has one, the state of the next version.
 
     Raises NotFinite naming the contributions to leave out, InvalidFrame, StorageFull.
@@ -134,7 +134,7 @@ def run(order: Order, weights: Path, state: Path) -> MergeOutput:
         return _write(opened, layout_of_model(order.schema), factors, weights, state)
 
 
-def heading_of(turns: Iterable[Turn], volunteers: Sequence[str]) -> float | None:
+def heading_of(turns: Iterable[MomentumFigures], volunteers: Sequence[str]) -> float | None:
     """Return the cosine between the update and the momentum before it: below 0 it turns back. The
     update's part along the momentum is that of the median volunteer, so that no minority turns it.
 
@@ -155,7 +155,7 @@ def heading_of(turns: Iterable[Turn], volunteers: Sequence[str]) -> float | None
 # --- in shards ---
 
 
-def survey_shard(order: Order, shard: Shard, path: Path) -> Written:
+def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> Written:
     """Write what the rule must know of a shard, a float64 tensor for each piece.
 
     Raises as `run`.
@@ -182,7 +182,7 @@ def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | 
 
 
 def merge_shard(
-    order: Order, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
+    order: MergeOrder, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> MergeOutput:
     """Write the part of the next version that a shard holds, given the surveys of all.
 
@@ -242,18 +242,18 @@ class _Opened:
     """
 
     files: ExitStack
-    order: Order
+    order: MergeOrder
     gathered: Cohort
 
 
-def _gather(files: ExitStack, order: Order) -> Cohort:
+def _gather(files: ExitStack, order: MergeOrder) -> Cohort:
     return cohort(
         [_reader(files, order, item) for item in order.inputs],
         [item.weight for item in order.inputs],
     )
 
 
-def _reader(files: ExitStack, order: Order, item: Input) -> DeltaReader:
+def _reader(files: ExitStack, order: MergeOrder, item: Input) -> DeltaReader:
     update = files.enter_context(codec(item.codec).decode(item.path, order.schema))
     if item.clip == 1.0:
         return update
@@ -288,7 +288,7 @@ def _write(
 class _Walk:
     """The walk over the pieces of a file in canonical order."""
 
-    order: Order
+    order: MergeOrder
     layout: Layout
     gathered: Cohort
     base: Frame
@@ -297,7 +297,7 @@ class _Walk:
     state: NewState | None
     tick: Tick
 
-    def run(self, factors: Floats) -> tuple[tuple[float, ...], tuple[Turn, ...]]:
+    def run(self, factors: Floats) -> tuple[tuple[float, ...], tuple[MomentumFigures, ...]]:
         """Write every piece; returns the squared norm of the aggregated update in each piece of a
         parameter, and how it lies to the momentum, if there is some.
         """
@@ -305,7 +305,7 @@ class _Walk:
         grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]
         merged = aggregate.merge(rule, self.gathered, factors, grid, self.order.threads)
         squares: list[float] = []
-        turns: list[Turn] = []
+        turns: list[MomentumFigures] = []
         for piece in self.layout.pieces:
             name, _ = self.layout.place(piece)
             if piece.spec.role == "counter":
@@ -321,7 +321,9 @@ class _Walk:
                 self.writer.write(name, self._bounded(piece, values))
         return tuple(squares), tuple(turns)
 
-    def _step(self, name: str, piece: Piece, update: Floats, slots: Mapping[str, Floats]) -> float:
+    def _step(
+        self, name: str, piece: TensorPiece, update: Floats, slots: Mapping[str, Floats]
+    ) -> float:
         """Write the parameters of a piece, in blocks that stay in the cache; returns the squared
         norm of the update.
         """
@@ -335,23 +337,23 @@ class _Walk:
             self.optimizer.step(params, update[start:stop], part, self.tick)
         return square
 
-    def _counter(self, piece: Piece) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+    def _counter(self, piece: TensorPiece) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         name, start, stop = piece.spec.name, piece.start, piece.stop
         values = [reader.read(name, start, stop) for reader in self.gathered.readers]
         before = self.base.array(name).reshape(-1)[start:stop]
         most = COUNTS_A_STEP * max(each.steps for each in self.order.inputs)
         return aggregate.merge_counters(before, values, most).astype(before.dtype)
 
-    def _bounded(self, piece: Piece, values: Floats) -> Floats:
+    def _bounded(self, piece: TensorPiece, values: Floats) -> Floats:
         """Return a buffer's values as near to the base's as honest work stays."""
         base: Floats = self.base.array(piece.spec.name).reshape(-1)
         reach = BUFFER_REACH * (1 + np.max(np.abs(base), initial=0))
         here = base[piece.start : piece.stop]
         return np.clip(values, here - reach, here + reach, out=values)
 
-    def _turn(self, piece: Piece, momentum: Floats, update: Floats) -> Turn:
+    def _turn(self, piece: TensorPiece, momentum: Floats, update: Floats) -> MomentumFigures:
         stop, gathered = min(piece.size, HEARD), self.gathered
-        return Turn(
+        return MomentumFigures(
             momentum=sum_squares(momentum[:stop]),
             update=sum_squares(update[:stop]),
             products=tuple(

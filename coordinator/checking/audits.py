@@ -26,7 +26,7 @@ from coordinator.checking.proof import settle as settle_draw
 from coordinator.checking.redo import likeness
 from coordinator.database import audits, contributions, recomputes, runs, tasks, verdicts
 from coordinator.database import volunteers as accounts
-from coordinator.database.audits import AuditRow, Work
+from coordinator.database.audits import AuditLease, AuditRow
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
@@ -34,7 +34,7 @@ from coordinator.database.ledger.reversal import take_back
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.rules import audits as rules
 from coordinator.rules import checks
-from coordinator.rules.checks import Likeness, Machine, Redone, Result
+from coordinator.rules.checks import ComputeDevice, Likeness, Redone, Result
 from coordinator.rules.validation import SUSPENDED, Judgement
 from coordinator.runs.definition import definition
 from coordinator.storage.blobs import in_pool
@@ -252,7 +252,7 @@ def _sums(path: Path) -> bytes | None:
     return found
 
 
-def _work(conn: Connection, contribution: ContributionRow, run: RunRow) -> Work | None:
+def _work(conn: Connection, contribution: ContributionRow, run: RunRow) -> AuditLease | None:
     """Return the lease of an audit; None where there is nothing to audit."""
     order = recomputes.get(conn, contribution.id)
     said = recomputes.commitment_of(contribution)
@@ -268,12 +268,12 @@ def _work(conn: Connection, contribution: ContributionRow, run: RunRow) -> Work 
     account = accounts.existing(conn, contribution.volunteer_id)
     size = audits.evidence_sizes(conn, contribution.id).get(said.inner)
     inner = None if size is None else BlobRef(sha256=said.inner, size=size)
-    return Work(
+    return AuditLease(
         job=case.job,
         chunks=case.chunks,
         data=case.window,
         audit=AuditWork(seed=secrets.randbits(63), inner=inner),
-        machine=Machine(kind=checks.device_kind(case.device), model=case.model),
+        machine=ComputeDevice(kind=checks.device_kind(case.device), model=case.model),
         worker=audits.person(account.id, account.invite_id, account.network),
     )
 
@@ -291,7 +291,7 @@ def unheard(audit: AuditRow | None, found: Redone) -> bool:
 def settle(
     conn: Connection,
     audit: AuditRow,
-    made: tuple[Redone, Machine] | None,
+    made: tuple[Redone, ComputeDevice] | None,
     proved: Result,
     now: float,
 ) -> None:
@@ -306,7 +306,7 @@ def settle(
     answer = contributions.by_id(conn, audit.answer_id)
     device = tasks.holder(conn, answer.task_id, for_update=False).device
     model = accounts.model_of(conn, answer.worker_id, device)
-    auditor = Machine(kind=checks.device_kind(device), model=model)
+    auditor = ComputeDevice(kind=checks.device_kind(device), model=model)
     found, on = made or (None, None)
     sums = None if found is None else found.sums
     theirs = None if found is None else found.answered

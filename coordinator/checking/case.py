@@ -39,7 +39,7 @@ class Local(Protocol):
     async def local(self, sha256: str) -> Path: ...
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+class _StoredCase(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a case that rows do not keep."""
 
     job: Job
@@ -50,7 +50,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     window: DatasetManifest | None = None  # games that it learnt from, in place of a dataset
 
 
-class Case(_Stored, frozen=True, kw_only=True):
+class Case(_StoredCase, frozen=True, kw_only=True):
     """An update to check, and all that it takes."""
 
     run: RunRow
@@ -82,7 +82,7 @@ class Case(_Stored, frozen=True, kw_only=True):
             seed=seed_from(task.seed, row.part * task.part_steps),
         )
         reached = Reached(base.global_step, base.tokens)
-        job = lease_message.job(lease_message.Base.of(spec, plan, reached), part)
+        job = lease_message.job(lease_message.JobBase.of(spec, plan, reached), part)
         chunks = tuple(range(len(manifest.chunks)))
         if window is None:
             order = lease_message.order_of(spec.counts, job.order_seed)
@@ -101,7 +101,7 @@ class Case(_Stored, frozen=True, kw_only=True):
     @classmethod
     def again(cls, conn: Connection, stored: str, run: RunRow) -> Case:
         """Return a case that was stored. Raises NotFound for a run without a dataset."""
-        work = decode(stored, _Stored)
+        work = decode(stored, _StoredCase)
         manifest = work.window or _dataset(conn, run)
         if manifest is None:
             raise NotFound("the run has no dataset (any more)")
@@ -118,7 +118,7 @@ class Case(_Stored, frozen=True, kw_only=True):
 
     def stored(self) -> str:
         """Return what `again` needs."""
-        work = _Stored(
+        work = _StoredCase(
             job=self.job,
             base_sha256=self.base_sha256,
             chunks=self.chunks,
@@ -140,11 +140,11 @@ class Case(_Stored, frozen=True, kw_only=True):
         about = definition(self.run)
         return about.workload.files(about.file.model)
 
-    def comparable(self, on: rules.Machine) -> bool:
+    def comparable(self, on: rules.ComputeDevice) -> bool:
         """Return True if a difference from what a machine computes proves anything. The device is
         as claimed, of those that the worker registered: never as told with the result.
         """
-        worker = rules.Machine(kind=rules.device_kind(self.device), model=self.model)
+        worker = rules.ComputeDevice(kind=rules.device_kind(self.device), model=self.model)
         # Portions of a batch that were cut for lack of memory are the worker's word, too.
         return rules.comparable(worker, on) and not self.job.halved
 

@@ -17,10 +17,10 @@ import msgspec
 
 from coordinator.checking.case import Case
 from coordinator.checking.recompute import Recomputes
-from coordinator.checking.redo import Submitted
+from coordinator.checking.redo import SubmittedUpdate
 from coordinator.database import recomputes, record
 from coordinator.database.recomputes import RecomputeRow
-from coordinator.rules.checks import Machine, Redone
+from coordinator.rules.checks import ComputeDevice, Redone
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
@@ -40,7 +40,7 @@ class CheckerTask(msgspec.Struct, frozen=True, kw_only=True):
 
     contribution: int
     case: Case
-    given: Submitted
+    given: SubmittedUpdate
 
 
 class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class Checkers:
         self._signals = signals
         self._recomputes = recomputes
 
-    async def take(self, name: str, machine: Machine, hold: str) -> CheckerOffer:
+    async def take(self, name: str, machine: ComputeDevice, hold: str) -> CheckerOffer:
         """Return a recompute for a checker, which has it under the name `hold`: the same again
         gives the same. Raises BadRequest.
         """
@@ -114,7 +114,7 @@ class Checkers:
         return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
 
     async def report(
-        self, contribution: int, hold: str, found: Redone, on: Machine, seconds: float
+        self, contribution: int, hold: str, found: Redone, on: ComputeDevice, seconds: float
     ) -> CheckerVerdict:
         """Settle a recompute by its figures. Raises Conflict where it is another's by now."""
         row = await self._held(contribution, hold)

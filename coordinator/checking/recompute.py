@@ -21,7 +21,13 @@ import structlog
 from coordinator.checking import audits
 from coordinator.checking.case import Case, Draws, silent
 from coordinator.checking.proof import settle
-from coordinator.checking.redo import Answer, Files, Submitted, missing_library, redo
+from coordinator.checking.redo import (
+    AuditSums,
+    RecomputeFiles,
+    SubmittedUpdate,
+    missing_library,
+    redo,
+)
 from coordinator.compute import Compute
 from coordinator.database import audits as orders
 from coordinator.database import contributions, recomputes, runs
@@ -29,11 +35,11 @@ from coordinator.database import volunteers as accounts
 from coordinator.database.audits import AuditRow
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
-from coordinator.database.recomputes import Order, RecomputeRow
+from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.rules import checks as rules
 from coordinator.rules import likeness
-from coordinator.rules.checks import Machine, Redone, Result
+from coordinator.rules.checks import ComputeDevice, Redone, Result
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.errors import Unavailable, VolunteerError
@@ -55,12 +61,12 @@ GIVEN_UP = "its owner gave it up"
 log = structlog.get_logger("checks")
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedRecompute(msgspec.Struct, frozen=True, kw_only=True):
     """A contribution whose task is to be done again, and all that it takes."""
 
     contribution: ContributionRow
     case: Case
-    given: Submitted
+    given: SubmittedUpdate
 
 
 class Recomputes:
@@ -98,7 +104,7 @@ class Recomputes:
         keeps = row.kind == "delta" and not case.job.reset_inner
         wanted = [] if silent(row, keeps=keeps) else sorted({*_named(said)})
         proofs = accounts.existing(conn, row.volunteer_id).proofs
-        order = Order(
+        order = DrawTerms(
             wanted=wanted,
             work=case.stored(),
             flops=case.flops,
@@ -169,7 +175,7 @@ class Recomputes:
             await self._db.write(lambda conn: recomputes.postpone(conn, *waits))
         return True
 
-    async def prepare(self, row: RecomputeRow) -> Prepared | None:
+    async def prepare(self, row: RecomputeRow) -> PreparedRecompute | None:
         """Return what it takes to do a task again; None where it proved nothing before, which ends
         it. Raises NotFound for a run without a dataset.
         """
@@ -190,11 +196,13 @@ class Recomputes:
         if not follows:
             await self._end(row, "unproven", "its state is of no earlier task of this machine")
             return None
-        given = Submitted(sha256=contribution.sha256, codec=contribution.codec, commitment=said)
+        given = SubmittedUpdate(
+            sha256=contribution.sha256, codec=contribution.codec, commitment=said
+        )
         if audit is not None and audit.sums is not None:
-            answer = Answer(seed=audit.seed, sums=audit.sums)
+            answer = AuditSums(seed=audit.seed, sums=audit.sums)
             given = msgspec.structs.replace(given, answer=answer)
-        return Prepared(contribution=contribution, case=case, given=given)
+        return PreparedRecompute(contribution=contribution, case=case, given=given)
 
     async def _make(self, row: RecomputeRow) -> str:
         """Make a recompute; why it has to wait, if it has."""
@@ -205,7 +213,7 @@ class Recomputes:
         lacking = missing_library(case)
         if lacking is not None:
             return f"this server cannot do it again: the library {lacking} is not installed"
-        files = await Files.of(case, prepared.given, self._blobs)
+        files = await RecomputeFiles.of(case, prepared.given, self._blobs)
         data = await case.data(self._blobs)
         try:
             found, seconds = await self._compute.timed(redo, case, files, data)
@@ -214,15 +222,15 @@ class Recomputes:
         except Exception as error:  # what is here was whole before: the evidence is not
             await self.refute(row, str(error))
             return ""
-        await self.judge(row, prepared, found, Machine(kind=rules.HERE), seconds)
+        await self.judge(row, prepared, found, ComputeDevice(kind=rules.HERE), seconds)
         return ""
 
     async def judge(
         self,
         row: RecomputeRow,
-        prepared: Prepared,
+        prepared: PreparedRecompute,
         found: Redone,
-        on: Machine,
+        on: ComputeDevice,
         seconds: float,
     ) -> Result:
         """End a recompute that was made on a machine, and took so many seconds; its result."""
@@ -243,7 +251,7 @@ class Recomputes:
         row: RecomputeRow,
         result: Result,
         message: str,
-        made: tuple[Redone, Machine] | None = None,
+        made: tuple[Redone, ComputeDevice] | None = None,
     ) -> None:
         if await self._db.write(lambda conn: self._settle(conn, row, result, message, made)):
             note = log.info if result == "passed" else log.warning
@@ -258,7 +266,7 @@ class Recomputes:
         row: RecomputeRow,
         result: Result,
         message: str,
-        made: tuple[Redone, Machine] | None,
+        made: tuple[Redone, ComputeDevice] | None,
     ) -> bool:
         now = self._clock.now()
         audit = orders.get(conn, row.contribution_id, lock=True)
@@ -277,7 +285,7 @@ def _named(said: Commitment) -> list[str]:
     return [name for name in (said.inner, said.left, said.residual, said.kept) if name]
 
 
-def _sentence(result: Result, found: Redone, device: str, on: Machine) -> str:
+def _sentence(result: Result, found: Redone, device: str, on: ComputeDevice) -> str:
     figures = f"cosine {found.cosine:.4f}, norm x {found.norm_ratio:.3f}"
     if found.written < 1.0:
         figures += f", sent {found.written:.4f}"

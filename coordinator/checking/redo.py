@@ -14,9 +14,9 @@ from coordinator.checking.case import Case, Local
 from coordinator.compute import Stop
 from coordinator.rules.checks import (
     HERE,
+    ComputeDevice,
     Drift,
     Likeness,
-    Machine,
     Redone,
     device_kind,
     precision_of,
@@ -47,23 +47,23 @@ Tensors = Mapping[str, "torch.Tensor"]
 Tell = Callable[[int, int], None]  # steps done, steps in all
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class AuditSums(msgspec.Struct, frozen=True, kw_only=True):
     """Sums that a volunteer's audit found, and the seed that they were to be made with."""
 
     seed: int
     sums: bytes  # float32
 
 
-class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+class SubmittedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """Update of a worker, and the states that it committed to."""
 
     sha256: str
     codec: str
     commitment: Commitment
-    answer: Answer | None = None  # of a volunteer that did the task again
+    answer: AuditSums | None = None  # of a volunteer that did the task again
 
 
-class Files(msgspec.Struct, frozen=True, kw_only=True):
+class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Files of a recompute; None where there is nothing of the kind."""
 
     weights: Path  # of the base
@@ -73,10 +73,10 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
     left: Path | None
     residual: Path | None
     kept: Path | None = None
-    answer: Answer | None = None
+    answer: AuditSums | None = None
 
     @classmethod
-    async def of(cls, case: Case, given: Submitted, blobs: Local) -> Files:
+    async def of(cls, case: Case, given: SubmittedUpdate, blobs: Local) -> RecomputeFiles:
         """Return the files of a case. Raises NotFound for one that is gone."""
         said = given.commitment
         return cls(
@@ -91,7 +91,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def machine_of(device: str) -> tuple[str, Machine]:
+def machine_of(device: str) -> tuple[str, ComputeDevice]:
     """Return the name, class and model of a device here; "auto" is the fastest. Raises
     Configuration for one that is not here.
     """
@@ -107,7 +107,7 @@ def machine_of(device: str) -> tuple[str, Machine]:
         )
     kind = device_kind(device)
     model = torch.cuda.get_device_name(device) if kind == "cuda" else ""
-    return device, Machine(kind=kind, model=model)
+    return device, ComputeDevice(kind=kind, model=model)
 
 
 def _is_here(device: str) -> bool:
@@ -123,7 +123,7 @@ def _is_here(device: str) -> bool:
 def redo(
     stop: Stop,
     case: Case,
-    files: Files,
+    files: RecomputeFiles,
     data: LocalData,
     device: str = HERE,
     tell: Tell | None = None,
@@ -237,7 +237,7 @@ def _update(case: Case, base: Tensors, result: Tensors) -> Any:
     return delta(start, end, schema) if case.job.update == "delta" else ArrayReader(end, schema)
 
 
-def _beside(case: Case, files: Files, ours: Any) -> Redone:
+def _beside(case: Case, files: RecomputeFiles, ours: Any) -> Redone:
     """Return the update beside ours, both before any codec, what was sent of it beside what its
     codec makes of it, and the sums of an audit.
     """
@@ -253,7 +253,7 @@ def _beside(case: Case, files: Files, ours: Any) -> Redone:
     return found
 
 
-def _written(files: Files, chosen: Codec, schema: Schema) -> float:
+def _written(files: RecomputeFiles, chosen: Codec, schema: Schema) -> float:
     """Return how alike what was sent is to what the codec makes of what it says it was given, the
     cosine less what one is longer: 1 but for rounding, or what it left behind only hides what was
     sent.

@@ -61,8 +61,8 @@ async def _work(
     import tempfile
     from pathlib import Path
 
-    from coordinator.admin.checker import Checker, Downloads
-    from coordinator.admin.client import Remote
+    from coordinator.admin.checker import BlobFolder, Checker
+    from coordinator.admin.client import RemoteServer
     from coordinator.checking.redo import machine_of
     from coordinator.compute import Compute
     from coordinator.log import configure
@@ -82,7 +82,9 @@ async def _work(
         async with reached(where, TIMEOUT_S, "directory") as (ask, there):
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, ended)
-            blobs = Downloads(there, Path(folder)) if isinstance(there, Remote) else there.blobs
+            blobs = (
+                BlobFolder(there, Path(folder)) if isinstance(there, RemoteServer) else there.blobs
+            )
             checker = Checker(ask, blobs, compute, (name, place, machine), screen.tell)
             screen.begin(name, machine.model, threads)
             try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from coordinator.admin.runs import RunShown
     from coordinator.database.standings import CostOfChecks
-    from coordinator.database.statistics import Person
+    from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
     from coordinator.runs.landmarks import Landmarks
     from coordinator.runs.queries import RunFigures
@@ -390,14 +390,14 @@ def report(
         table(people, columns, "No participant yet.")
 
 
-def write_report(people: Sequence[Person]) -> None:
+def write_report(people: Sequence[VolunteerSummary]) -> None:
     """Write a report as CSV on standard output, with a column for each reason of a rejection."""
     reasons = sorted({reason for person in people for reason in person.work.rejected})
     names = [*REPORT, *(f"rejected_{reason}" for reason in reasons), *TOTALS]
     write_csv([_reported(person) for person in people], names)
 
 
-def _reported(person: Person) -> dict[str, object]:
+def _reported(person: VolunteerSummary) -> dict[str, object]:
     work = person.work
     return {
         "nickname": person.nickname,
@@ -455,9 +455,9 @@ def _published(where: Where, chosen: dict[str, Any], to: str) -> Any:
 
     import msgspec
 
-    from coordinator.runs.model_hub import Hub
+    from coordinator.runs.model_hub import HubRepository
 
-    hub = Hub.of(to)  # before anything is made
+    hub = HubRepository.of(to)  # before anything is made
     with tempfile.TemporaryDirectory(prefix="export-") as folder:
         done = _exported(where, chosen, Path(folder) / "model")
         url = hub.publish(Path(done.path), f'Version {done.version} of "{done.run}"')

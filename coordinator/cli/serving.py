@@ -119,11 +119,11 @@ def demo(
     json: Annotated[bool, Parameter(help="The summary as JSON.", negative="")] = False,
 ) -> int:
     """Train a small model with volunteers on this machine, for real, then print the result."""
-    from coordinator.demo.demo import Options
+    from coordinator.demo.demo import DemoOptions
     from coordinator.demo.demo import demo as run
 
     return run(
-        Options(
+        DemoOptions(
             workload=workload, volunteers=volunteers, minutes=minutes, data_dir=data_dir, json=json
         )
     )

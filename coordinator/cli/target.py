@@ -21,11 +21,11 @@ from shared.decoding import convert
 from shared.errors import BadRequest, Configuration, VolunteerError
 
 if TYPE_CHECKING:
-    from coordinator.admin.client import Remote
-    from coordinator.admin.command import Command, Needs
+    from coordinator.admin.client import RemoteServer
+    from coordinator.admin.command import Needs, OrganiserCommand
     from coordinator.config import Settings
     from coordinator.services import Coordinator
-    from coordinator.top.feed import Ask
+    from coordinator.top.feed import CommandSender
 
 WATCHED_S = 5.0  # a server that is watched has so long to answer
 TARGET = Group("Which coordinator", sort_key=50)
@@ -63,11 +63,11 @@ class Where:
         return load(flags, config=self.config)
 
     def connection(self) -> Any:
-        """The server that was named (a `Remote`)."""
-        from coordinator.admin.client import Remote
+        """The server that was named (a `RemoteServer`)."""
+        from coordinator.admin.client import RemoteServer
 
         named = os.environ.get("COORDINATOR_TOKEN_FILE")
-        return Remote.of(self.remote, self.token_file or (Path(named) if named else None))
+        return RemoteServer.of(self.remote, self.token_file or (Path(named) if named else None))
 
     def hint(self, text: str) -> str:
         """The text; each of our commands in backticks is about the same coordinator as this one."""
@@ -110,7 +110,7 @@ def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
 
 
 @asynccontextmanager
-async def connected(where: Where) -> AsyncIterator[Ask]:
+async def connected(where: Where) -> AsyncIterator[CommandSender]:
     """Commands one after the other on one coordinator, for who watches it: a database that stays
     open, or a server that is to answer soon. Raises Configuration.
     """
@@ -121,7 +121,7 @@ async def connected(where: Where) -> AsyncIterator[Ask]:
 @asynccontextmanager
 async def reached(
     where: Where, timeout_s: float, needs: Needs = "database"
-) -> AsyncIterator[tuple[Ask, Coordinator | Remote]]:
+) -> AsyncIterator[tuple[CommandSender, Coordinator | RemoteServer]]:
     """Commands on one coordinator as `connected` has them, and the coordinator itself or the way to
     its server, which has so long to answer. Raises Configuration.
     """
@@ -154,7 +154,7 @@ async def reached(
             yield here, coordinator
 
 
-def _here(where: Where, command: Command, ask: Any) -> Any:
+def _here(where: Where, command: OrganiserCommand, ask: Any) -> Any:
     import asyncio
 
     from coordinator.log import configure

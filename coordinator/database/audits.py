@@ -27,10 +27,10 @@ from coordinator.rules.audits import (
     LEASES_PER_AUDIT,
     OFFERED_AFTER_S,
     OPEN_MAX,
-    Person,
-    Terms,
+    AccountMarks,
+    WaitingAudit,
 )
-from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX, Machine, Result
+from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX, ComputeDevice, Result
 from shared.decoding import decode
 from shared.protocol.leases import AuditWork
 from shared.workloads.base import DatasetManifest, Job
@@ -57,14 +57,14 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     opened_at: float | None
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class AuditLease(msgspec.Struct, frozen=True, kw_only=True):
     """Lease of an audit beside its task, and whose work it checks."""
 
     job: Job
     chunks: tuple[int, ...]
     audit: AuditWork
-    machine: Machine
-    worker: Person
+    machine: ComputeDevice
+    worker: AccountMarks
     data: DatasetManifest | None = None
     declined: frozenset[str] = frozenset()  # accounts that gave it back
 
@@ -156,7 +156,7 @@ def to_open(conn: Connection, now: float) -> list[int]:
     return list(conn.execute(_TO_OPEN, given).scalars())
 
 
-def is_anybody(conn: Connection, worker: Person, now: float) -> bool:
+def is_anybody(conn: Connection, worker: AccountMarks, now: float) -> bool:
     """Return True if somebody is there who may audit the work of another."""
     invite = OTHER if worker.invite is None else worker.invite
     given = {"volunteer": worker.volunteer, "invite": invite, "network": worker.network}
@@ -168,7 +168,9 @@ def evidence_sizes(conn: Connection, contribution_id: int) -> dict[str, int]:
     return {sha: int(size) for sha, size in conn.execute(_SIZES, {"number": contribution_id})}
 
 
-def open_task(conn: Connection, row: ContributionRow, work: Work, seed: int, now: float) -> None:
+def open_task(
+    conn: Connection, row: ContributionRow, work: AuditLease, seed: int, now: float
+) -> None:
     """Let the task of an audit wait for its auditor."""
     job = work.job
     values = {
@@ -188,12 +190,12 @@ def open_task(conn: Connection, row: ContributionRow, work: Work, seed: int, now
     conn.execute(_ADD, told | {"work": msgspec.json.encode(work).decode()})
 
 
-def waiting(conn: Connection, ids: Sequence[int], now: float) -> dict[int, Terms]:
+def waiting(conn: Connection, ids: Sequence[int], now: float) -> dict[int, WaitingAudit]:
     """Return the terms of the audits that are these tasks."""
     found = {}
     for task_id, seed, opened_at, stored in conn.execute(_WAITING, {"ids": list(ids)}):
-        work = decode(stored, Work)
-        found[int(task_id)] = Terms(
+        work = decode(stored, AuditLease)
+        found[int(task_id)] = WaitingAudit(
             seed=seed,
             age_s=now - opened_at,
             kind=work.job.kind,
@@ -210,12 +212,12 @@ def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
     """
     row = by_task(conn, task_id, lock=True)
     if row is not None:
-        work = decode(row.work, Work)
+        work = decode(row.work, AuditLease)
         work = msgspec.structs.replace(work, declined=work.declined | {volunteer_id})
         _change(conn, row.contribution_id, work=msgspec.json.encode(work).decode())
 
 
-def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[Person, int, int]]:
+def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[AccountMarks, int, int]]:
     """Return who of some volunteers is vetted, with their accepted contributions and audits."""
     given = {"ids": sorted(set(ids))}
     had = {who: int(count) for who, count in conn.execute(_HAD, given)}
@@ -226,25 +228,25 @@ def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[Person, in
     }
 
 
-def person(volunteer: str, invite: int | None, network: str) -> Person:
+def person(volunteer: str, invite: int | None, network: str) -> AccountMarks:
     """Return the marks of an account."""
-    return Person(volunteer=volunteer, invite=invite, network=network)
+    return AccountMarks(volunteer=volunteer, invite=invite, network=network)
 
 
-def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, Work]:
+def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, AuditLease]:
     """Return what the leases of these tasks say."""
     found = {}
     for task_id in ids:
         row = by_task(conn, task_id)
         if row is not None:
-            found[task_id] = decode(row.work, Work)
+            found[task_id] = decode(row.work, AuditLease)
     return found
 
 
 def is_lent(conn: Connection, worker_id: str, sha256: str) -> bool:
     """Return True if a worker holds an audit that takes this file."""
     for stored in conn.execute(_LENT, {"its_worker_id": worker_id}).scalars():
-        audit = decode(stored, Work).audit
+        audit = decode(stored, AuditLease).audit
         if audit.inner is not None and audit.inner.sha256 == sha256:
             return True
     return False

@@ -41,7 +41,7 @@ from shared.protocol.accounts import Benchmark, Hardware
 PAST = 16  # last tasks of a worker that say how fast it is
 
 
-class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     """The changing part of a running run."""
 
     id: int
@@ -55,17 +55,17 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
     """All that deciding about some claims needs."""
 
     live: dict[str, TaskRow]  # claims that were answered before, by claim_id
-    runs: tuple[RunLine, ...]
+    runs: tuple[LiveRun, ...]
     loads: tuple[Load, ...]
     holdings: tuple[Holding, ...]  # of the volunteers that ask
     todo: tuple[Todo, ...]
 
 
-_LINE = select(*(runs.c[name] for name in RunLine.__struct_fields__))
+_LINE = select(*(runs.c[name] for name in LiveRun.__struct_fields__))
 _RUNS = (
     _LINE.where(runs.c.state == "running")
     .order_by(runs.c.id)
@@ -89,11 +89,11 @@ _MINE = select(
 _LIVE = select(tasks).where(among(tasks.c.id, "ids"))
 
 
-def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> View:
+def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> ClaimView:
     """Return what there is, locked where it may be given out: at most `todo_max` waiting tasks a
     run.
     """
-    lines = tuple(RunLine(**row) for row in conn.execute(_RUNS).mappings())
+    lines = tuple(LiveRun(**row) for row in conn.execute(_RUNS).mappings())
     asking = sorted({waiter.volunteer_id for waiter in waiters})
     mine = conn.execute(_MINE, {"volunteers": asking}).all()
     asked = {waiter.claim_id for waiter in waiters}
@@ -103,7 +103,7 @@ def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> View:
     waiting = {load.run_id for load in loads if load.waiting}
     todo = _todo(conn, [line.id for line in lines if line.id in waiting], todo_max)
     touchy = {task.run_id for task in todo if task.failed_by}
-    return View(
+    return ClaimView(
         live=_live(conn, again) if again else {},
         runs=lines,
         loads=tuple(
@@ -247,9 +247,9 @@ def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, .
     return tuple(Todo(**row, failed_by=frozenset(by.get(row["id"], ()))) for row in found)
 
 
-def line(conn: Connection, run_id: int) -> RunLine:
+def line(conn: Connection, run_id: int) -> LiveRun:
     """Return what moves of any run."""
-    return RunLine(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
+    return LiveRun(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
 
 
 def states(conn: Connection, names: Sequence[str]) -> dict[str, str]:

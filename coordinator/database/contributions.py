@@ -209,7 +209,7 @@ def newest_of(conn: Connection, volunteer_id: str) -> int:
     return int(conn.execute(_NEWEST_OF, {"its_volunteer_id": volunteer_id}).scalar() or 0)
 
 
-class Peer(NamedTuple):
+class PeerContribution(NamedTuple):
     """One contribution as others are compared with it."""
 
     volunteer_id: str
@@ -235,13 +235,13 @@ _COHORT = (
 )
 
 
-def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> Sequence[Peer]:
+def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
     """Return the newest contributions of a kind by vetted accounts, newest first: those that were
     accepted, or refused for their norm.
     """
     given = {"its_run_id": run_id, "its_kind": kind, "most": limit}
     # Rows have its fields in its order: to make a struct of each took as long as the query.
-    return cast_type("Sequence[Peer]", conn.execute(_COHORT, given).all())
+    return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, given).all())
 
 
 _TAKEN_BACK = exists().where(

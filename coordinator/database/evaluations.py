@@ -93,7 +93,7 @@ def evaluation(conn: Connection, run_id: int, version: int) -> EvaluationRow:
     return EvaluationRow(**conn.execute(query).mappings().one())
 
 
-class Measured(NamedTuple):
+class VersionLoss(NamedTuple):
     """A loss, and the version it is of."""
 
     version: int
@@ -101,7 +101,7 @@ class Measured(NamedTuple):
     at: float
 
 
-def measured(conn: Connection, run_id: int, most: int) -> list[Measured]:
+def measured(conn: Connection, run_id: int, most: int) -> list[VersionLoss]:
     """Versions with a loss, oldest first: about `most` of them, evenly spread, when there are more;
     always the newest.
     """
@@ -113,7 +113,7 @@ def measured(conn: Connection, run_id: int, most: int) -> list[Measured]:
     chosen = select(every.c.version, every.c.loss, every.c.at).order_by(every.c.version)
     if count > most:
         chosen = chosen.where(every.c.place % -(-count // most) == 0)
-    return [Measured(version, loss, at or 0.0) for version, loss, at in conn.execute(chosen)]
+    return [VersionLoss(version, loss, at or 0.0) for version, loss, at in conn.execute(chosen)]
 
 
 def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> list[float]:
@@ -169,14 +169,14 @@ def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
     return list(conn.execute(query).scalars())
 
 
-def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Measured]:
+def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
     """Losses of those of these versions that have one, and of the newest that has, oldest first."""
     columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
     newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
     # What was measured is picked out here: SQLite would read an index of all losses for it.
     rows = {*conn.execute(columns.where(_E.version.in_(numbers))), *conn.execute(newest.limit(1))}
     return [
-        Measured(version, loss, at or 0.0)
+        VersionLoss(version, loss, at or 0.0)
         for version, loss, at, state in sorted(rows, key=lambda row: row[0])
         if state == "done" and loss is not None
     ]

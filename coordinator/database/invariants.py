@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, and_, func, or_, select
 
+from coordinator.database.engine.postgres import patiently
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
@@ -20,6 +21,7 @@ BREACHES_MAX = 1000  # enough to see what is wrong
 def breaches(conn: Connection) -> list[str]:
     """Everything found wrong, at most `BREACHES_MAX` sentences."""
     found: list[str] = []
+    patiently(conn)
     for check in (_passes, _holders, _done, _versions, _merged):
         for sentence in check(conn):
             found.append(sentence)

@@ -34,7 +34,7 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
     result: str
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
     """Files in the blob store that one part of a merge produced."""
 
     sha256: str  # weights, or a survey
@@ -127,7 +127,7 @@ def renew(conn: Connection, part: PartRow, until: float) -> bool:
     )
 
 
-def finish(conn: Connection, part: PartRow, made: Made) -> bool:
+def finish(conn: Connection, part: PartRow, made: MergedPart) -> bool:
     """The part is done. False when it was taken over: what was made is nobody's then."""
     result = msgspec.json.encode(made).decode()
     done = update(merge_parts).where(_ours(part)).values(state="done", result=result)
@@ -148,9 +148,9 @@ def release(conn: Connection, part: PartRow) -> None:
     conn.execute(update(merge_parts).where(_ours(part)).values(state="todo"))
 
 
-def made_by(part: PartRow) -> Made:
+def made_by(part: PartRow) -> MergedPart:
     """The files of a part that is done."""
-    return decode(part.result, Made)
+    return decode(part.result, MergedPart)
 
 
 def files_of(rows: Sequence[PartRow]) -> list[str]:

@@ -11,7 +11,7 @@ from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import BESIDE
-from coordinator.rules.sizing import Pace
+from coordinator.rules.sizing import RunPace
 from shared.errors import NotFound
 
 LATELY = 64  # tasks whose times make the median
@@ -38,7 +38,7 @@ def move(conn: Connection, run_id: int, pass_no: int, cursor: int) -> None:
     conn.execute(_MOVE, {"its_id": run_id, "pass_no": pass_no, "cursor": cursor})
 
 
-def measure(conn: Connection, run_id: int) -> Pace | None:
+def measure(conn: Connection, run_id: int) -> RunPace | None:
     """Return how fast the last tasks of a run were done, and by how fast workers; None while too
     few are.
 
@@ -67,11 +67,11 @@ def measure(conn: Connection, run_id: int) -> Pace | None:
     voices = [_voice(own) for own in by.values()]
     pace = median(step_s for step_s, _, _ in voices)
     if min(flops for *_, flops in voices) <= 0:
-        return Pace(step_s=pace, flops=0.0)
+        return RunPace(step_s=pace, flops=0.0)
     # Of each step what it took of its own machine: the median of the times of unequal machines is
     # nobody's time.
     speed = median(flops for *_, flops in voices)
-    return Pace(step_s=median(work for _, work, _ in voices) / speed, flops=speed)
+    return RunPace(step_s=median(work for _, work, _ in voices) / speed, flops=speed)
 
 
 def _voice(own: list[tuple[float, float]]) -> tuple[float, float, float]:

@@ -231,7 +231,7 @@ def postpone(conn: Connection, contribution_id: int, until: float, why: str) -> 
 # --- one draw, from its order to its end ---
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Terms of a draw that are stored beside its contribution."""
 
     wanted: list[str]  # files to reveal
@@ -241,7 +241,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float
 
 
-def add(conn: Connection, row: ContributionRow, order: Order) -> RecomputeRow:
+def add(conn: Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
     """Store a draw; without files to reveal it may be done at once."""
     values = {
         "contribution_id": row.id,

@@ -23,7 +23,7 @@ PLAYED = ("games", "evaluation")
 NEWEST = 200  # decisions that the share of refusals is of
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class DrawCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Draws by their result."""
 
     passed: int = 0
@@ -43,7 +43,7 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     proofs: int  # draws of different tasks that passed, since the last that did not
     stake_micro: int  # pay that is not free yet
-    drawn: Checked
+    drawn: DrawCounts
     reason: str = ""  # of a suspension
 
 
@@ -60,7 +60,7 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
     """All accounts: how many of each standing, what was checked, and those to look at first."""
 
     standings: dict[str, int]
-    drawn: Checked
+    drawn: DrawCounts
     backlog: Backlog
     accounts: tuple[AccountTrust, ...]
 
@@ -68,7 +68,7 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
 class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     """Checks of a run's contributions, and what they cost beside the work that was accepted."""
 
-    drawn: Checked
+    drawn: DrawCounts
     games: int  # files that the referee replayed
     checked_s: float
     work_s: float
@@ -204,5 +204,5 @@ def _by_account(rows: object) -> defaultdict[str, Counter[str]]:
     return found
 
 
-def _checked(counted: Counter[str]) -> Checked:
-    return Checked(**{name: counted[name] for name in Checked.__struct_fields__})
+def _checked(counted: Counter[str]) -> DrawCounts:
+    return DrawCounts(**{name: counted[name] for name in DrawCounts.__struct_fields__})

@@ -40,7 +40,7 @@ GOOD = ("accepted", "merged", "superseded")  # contributions that were found goo
 LISTING_MAX = 100_000
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of a volunteer's contributions."""
 
     accepted: int = 0  # found good: waiting, merged or not needed
@@ -54,7 +54,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.rejected.values())
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class LeaderboardStanding(msgspec.Struct, frozen=True, kw_only=True):
     """One volunteer among all, by what was earned in a window of time."""
 
     volunteer_id: str
@@ -76,7 +76,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     device_s: float
 
 
-class Person(msgspec.Struct, frozen=True, kw_only=True):
+class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One volunteer as the organiser sees it."""
 
     volunteer_id: str
@@ -92,7 +92,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     pending_micro: int = 0
     escrow_micro: int = 0
     debt_micro: int = 0
-    work: Work = Work()
+    work: WorkTotals = WorkTotals()
     standing: str = ""  # probation, vetted, suspended
     proofs: int = 0  # draws that passed
     reason: str = ""  # of a suspension
@@ -104,7 +104,7 @@ def work(
     volunteer_id: str | None = None,
     run_id: int | None = None,
     since: float | None = None,
-) -> dict[str, Work]:
+) -> dict[str, WorkTotals]:
     """By volunteer: of one or all, of one run or all, decided since an instant or ever."""
     c = contributions.c
     query = select(c.volunteer_id, c.state, c.reason, func.count(), func.sum(c.train_s))
@@ -112,7 +112,7 @@ def work(
         query = query if value is None else query.where(wanted == value)
     if since is not None:
         query = query.where(c.decided_at >= since)
-    found: defaultdict[str, Work] = defaultdict(Work)
+    found: defaultdict[str, WorkTotals] = defaultdict(WorkTotals)
     for who, state, reason, count, seconds in conn.execute(
         query.group_by(c.volunteer_id, c.state, c.reason)
     ):
@@ -144,11 +144,11 @@ _CHANGED = (
 )
 
 
-def since_verdict(conn: Connection, volunteer_id: str, after: int) -> Work:
+def since_verdict(conn: Connection, volunteer_id: str, after: int) -> WorkTotals:
     """Return by how much the totals of a volunteer changed with the verdicts behind `after`: what
     their contributions are now, less what they were.
     """
-    total = Work()
+    total = WorkTotals()
     given = {"its_volunteer_id": volunteer_id, "after": after}
     for state, reason, was, was_for, count, seconds in conn.execute(_CHANGED, given):
         total = _with(total, state, reason, int(count), float(seconds))
@@ -157,10 +157,10 @@ def since_verdict(conn: Connection, volunteer_id: str, after: int) -> Work:
     return total
 
 
-def joined(one: Work, other: Work) -> Work:
+def joined(one: WorkTotals, other: WorkTotals) -> WorkTotals:
     """Return the sum of two totals."""
     reasons = {*one.rejected, *other.rejected}
-    return Work(
+    return WorkTotals(
         accepted=one.accepted + other.accepted,
         merged=one.merged + other.merged,
         rejected={r: one.rejected.get(r, 0) + other.rejected.get(r, 0) for r in reasons},
@@ -168,7 +168,7 @@ def joined(one: Work, other: Work) -> Work:
     )
 
 
-def _with(work: Work, state: str, reason: str, count: int, seconds: float) -> Work:
+def _with(work: WorkTotals, state: str, reason: str, count: int, seconds: float) -> WorkTotals:
     if state == "rejected":
         why = reason or "other"
         rejected = {**work.rejected, why: work.rejected.get(why, 0) + count}
@@ -275,7 +275,7 @@ def pending(conn: Connection, run_id: int) -> dict[str, int]:
 
 def standings(
     conn: Connection, run_id: int | None = None, since: float | None = None
-) -> list[Standing]:
+) -> list[LeaderboardStanding]:
     """Everybody who earned something, the most first; forgotten and banned accounts are left
     out.
     """
@@ -285,13 +285,13 @@ def standings(
     query = select(volunteers.c.id, volunteers.c.nickname, volunteers.c.public)
     people = conn.execute(query.where(volunteers.c.state == "active"))
     found = [
-        Standing(
+        LeaderboardStanding(
             volunteer_id=who,
             nickname=nickname,
             public=public,
             earned_micro=totals[who],
-            accepted=done.get(who, Work()).accepted,
-            device_s=done.get(who, Work()).device_s,
+            accepted=done.get(who, WorkTotals()).accepted,
+            device_s=done.get(who, WorkTotals()).device_s,
             workers=machines.get(who, 0),
         )
         for who, nickname, public in people
@@ -308,7 +308,7 @@ def _machines(conn: Connection) -> dict[str, int]:
 # --- for the organiser ---
 
 
-def people(conn: Connection, who: Iterable[str] | None = None) -> list[Person]:
+def people(conn: Connection, who: Iterable[str] | None = None) -> list[VolunteerSummary]:
     """Volunteers, all or those with the given ids, the oldest first."""
     machine = workers.c.revoked_at.is_(None)
     query = (
@@ -326,7 +326,7 @@ def people(conn: Connection, who: Iterable[str] | None = None) -> list[Person]:
     if who is not None:
         query = query.where(volunteers.c.id.in_(list(who)))
     return [
-        Person(
+        VolunteerSummary(
             volunteer_id=row["id"],
             nickname=row["nickname"],
             label=row["label"] or "",
@@ -344,7 +344,7 @@ def people(conn: Connection, who: Iterable[str] | None = None) -> list[Person]:
     ]
 
 
-def summed(conn: Connection, found: Iterable[Person]) -> list[Person]:
+def summed(conn: Connection, found: Iterable[VolunteerSummary]) -> list[VolunteerSummary]:
     """The same people with what they did and earned on all runs."""
     totals, done = earned(conn), work(conn)
     a = accounts.c
@@ -362,7 +362,7 @@ def summed(conn: Connection, found: Iterable[Person]) -> list[Person]:
     ]
 
 
-def of_run(conn: Connection, run_id: int) -> list[Person]:
+def of_run(conn: Connection, run_id: int) -> list[VolunteerSummary]:
     """The report of a run: who worked for it, agreed to it or came by a named invite, and who was
     invited and did not come.
     """
@@ -378,18 +378,21 @@ def of_run(conn: Connection, run_id: int) -> list[Person]:
 
 
 def _with_totals(
-    person: Person, totals: dict[str, int], waiting: dict[str, int], done: dict[str, Work]
-) -> Person:
+    person: VolunteerSummary,
+    totals: dict[str, int],
+    waiting: dict[str, int],
+    done: dict[str, WorkTotals],
+) -> VolunteerSummary:
     who = person.volunteer_id
     return msgspec.structs.replace(
         person,
         earned_micro=totals.get(who, 0),
         pending_micro=waiting.get(who, 0),
-        work=done.get(who, Work()),
+        work=done.get(who, WorkTotals()),
     )
 
 
-def _invited(conn: Connection) -> list[Person]:
+def _invited(conn: Connection) -> list[VolunteerSummary]:
     """Named invites that nobody has used."""
     used = select(volunteers.c.invite_id).where(volunteers.c.invite_id.is_not(None))
     query = (
@@ -399,7 +402,7 @@ def _invited(conn: Connection) -> list[Person]:
         .order_by(codes.c.id)
     )
     return [
-        Person(
+        VolunteerSummary(
             volunteer_id="",
             nickname="",
             label=label,

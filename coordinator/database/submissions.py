@@ -31,7 +31,7 @@ GOOD = ("accepted", "merged", "superseded")
 WAITING = ("received", "checking")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class NextPart(msgspec.Struct, frozen=True, kw_only=True):
     """The next part to be submitted: fixed by the task, never by the client."""
 
     steps: int
@@ -187,7 +187,7 @@ def background(conn: Connection, row: ContributionRow) -> Background:
     )
 
 
-def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> Part:
+def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
     """Return what this submission has to be.
 
     Raises Conflict for a part, or a recomputation, whose turn it is not.
@@ -202,7 +202,7 @@ def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> Part:
     steps, price = first_part(task.steps, task.price_micro, task.part_steps)
     last = steps == task.steps
     samples = task.stop - task.start
-    return Part(
+    return NextPart(
         steps=steps,
         samples=samples if last else min(samples, steps * task.batch_size),
         price_micro=price,

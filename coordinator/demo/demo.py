@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.demo.report import Drawn, Report, Said, drawn, keep, report, traffic_of
+from coordinator.demo.report import DemoPictures, Report, Said, drawn, keep, report, traffic_of
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
 from shared.protocol.accounts import RunInfo
@@ -37,7 +37,7 @@ VOLUNTEERS_MAX = 64  # processes with a model each, on one machine
 MINUTES_MAX = 7 * 24 * 60.0
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of `coordinator demo`."""
 
     workload: str = "gpt"
@@ -57,7 +57,7 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
-def check(options: Options) -> None:
+def check(options: DemoOptions) -> None:
     """Raise InvalidRunFile for options of which no demo can be made."""
     demo_run(options.workload, 1)
     if not 1 <= options.volunteers <= VOLUNTEERS_MAX:
@@ -69,13 +69,13 @@ def check(options: Options) -> None:
         )
 
 
-def demo(options: Options) -> int:
+def demo(options: DemoOptions) -> int:
     """Run it and print the summary. Exit code 0 when the model got better and the books balance."""
-    from coordinator.demo.view import View
+    from coordinator.demo.view import DemoView
 
     check(options)
 
-    view = View(json=options.json)
+    view = DemoView(json=options.json)
     directory = Path(options.data_dir or tempfile.mkdtemp(prefix="volunteer-demo-"))
     try:
         found, pair = asyncio.run(_demo(options, directory, view))
@@ -86,7 +86,9 @@ def demo(options: Options) -> int:
     return 0 if found.improved and found.ledger == "balanced" else 1
 
 
-async def _demo(options: Options, directory: Path, view: Any) -> tuple[Report, Drawn | None]:
+async def _demo(
+    options: DemoOptions, directory: Path, view: Any
+) -> tuple[Report, DemoPictures | None]:
     plan = demo_run(options.workload, options.volunteers)
     base = directory / "coordinator"
     with view.stage(plan.preparing):
@@ -236,7 +238,7 @@ def _tail(path: Path) -> str:
 async def _watch(
     base: Path,
     plan: DemoRun,
-    options: Options,
+    options: DemoOptions,
     view: Any,
     children: Sequence[asyncio.subprocess.Process],
 ) -> None:

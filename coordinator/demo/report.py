@@ -23,7 +23,7 @@ from shared.workloads.games import Encounter
 GAMES = 40  # of the last match
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that one volunteer process reported when it ended, and what went wrong there."""
 
     sent_bytes: int = 0
@@ -93,7 +93,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+class DemoPictures(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of the first and the last version, as PNG."""
 
     first: bytes
@@ -109,7 +109,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
 
 
-async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic]) -> Report:
+async def report(services: Any, name: str, said: Said, traffic: Sequence[ProcessTraffic]) -> Report:
     """The summary of a run whose volunteers have gone."""
     run: RunInfo = await services.runs.queries.info(name)
     leaders = await services.volunteers.leaderboard()
@@ -193,9 +193,9 @@ def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
     )
 
 
-def traffic_of(path: Path) -> Traffic:
-    """The last word of a volunteer: its `Stopped` event, or its last `Traffic`."""
-    found, complaint = Traffic(), ""
+def traffic_of(path: Path) -> ProcessTraffic:
+    """The last word of a volunteer: its `Stopped` event, or its last `ProcessTraffic`."""
+    found, complaint = ProcessTraffic(), ""
     for line in path.read_bytes().splitlines():
         try:
             event = decode(line)
@@ -204,7 +204,7 @@ def traffic_of(path: Path) -> Traffic:
         if (event.get("type"), event.get("reason")) == ("Idle", "failing"):
             complaint = str(event["message"])
         if event.get("type") in ("Stopped", "Traffic"):
-            found = Traffic(
+            found = ProcessTraffic(
                 sent_bytes=event["sent_bytes"],
                 received_bytes=event["received_bytes"],
                 tasks=event.get("tasks", found.tasks),
@@ -212,16 +212,16 @@ def traffic_of(path: Path) -> Traffic:
     return msgspec.structs.replace(found, complaint=complaint)
 
 
-async def drawn(services: Any, found: Report) -> Drawn | None:
+async def drawn(services: Any, found: Report) -> DemoPictures | None:
     """The pictures of the first and the last version, where the workload draws."""
     pictures = [version.picture.sha256 for version in found.history if version.picture]
     if not pictures:
         return None
     first, last = [(await services.blobs.local(pictures[at])).read_bytes() for at in (0, -1)]
-    return Drawn(first=first, last=last)
+    return DemoPictures(first=first, last=last)
 
 
-async def keep(services: Any, run: str, pair: Drawn, directory: Path) -> tuple[str, ...]:
+async def keep(services: Any, run: str, pair: DemoPictures, directory: Path) -> tuple[str, ...]:
     """Write the pictures and their time-lapse beside the logs."""
     film = await services.samples.timelapse(run, "gif")
     files = {"first.png": pair.first, "last.png": pair.last, "timelapse.gif": film}

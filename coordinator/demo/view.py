@@ -18,7 +18,7 @@ from shared.workloads.data.resize import braille, corner, half_blocks, rows_for
 
 if TYPE_CHECKING:
     from coordinator.demo.demo import Glance
-    from coordinator.demo.report import Drawn, Report, Strength
+    from coordinator.demo.report import DemoPictures, Report, Strength
     from shared.protocol.versions import VersionInfo
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -38,7 +38,7 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     return "".join(BARS[round((value - low) * scale)] for value in shown)
 
 
-class View:
+class DemoView:
     """Draws to standard output; with `json`, progress goes to standard error and only the summary
     to standard output.
     """
@@ -88,7 +88,7 @@ class View:
             self._said_at = glance.elapsed_s
             self._say(status(glance))
 
-    def summary(self, report: Report, drawn: Drawn | None) -> None:
+    def summary(self, report: Report, drawn: DemoPictures | None) -> None:
         if self._json:
             print(msgspec.json.encode(report).decode())
             return
@@ -238,7 +238,7 @@ def samples(report: Report) -> list[str]:
     return [*lines, "", f"  version {report.versions} {what}", *_quoted(report.sample_last), ""]
 
 
-def beside(version: int, drawn: Drawn, *, colour: bool) -> list[str]:
+def beside(version: int, drawn: DemoPictures, *, colour: bool) -> list[str]:
     """Part of both pictures side by side: coloured half blocks, or dots."""
     sides = [_picture(data, colour=colour) for data in (drawn.first, drawn.last)]
     titles = f"  {'version 0':<{PICTURE_CELLS}}  version {version}"

@@ -52,7 +52,7 @@ class ConnectionProgress:
         self.closing_since: float | None = None
 
 
-class Guard:
+class ConnectionGuard:
     """Admits connections and closes those that are too slow. `now` is the loop's time."""
 
     def __init__(self, settings: Settings, connections_max: int | None = None) -> None:
@@ -172,7 +172,7 @@ def _trusted(settings: Settings) -> Callable[[str], bool]:
 
 
 def protocol(
-    guard: Guard, kind: Literal["auto", "httptools", "h11"] = "auto"
+    guard: ConnectionGuard, kind: Literal["auto", "httptools", "h11"] = "auto"
 ) -> type[asyncio.Protocol]:
     """uvicorn's protocol with deadlines; "auto" takes httptools where it is installed."""
     if kind == "h11":
@@ -185,7 +185,7 @@ def protocol(
         return _on_h11(guard)
 
 
-def _on_httptools(guard: Guard) -> type[asyncio.Protocol]:
+def _on_httptools(guard: ConnectionGuard) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class GuardedHttptools(_WatchedHttptools, HttpToolsProtocol):
@@ -194,7 +194,7 @@ def _on_httptools(guard: Guard) -> type[asyncio.Protocol]:
     return GuardedHttptools
 
 
-def _on_h11(guard: Guard) -> type[asyncio.Protocol]:
+def _on_h11(guard: ConnectionGuard) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class GuardedH11(_WatchedH11, H11Protocol):
@@ -206,7 +206,7 @@ def _on_h11(guard: Guard) -> type[asyncio.Protocol]:
 class _Watched:
     """Base of both protocols; stands before uvicorn's class in the order of inheritance."""
 
-    _guard: Guard
+    _guard: ConnectionGuard
     _framing = 0  # bytes behind the headers of a message that are no body of it
     _body = 0
     _refused = False

@@ -1,7 +1,8 @@
 """Serving: sockets, TLS and signals around the application.
 
-The first stop signal drains: waiting claims are answered, open requests get a few seconds, jobs end
-what they are at, and the exit code is 0. A second one stops at once; what was acknowledged is on
+The first stop signal drains: beside other servers `/ready` says no a few seconds before anything is
+refused, waiting claims are answered, open requests get a few seconds, jobs end what they are at, and
+the exit code is 0. A second one stops at once; what was acknowledged is on
 the disk. A hang-up is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3
 when the port is taken.
 """
@@ -28,12 +29,12 @@ import uvicorn
 
 from coordinator import certificates
 from coordinator.accounts.invites import ServerInvite
-from coordinator.accounts.server_identity import Address
+from coordinator.accounts.server_identity import ServerAddress
 from coordinator.config import Settings, without_password
 from coordinator.database import runs
 from coordinator.database.runs import RunRow
 from coordinator.http.app import create_app
-from coordinator.http.deadlines import Guard, protocol
+from coordinator.http.deadlines import ConnectionGuard, protocol
 from coordinator.log import configure
 from coordinator.plan.plan import plan
 from coordinator.rules import run_file
@@ -124,17 +125,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 def address(
     settings: Settings, listener: socket.socket, certificate: certificates.Certificate | None
-) -> Address:
+) -> ServerAddress:
     """Return the address at which volunteers reach this server."""
     if settings.url:
-        return Address(url=settings.url.rstrip("/"), tls_pin="")
+        return ServerAddress(url=settings.url.rstrip("/"), tls_pin="")
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = outward_address()
     name = f"[{host}]" if ":" in host else host
     if certificate is None:
-        return Address(url=f"http://{name}:{port}")
-    return Address(url=f"https://{name}:{port}", tls_pin=certificate.pin)
+        return ServerAddress(url=f"http://{name}:{port}")
+    return ServerAddress(url=f"https://{name}:{port}", tls_pin=certificate.pin)
 
 
 def outward_address() -> str:
@@ -168,7 +169,9 @@ def _config(
     settings = coordinator.settings
     return uvicorn.Config(
         create_app(coordinator),
-        http=protocol(Guard(settings, connections_possible(settings.constants.connections_max))),
+        http=protocol(
+            ConnectionGuard(settings, connections_possible(settings.constants.connections_max))
+        ),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -219,6 +222,7 @@ class _Server(uvicorn.Server):
         self._coordinator = coordinator
         self._say = say
         self._loop = asyncio.get_running_loop()
+        self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, but with a deadline for TLS handshakes: none would hold below the HTTP
@@ -267,12 +271,20 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
+        if self._signalled:
             os.write(sys.stderr.fileno(), b"stopping at once\n")
             os._exit(SECOND_SIGNAL_EXIT)
+        self._signalled = True
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        """Say that this server is to be left out, while it serves, and stop a little later."""
+        self._coordinator.draining.set()
+        self._loop.call_later(self._coordinator.settings.drain_s, self._stop)
+
+    def _stop(self) -> None:
         self.should_exit = True
-        # Waiting claims end now, not when their time is up.
-        self._loop.call_soon_threadsafe(self._coordinator.stopping.set)
+        self._coordinator.stopping.set()  # waiting claims end now, not when their time is up
 
 
 async def welcome(coordinator: Coordinator) -> list[str]:

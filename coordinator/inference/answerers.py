@@ -52,7 +52,7 @@ class Waiting:
         self.task: asyncio.Future[AnswerTask | None] = asyncio.get_running_loop().create_future()
 
 
-class Part:
+class AnswerPart:
     """Tokens that one machine makes of an answer."""
 
     def __init__(self, waiting: Waiting, task: AnswerTask) -> None:
@@ -110,7 +110,7 @@ class Answerers:
         self._clock = clock
         self._rng = random.SystemRandom()
         self._waiting: dict[str, Waiting] = {}  # by worker, the longest first
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, AnswerPart] = {}
         self._rests: dict[str, float] = {}  # worker -> until when
 
     @property
@@ -141,7 +141,7 @@ class Answerers:
             if self._waiting.get(waiting.worker_id) is waiting:
                 del self._waiting[waiting.worker_id]
 
-    def begin(self, run: str, task: AnswerTask, *, but: Collection[str]) -> Part | None:
+    def begin(self, run: str, task: AnswerTask, *, but: Collection[str]) -> AnswerPart | None:
         """Give a task to a machine that waits, of an account that is not among `but`; None where
         there is none. One volunteer is one voice, whatever number of machines.
         """
@@ -160,12 +160,12 @@ class Answerers:
         chosen = self._rng.choice(sorted({each.volunteer_id for each in fit}))
         waiting = self._rng.choice([each for each in fit if each.volunteer_id == chosen])
         task = msgspec.structs.replace(task, id=secrets.token_hex(16))
-        part = self._parts[task.id] = Part(waiting, task)
+        part = self._parts[task.id] = AnswerPart(waiting, task)
         del self._waiting[waiting.worker_id]
         waiting.task.set_result(task)
         return part
 
-    def end(self, part: Part, *, silent: bool = False) -> None:
+    def end(self, part: AnswerPart, *, silent: bool = False) -> None:
         """Forget a part; a machine that was silent rests."""
         part.wanted = False
         self._parts.pop(part.id, None)

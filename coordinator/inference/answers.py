@@ -16,8 +16,14 @@ from coordinator.database.datasets import DatasetRow
 from coordinator.database.inference import keys
 from coordinator.database.ledger import payments
 from coordinator.inference.answerers import Answerers
-from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece, Turns
-from coordinator.inference.metering import Meter, Metered, Order
+from coordinator.inference.engine import (
+    AnswerPiece,
+    Generation,
+    InferenceEngine,
+    ModelVersion,
+    Turns,
+)
+from coordinator.inference.metering import Meter, Metered, MeteredRequest
 from coordinator.rate_limit import PerMinute
 from coordinator.rules import serving
 from coordinator.rules.run_file import ServeSettings, TierSettings
@@ -75,7 +81,7 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
     asker: Asker
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A text to continue, and how."""
 
     kind: str
@@ -103,14 +109,14 @@ class Streams:
         self.writing = 0
 
 
-class Answer:
+class AnswerStream:
     """An answer under way: pieces of its sequences as they come, then its price."""
 
     def __init__(
         self,
         metered: Metered,
         prompt_tokens: int,
-        sequences: Sequence[AsyncIterator[Piece]],
+        sequences: Sequence[AsyncIterator[AnswerPiece]],
         count: Callable[[int, str], None],
         streams: Streams,
     ) -> None:
@@ -122,7 +128,9 @@ class Answer:
         self._count = count
         self._streams = streams
 
-    async def pieces(self, gone: asyncio.Future[None]) -> AsyncGenerator[tuple[int, Piece], None]:
+    async def pieces(
+        self, gone: asyncio.Future[None]
+    ) -> AsyncGenerator[tuple[int, AnswerPiece], None]:
         """Yield the next piece of any sequence, with its number, until all ended or `gone` is done.
 
         Each is counted when it arrives, also where nobody waits for it any more.
@@ -158,7 +166,7 @@ class Answer:
                 if not task.cancelled() and task.exception() is None:
                     self._counted(task)
 
-    def _counted(self, task: asyncio.Future[Piece | None]) -> Piece | None:
+    def _counted(self, task: asyncio.Future[AnswerPiece | None]) -> AnswerPiece | None:
         piece = task.result()
         if piece is not None:
             self._count(len(piece.tokens), piece.by)
@@ -173,7 +181,7 @@ class Answer:
                     await close()
 
 
-async def _next(sequence: AsyncIterator[Piece]) -> Piece | None:
+async def _next(sequence: AsyncIterator[AnswerPiece]) -> AnswerPiece | None:
     return await anext(sequence, None)
 
 
@@ -186,10 +194,10 @@ class Answers:
         self._rate = PerMinute(clock.monotonic)
         self.streams = Streams()
         self.answerers = Answerers(db, clock)
-        self._engine: Engine | None = None
+        self._engine: InferenceEngine | None = None
         self._only: Mapping[str, int] = {}
 
-    def connect(self, engine: Engine, only: Mapping[str, int] | None = None) -> None:
+    def connect(self, engine: InferenceEngine, only: Mapping[str, int] | None = None) -> None:
         """Name the engine that computes answers, and of which runs it has one version `only`."""
         self._engine, self._only = engine, only or {}
 
@@ -247,7 +255,7 @@ class Answers:
     # --- answers ---
 
     @asynccontextmanager
-    async def text(self, model: Servable, wish: Wish) -> AsyncIterator[Answer]:
+    async def text(self, model: Servable, wish: TextPrompt) -> AsyncIterator[AnswerStream]:
         """Answer a prompt inside the block; leaving it settles what was generated.
 
         Raises Wrong, InsufficientQuota, TooManyRequests, Unavailable without an engine.
@@ -285,7 +293,7 @@ class Answers:
                 for number in range(wish.count)
             ]
             count = partial(self.meter.count, metered)
-            answer = Answer(metered, len(prepared.tokens), sequences, count, self.streams)
+            answer = AnswerStream(metered, len(prepared.tokens), sequences, count, self.streams)
         except BaseException:
             await self.settle(metered)
             raise
@@ -298,7 +306,7 @@ class Answers:
         """Settle a request; its price."""
         return await self.meter.end(metered)
 
-    async def close(self, answer: Answer) -> int:
+    async def close(self, answer: AnswerStream) -> int:
         """Stop and settle an answer before its price is told; the price."""
         if not answer.metered.ended:
             await answer.stop()
@@ -322,14 +330,14 @@ class Answers:
     def _templates(self) -> bool:
         return self._engine is not None and self._engine.templates
 
-    def _working(self) -> Engine:
+    def _working(self) -> InferenceEngine:
         if self._engine is None:
             raise Unavailable("no engine answers prompts here now", retry_after_s=RETRY_S)
         return self._engine
 
 
-def _order(model: Servable, kind: str, tokens_in: int, most: int) -> Order:
-    return Order(
+def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequest:
+    return MeteredRequest(
         asker=model.asker,
         run_id=model.version.run_id,
         version=model.version.version,
@@ -344,7 +352,7 @@ def _order(model: Servable, kind: str, tokens_in: int, most: int) -> Order:
     )
 
 
-def _room(model: Servable, wish: Wish, prompt: int, context: int) -> int:
+def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
     """Return how many tokens may be generated. Raises Wrong with the figures."""
     room, limit = context - prompt, model.tier.tokens
     if room < 1 or (wish.max_tokens is not None and wish.max_tokens > room):

@@ -20,9 +20,9 @@ import structlog
 
 from coordinator.database import datasets, runs, versions
 from coordinator.inference.engine import (
+    AnswerPiece,
     Generation,
     ModelVersion,
-    Piece,
     PreparedPrompt,
     TokenLogprob,
     Turns,
@@ -34,16 +34,16 @@ from coordinator.inference.messages import (
     Cancel,
     Compare,
     Compared,
-    Drawn,
+    DrawnPictures,
+    DrawPictures,
     Event,
-    Failed,
     Generate,
-    Images,
     ModelFiles,
     Order,
+    OrderFailed,
     Prepare,
-    Prepared,
     Token,
+    TokenizedPrompt,
     framed,
 )
 from coordinator.runs.definition import definition
@@ -112,7 +112,7 @@ class BuiltinEngine:
         files = await self._files(model)
         async with self._ordered(Prepare(id=_id(), model=files, prompt=prompt)) as events:
             found = await _next(events)
-        if not isinstance(found, Prepared):
+        if not isinstance(found, TokenizedPrompt):
             raise Internal("the inference process gave another answer than it was asked for")
         return PreparedPrompt(
             tokens=found.tokens,
@@ -122,7 +122,7 @@ class BuiltinEngine:
             stop=found.stop,
         )
 
-    async def generate(self, request: Generation) -> AsyncGenerator[Piece]:
+    async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         files = await self._files(request.model)
         order = Generate(model=files, sequence=_sequence(request))
         async with self._ordered(order) as events:
@@ -153,9 +153,11 @@ class BuiltinEngine:
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         files = await self._files(model)
-        async with self._ordered(Images(id=_id(), model=files, count=count, seed=seed)) as events:
+        async with self._ordered(
+            DrawPictures(id=_id(), model=files, count=count, seed=seed)
+        ) as events:
             found = await _next(events)
-        if not isinstance(found, Drawn):
+        if not isinstance(found, DrawnPictures):
             raise Internal("the inference process gave another answer than it was asked for")
         return found.images
 
@@ -172,7 +174,7 @@ class BuiltinEngine:
 
     @contextlib.asynccontextmanager
     async def _ordered(
-        self, order: Prepare | Generate | Images | Compare
+        self, order: Prepare | Generate | DrawPictures | Compare
     ) -> AsyncIterator[_Events]:
         """Send an order; its events come until the block is left, which cancels it."""
         its_id = order.sequence.id if isinstance(order, Generate) else order.id
@@ -311,20 +313,20 @@ async def _next(events: _Events) -> Event:
     event = await events.get()
     if event is None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S)
-    if isinstance(event, Failed):
+    if isinstance(event, OrderFailed):
         kind = BY_CODE.get(event.code, Internal)
         raise kind(event.message, retry_after_s=event.retry_after_s)
     return event
 
 
-def _piece(event: Event) -> Piece:
+def _piece(event: Event) -> AnswerPiece:
     if not isinstance(event, Token):
         raise Internal("the inference process gave another answer than it was asked for")
     logprobs: tuple[TokenLogprob, ...] = ()
     if event.logprob is not None:
         text, value = event.logprob
         logprobs = (TokenLogprob(text=text, logprob=value, top=event.top),)
-    return Piece(
+    return AnswerPiece(
         text=event.text,
         tokens=() if event.token is None else (event.token,),
         logprobs=logprobs,

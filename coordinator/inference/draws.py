@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
-    from coordinator.inference.answerers import Part
+    from coordinator.inference.answerers import AnswerPart
     from coordinator.inference.engine import Generation
     from shared.clock import Clock
 
@@ -42,7 +42,7 @@ CAUGHT = "answers of its machine were not those of the model"
 log = structlog.get_logger("answers")
 
 
-class Compare(Protocol):
+class Comparer(Protocol):
     """See `BuiltinEngine.compare`."""
 
     async def __call__(
@@ -50,28 +50,28 @@ class Compare(Protocol):
     ) -> tuple[int, int]: ...
 
 
-class Made(msgspec.Struct, frozen=True):
+class AccountParts(msgspec.Struct, frozen=True):
     """Parts of a request that one account made, each with what was asked for."""
 
     request_id: str
-    parts: list[tuple[Generation, Part]]
+    parts: list[tuple[Generation, AnswerPart]]
 
 
-class Draws:
+class AnswerDraws:
     """Keeps answers until they are settled, and compares those that were drawn."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
         self.roll: Callable[[], float] = random.SystemRandom().random
-        self._compare: Compare | None = None
-        self._kept: dict[str, dict[str, Made]] = {}  # by request and account
+        self._compare: Comparer | None = None
+        self._kept: dict[str, dict[str, AccountParts]] = {}  # by request and account
         self._settled: dict[str, None] = {}  # requests of those, the oldest first
-        self._queues: dict[str, deque[Made]] = {}  # by account
+        self._queues: dict[str, deque[AccountParts]] = {}  # by account
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" looks at what is settled
 
-    def connect(self, compare: Compare) -> None:
+    def connect(self, compare: Comparer) -> None:
         """Name what compares tokens with those of the model."""
         self._compare = compare
 
@@ -85,12 +85,12 @@ class Draws:
         """Accounts of which enough draws wait."""
         return {who for who, queue in self._queues.items() if len(queue) >= WAITING_MAX}
 
-    def keep(self, request: Generation, part: Part) -> None:
+    def keep(self, request: Generation, part: AnswerPart) -> None:
         """Keep what a machine made until its request is settled."""
         if part.tokens or part.finish == "stop":
             request_id, who = request.id.rpartition("-")[0], part.volunteer_id
             made = self._kept.setdefault(request_id, {})
-            made.setdefault(who, Made(request_id, [])).parts.append((request, part))
+            made.setdefault(who, AccountParts(request_id, [])).parts.append((request, part))
             while len(self._kept) > KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
 
@@ -129,7 +129,7 @@ class Draws:
                 drawn = {who for who, state in states.items() if state == "drawn"}
                 drawn |= {who for who in kept if who not in states and self.roll() < DRAWN_SHARE}
                 for who in sorted(drawn):
-                    made = kept.get(who, Made(request_id, []))
+                    made = kept.get(who, AccountParts(request_id, []))
                     self._queues.setdefault(who, deque()).append(made)
                 self.go_on()
         except VolunteerError as error:
@@ -152,7 +152,7 @@ class Draws:
             if not queue:
                 del self._queues[who]
 
-    async def _tell(self, who: str, made: Made) -> None:
+    async def _tell(self, who: str, made: AccountParts) -> None:
         """Compare an answer and record what came of it."""
         found, now, name = await self._found(made), self._clock.now(), made.request_id
 
@@ -170,7 +170,7 @@ class Draws:
         if await self._db.write(change):
             log.warning("an answer was not the model's", volunteer=who)
 
-    async def _found(self, made: Made) -> tuple[int, int] | None:
+    async def _found(self, made: AccountParts) -> tuple[int, int] | None:
         """Return how many tokens were compared, and how many of them are wrong; None where that
         cannot be told.
         """

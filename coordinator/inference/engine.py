@@ -64,7 +64,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[str, float], ...] = ()
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
     """Next part of an answer. The last one has a `finish`.
 
     `text` may be empty while a character or a stop string is incomplete.
@@ -77,7 +77,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""  # volunteer whose machine made it; "": the organiser's
 
 
-class Engine(Protocol):
+class InferenceEngine(Protocol):
     """A place that computes answers.
 
     Every method raises Unavailable while nothing computes (with the seconds to wait), and NotFound
@@ -93,7 +93,7 @@ class Engine(Protocol):
         model with a chat template.
         """
 
-    def generate(self, request: Generation) -> AsyncIterator[Piece]:
+    def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:
         """Generate until a stop or the length; closing the iterator cancels within one token."""
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:

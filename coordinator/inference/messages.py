@@ -44,7 +44,7 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     id: str
 
 
-class Images(msgspec.Struct, frozen=True, kw_only=True, tag="images"):
+class DrawPictures(msgspec.Struct, frozen=True, kw_only=True, tag="images"):
     """Draw pictures."""
 
     id: str
@@ -63,10 +63,10 @@ class Compare(msgspec.Struct, frozen=True, kw_only=True, tag="compare"):
     ended: bool  # the text ended after them
 
 
-Order = Prepare | Generate | Cancel | Images | Compare
+Order = Prepare | Generate | Cancel | DrawPictures | Compare
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
+class TokenizedPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     """A prompt in tokens."""
 
     id: str
@@ -88,7 +88,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
     finish: str | None = None
 
 
-class Drawn(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
+class DrawnPictures(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     """Pictures, PNG."""
 
     id: str
@@ -103,7 +103,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
     wrong: int
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """An order that cannot be carried out: the error's code, and its message."""
 
     id: str
@@ -112,7 +112,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     retry_after_s: float | None = None
 
 
-Event = Prepared | Token | Drawn | Compared | Failed
+Event = TokenizedPrompt | Token | DrawnPictures | Compared | OrderFailed
 
 ENCODE = msgspec.msgpack.Encoder()
 ORDERS = msgspec.msgpack.Decoder(Order)

@@ -23,8 +23,8 @@ from coordinator.database.inference import keys, usage
 from coordinator.database.inference.usage import Ending, OpenRow, Streamed, UnderWay
 from coordinator.database.ledger import answer_pay, payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
-from coordinator.inference.draws import Draws
-from coordinator.inference.stream_log import FOLDER, Left, StreamLog
+from coordinator.inference.draws import AnswerDraws
+from coordinator.inference.stream_log import FOLDER, OrphanStreams, StreamLog
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
 from coordinator.traffic import SLOW_S, Durations
@@ -57,7 +57,7 @@ EARN = "train with `volunteer`: each merged contribution earns credits"
 log = structlog.get_logger("metering")
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class MeteredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request before it is answered: who asks what, and its worst case."""
 
     asker: Asker
@@ -80,7 +80,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Metered:
     """A request under way: counts its tokens."""
 
-    def __init__(self, request_id: str, began: float, order: Order) -> None:
+    def __init__(self, request_id: str, began: float, order: MeteredRequest) -> None:
         self.id = request_id
         self.order = order
         self.began = began  # monotonic
@@ -105,7 +105,7 @@ class Meter:
         self._replica = secrets.token_hex(8)
         self._folder = settings.directory / FOLDER
         self._log = StreamLog(self._folder)
-        self.draws = Draws(db, clock)
+        self.draws = AnswerDraws(db, clock)
         self._live: dict[str, Metered] = {}
         self._beaten = clock.monotonic()
         self.requests: Counter[str] = Counter()  # by run, since the start
@@ -117,7 +117,7 @@ class Meter:
         """Requests under way in this process."""
         return len(self._live)
 
-    async def begin(self, order: Order) -> Metered:
+    async def begin(self, order: MeteredRequest) -> Metered:
         """Hold the worst case of a request.
 
         Raises InsufficientQuota with what is missing, TooManyRequests, Unauthorized, Forbidden.
@@ -172,7 +172,7 @@ class Meter:
         """Let go of the record of what is streamed. Nothing is answered any more."""
         self._log.close()
 
-    def _hold(self, conn: Connection, order: Order, request_id: str, now: float) -> None:
+    def _hold(self, conn: Connection, order: MeteredRequest, request_id: str, now: float) -> None:
         asker = order.asker
         account = store.locked(conn, asker.volunteer_id)
         if account.state != "active" or account.standing == "suspended":
@@ -212,7 +212,7 @@ class Meter:
         usage.begin(conn, row, f"{order.kind} of {order.model}")
 
     def _check_caps(
-        self, conn: Connection, order: Order, open_now: UnderWay, worst: int, now: float
+        self, conn: Connection, order: MeteredRequest, open_now: UnderWay, worst: int, now: float
     ) -> None:
         """Raise InsufficientQuota where credit, the key's cap or the day's is too small."""
         asker = order.asker
@@ -290,7 +290,7 @@ class Meter:
         """
         now = self._clock.now()
         before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)
-        left, settled = await asyncio.to_thread(Left.take, self._folder), False
+        left, settled = await asyncio.to_thread(OrphanStreams.take, self._folder), False
         ending = Ending(now=now, roll=self.draws.roll)
         try:
             sent = left.streamed
@@ -313,7 +313,7 @@ class Meter:
         return len(found)
 
 
-def _check_minute(conn: Connection, order: Order, volunteer_id: str, now: float) -> None:
+def _check_minute(conn: Connection, order: MeteredRequest, volunteer_id: str, now: float) -> None:
     """Raise TooManyRequests where replicas together began too many requests within a minute."""
     most = order.tier.requests_per_minute
     oldest = usage.recent(conn, volunteer_id, order.run_id, now - MINUTE_S, most)
@@ -323,7 +323,7 @@ def _check_minute(conn: Connection, order: Order, volunteer_id: str, now: float)
         )
 
 
-def _check_waiting(order: Order, open_now: UnderWay) -> None:
+def _check_waiting(order: MeteredRequest, open_now: UnderWay) -> None:
     waiting = open_now.tokens + (order.tokens_max if order.kind != "image" else 0)
     if waiting > order.tier.tokens_waiting:
         raise TooManyRequests(

@@ -28,7 +28,7 @@ FILES_MAX = 1000  # of processes that died, read at once
 log = structlog.get_logger("metering")
 
 
-class _Slot(msgspec.Struct, frozen=True, kw_only=True):
+class _StreamSlot(msgspec.Struct, frozen=True, kw_only=True):
     """A request and what it has been streamed, as JSON and a newline at the slot's beginning."""
 
     id: str
@@ -54,7 +54,7 @@ class StreamLog:
                 return
             slot = self._free.pop() if self._free else len(self._slots)
             self._slots[request_id] = slot
-        self._put(slot, msgspec.json.encode(_Slot(id=request_id, streamed=streamed)))
+        self._put(slot, msgspec.json.encode(_StreamSlot(id=request_id, streamed=streamed)))
 
     def forget(self, request_id: str) -> None:
         """Empty the slot of a request that was settled."""
@@ -94,7 +94,7 @@ class StreamLog:
         self._path, self._file = path, file
 
 
-class Left:
+class OrphanStreams:
     """Files of processes that died, and what their requests had been streamed."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ def read_slots(file: BinaryIO) -> dict[str, Streamed]:
         data, ended, _ = slot.partition(b"\n")
         if data and ended:
             with suppress(msgspec.DecodeError, ValueError, RecursionError):
-                one = decode(data, _Slot)
+                one = decode(data, _StreamSlot)
                 found[one.id] = one.streamed
         if len(slot) < SLOT_BYTES:
             break

@@ -23,10 +23,10 @@ import structlog
 from coordinator.config import Settings, model_names
 from coordinator.database import datasets, runs
 from coordinator.inference.engine import (
+    AnswerPiece,
     FinishReason,
     Generation,
     ModelVersion,
-    Piece,
     PreparedPrompt,
     TokenLogprob,
     Turns,
@@ -158,9 +158,9 @@ class UpstreamEngine:
         tokens = await asyncio.to_thread(_tokens, prompt, tokenizer)
         return PreparedPrompt(tokens=tokens, context=context)
 
-    async def generate(self, request: Generation) -> AsyncIterator[Piece]:
+    async def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:
         bytes_max = LINE_BYTES_MAX + CHUNK_BYTES * request.max_tokens
-        text = _Text(request)
+        text = _TextStream(request)
         reply = self._reply("/completions", request.model, _body(request))
         async with reply as response, aclosing(_chunks(response, bytes_max)) as chunks:
             while (piece := await self._soon(text.next(chunks), self._silent_s)) is not None:
@@ -264,7 +264,7 @@ class UpstreamEngine:
         return context, await asyncio.to_thread(path.read_bytes)
 
 
-class _Text:
+class _TextStream:
     """A text as it comes: counts its tokens, and ends it where it has to end."""
 
     def __init__(self, request: Generation) -> None:
@@ -277,7 +277,7 @@ class _Text:
         self.finish: FinishReason | None = None
         self.cut = False  # it was ended here
 
-    async def next(self, chunks: AsyncIterator[_Chunk]) -> Piece | None:
+    async def next(self, chunks: AsyncIterator[_Chunk]) -> AnswerPiece | None:
         """Return the next piece, None where the text ends. Raises Unavailable."""
         while not self.finish:
             if (piece := self._add(await anext(chunks, None))) is not None:
@@ -289,16 +289,16 @@ class _Text:
         async for chunk in chunks:
             self._count(chunk)
 
-    def last(self) -> Piece:
+    def last(self) -> AnswerPiece:
         """Return the end of the text, with the tokens that no chunk counted."""
         tokens = self._new(self._told if self.usage is None else self.usage)
-        return Piece(text=self._stops.end(), tokens=tokens, finish=self.finish)
+        return AnswerPiece(text=self._stops.end(), tokens=tokens, finish=self.finish)
 
     def _count(self, chunk: _Chunk) -> None:
         if chunk.usage is not None and chunk.usage.completion_tokens >= 0:
             self.usage = chunk.usage.completion_tokens
 
-    def _add(self, chunk: _Chunk | None) -> Piece | None:
+    def _add(self, chunk: _Chunk | None) -> AnswerPiece | None:
         if chunk is None:
             _broken("a stream without an end")
         if chunk.error is not None:
@@ -320,7 +320,9 @@ class _Text:
         said = _logprobs(choice.logprobs)
         if not (text or said or choice.text):
             return None
-        return Piece(text=text, tokens=self._new(self._told + bool(choice.text)), logprobs=said)
+        return AnswerPiece(
+            text=text, tokens=self._new(self._told + bool(choice.text)), logprobs=said
+        )
 
     def _new(self, total: int) -> tuple[int, ...]:
         more = max(0, min(total, self._most) - self._told)

@@ -16,10 +16,16 @@ import msgspec
 import structlog
 
 from coordinator.database import datasets, runs
-from coordinator.inference.answerers import Answerers, Part, Silent
+from coordinator.inference.answerers import Answerers, AnswerPart, Silent
 from coordinator.inference.builtin import BuiltinEngine
-from coordinator.inference.draws import Draws
-from coordinator.inference.engine import Generation, ModelVersion, Piece, PreparedPrompt, Turns
+from coordinator.inference.draws import AnswerDraws
+from coordinator.inference.engine import (
+    AnswerPiece,
+    Generation,
+    ModelVersion,
+    PreparedPrompt,
+    Turns,
+)
 from shared.protocol.inference import AnswerTask
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.generation.text_stream import TextStream
@@ -46,7 +52,7 @@ class VolunteerEngine:
         self,
         own: BuiltinEngine,
         answerers: Answerers,
-        draws: Draws,
+        draws: AnswerDraws,
         on: tuple[Database, BlobStore],
         manifest: Callable[[str, int], Awaitable[SignedManifest]],
     ) -> None:
@@ -73,7 +79,7 @@ class VolunteerEngine:
         await self._draws.close()
         await self._own.close()
 
-    async def generate(self, request: Generation) -> AsyncGenerator[Piece]:
+    async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         # Probabilities are not on the wire, so who wants them asks the engine at hand.
         if not request.volunteers or request.logprobs is not None or not self._answerers.waiting:
             async with aclosing(self._own.generate(request)) as pieces:
@@ -116,7 +122,7 @@ class VolunteerEngine:
                     yield answer.end(piece.finish)
                     return
 
-    async def _begin(self, answer: _Answer, text: PromptText, tried: set[str]) -> Part | None:
+    async def _begin(self, answer: _Answer, text: PromptText, tried: set[str]) -> AnswerPart | None:
         rest = answer.rest()
         model = rest.model
         task = AnswerTask(
@@ -176,10 +182,10 @@ class _Answer:
             stop=request.stop,
         )
 
-    def add(self, token: int, by: str = "") -> Piece:
+    def add(self, token: int, by: str = "") -> AnswerPiece:
         self._made.append(token)
         text = self._stream.add(token)
-        return Piece(text=text, tokens=(token,), finish="stop" if self.over else None, by=by)
+        return AnswerPiece(text=text, tokens=(token,), finish="stop" if self.over else None, by=by)
 
-    def end(self, finish: str) -> Piece:
-        return Piece(text=self._stream.end(), finish="stop" if finish == "stop" else "length")
+    def end(self, finish: str) -> AnswerPiece:
+        return AnswerPiece(text=self._stream.end(), finish="stop" if finish == "stop" else "length")

@@ -31,24 +31,24 @@ from coordinator.inference.messages import (
     Cancel,
     Compare,
     Compared,
-    Drawn,
+    DrawnPictures,
+    DrawPictures,
     Event,
-    Failed,
     Generate,
-    Images,
     ModelFiles,
     Order,
+    OrderFailed,
     Prepare,
-    Prepared,
     Token,
+    TokenizedPrompt,
     framed,
 )
 from shared import gc_freeze
 from shared.decoding import decode
 from shared.errors import BadRequest, Internal, VolunteerError
 from shared.workloads.base import Reader
-from shared.workloads.data.chat_template import ChatTemplate, Message
-from shared.workloads.generation.batch import Batch, Made
+from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn
+from shared.workloads.generation.batch import Batch, NextToken
 from shared.workloads.generation.prompt_text import ending
 from shared.workloads.generation.sampling import agrees, uniform
 
@@ -70,7 +70,7 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 }
 
 
-class Loaded:
+class LoadedVersion:
     """A version that answers, and what it is asked."""
 
     def __init__(self, reader: Reader, texts: Batch, template: str | None) -> None:
@@ -100,12 +100,16 @@ class Loaded:
 class Worker:
     """Carries out the orders of a server, one token of each sequence at a time."""
 
-    def __init__(self, server: socket.socket, memory: Memory) -> None:
+    def __init__(self, server: socket.socket, memory: VersionMemory) -> None:
         self._server = server
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._memory = memory
-        self._loaded: OrderedDict[str, Loaded] = OrderedDict()  # the least lately asked first
-        self._drawn: tuple[str, Drawing] | None = None  # the images' version that was last asked
+        self._loaded: OrderedDict[str, LoadedVersion] = (
+            OrderedDict()
+        )  # the least lately asked first
+        self._drawn: tuple[str, DrawingVersion] | None = (
+            None  # the images' version that was last asked
+        )
 
     def run(self) -> None:
         """Work until the server goes away."""
@@ -148,7 +152,7 @@ class Worker:
             self._carry_out(order)
         except VolunteerError as error:
             self._tell(
-                Failed(
+                OrderFailed(
                     id=its_id,
                     code=error.code,
                     message=error.message,
@@ -159,11 +163,11 @@ class Worker:
             message = f"{type(error).__name__}: {error}"
             if _too_large(error):
                 message = "this version is too large for the memory that answers may take"
-            self._tell(Failed(id=its_id, code=Internal.code, message=message))
+            self._tell(OrderFailed(id=its_id, code=Internal.code, message=message))
 
-    def _carry_out(self, order: Prepare | Generate | Images | Compare) -> None:
-        if isinstance(order, Images):
-            self._tell(Drawn(id=order.id, images=self._images(order)))
+    def _carry_out(self, order: Prepare | Generate | DrawPictures | Compare) -> None:
+        if isinstance(order, DrawPictures):
+            self._tell(DrawnPictures(id=order.id, images=self._images(order)))
             return
         loaded = self._of(order.model)
         if isinstance(order, Prepare):
@@ -176,7 +180,7 @@ class Worker:
             if order.sequence.logprobs is not None:
                 loaded.probed.add(order.sequence.id)
 
-    def _of(self, model: ModelFiles) -> Loaded:
+    def _of(self, model: ModelFiles) -> LoadedVersion:
         found = self._loaded.get(model.key)
         if found is None:
             size = LOADING * Path(model.weights).stat().st_size
@@ -200,10 +204,10 @@ class Worker:
         gc.collect()
         return bool(idle)
 
-    def _images(self, order: Images) -> tuple[bytes, ...]:
+    def _images(self, order: DrawPictures) -> tuple[bytes, ...]:
         if self._drawn is None or self._drawn[0] != order.model.key:
             self._drawn = None
-            self._drawn = (order.model.key, Drawing(order.model))
+            self._drawn = (order.model.key, DrawingVersion(order.model))
         return self._drawn[1].images(order.count, order.seed)
 
     def _tell(self, event: Event) -> None:
@@ -235,9 +239,11 @@ def compared(reader: Reader, order: Compare) -> tuple[int, int]:
     return len(looked), wrong
 
 
-def _prepared(loaded: Loaded, order: Prepare) -> Prepared:
+def _prepared(loaded: LoadedVersion, order: Prepare) -> TokenizedPrompt:
     reader, prompt = loaded.reader, order.prompt
-    found = Prepared(id=order.id, tokens=(), context=reader.context, vocabulary=reader.vocabulary)
+    found = TokenizedPrompt(
+        id=order.id, tokens=(), context=reader.context, vocabulary=reader.vocabulary
+    )
     if isinstance(prompt, str):
         check_length(len(prompt), reader.context)
         return msgspec.structs.replace(found, tokens=tuple(reader.encode(prompt)))
@@ -247,7 +253,7 @@ def _prepared(loaded: Loaded, order: Prepare) -> Prepared:
     )
 
 
-def _token(loaded: Loaded, made: Made) -> Token:
+def _token(loaded: LoadedVersion, made: NextToken) -> Token:
     """Return what was made as a message; texts of single tokens only where they are wanted."""
     chosen = made.chosen
     wanted = made.id in loaded.probed
@@ -273,7 +279,7 @@ def _too_large(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "alloc" in said or "out of memory" in said
 
 
-class Drawing:
+class DrawingVersion:
     """A version that draws pictures."""
 
     def __init__(self, model: ModelFiles) -> None:
@@ -295,7 +301,7 @@ class Drawing:
         return tuple(each.data for each in drawn)
 
 
-class Memory:
+class VersionMemory:
     """Memory that versions may take, on the device that answers."""
 
     def __init__(self, bytes_max: int, device: str) -> None:
@@ -342,7 +348,7 @@ def _device(wanted: str) -> str:
     return "cuda" if there and wanted != "cpu" else "cpu"
 
 
-def _load(model: ModelFiles, device: str) -> Loaded:
+def _load(model: ModelFiles, device: str) -> LoadedVersion:
     from coordinator.runs.definition import of_file
     from coordinator.runs.version_files import read_weights
 
@@ -354,7 +360,7 @@ def _load(model: ModelFiles, device: str) -> Loaded:
     found = workload.decoder(config, weights, tokenizer, SLOTS, device)
     if found is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
-    return Loaded(found, Batch(found), model.template)
+    return LoadedVersion(found, Batch(found), model.template)
 
 
 def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
@@ -370,7 +376,7 @@ def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write(EXPENDABLE)
     torch.set_num_threads(int(threads))
-    memory = Memory(int(memory_bytes), _device(wanted))
+    memory = VersionMemory(int(memory_bytes), _device(wanted))
     memory.limit()
     Worker(socket.socket(fileno=int(descriptor)), memory).run()
 
@@ -395,6 +401,6 @@ class Conversation:
         refuses, or what is too long.
         """
         check_length(sum(len(text) for _, text in turns), self._reader.context)
-        text = self._template.asked([Message(_ROLES[role], text) for role, text in turns])
+        text = self._template.asked([DialogueTurn(_ROLES[role], text) for role, text in turns])
         check_length(len(text), self._reader.context)
         return tuple(self._reader.encode(text, marks=True))

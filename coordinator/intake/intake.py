@@ -32,10 +32,10 @@ from coordinator.database import (
 )
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import UPDATES as MERGED
-from coordinator.database.contributions import ContributionRow, Peer
+from coordinator.database.contributions import ContributionRow, PeerContribution
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
-from coordinator.database.submissions import Background, Part
+from coordinator.database.submissions import Background, NextPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
@@ -50,7 +50,7 @@ from coordinator.signals import Signals
 from coordinator.traffic import SLOW_S, Durations
 from shared.clock import Clock
 from shared.decoding import decode
-from shared.errors import BadRequest, Conflict, NotFound
+from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch
 from shared.protocol.base import Reason
 from shared.protocol.contributions import Commitment, SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
@@ -180,8 +180,9 @@ class Intake:
         if task.part_steps or now_holds.pull_every:  # begun before the newest version it asked for
             base = min(base, max(0, request.base_version))
         if not found.uploaded:
-            raise NotFound(
-                f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}"
+            raise OffsetMismatch(
+                f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}: begin "
+                "the upload again"
             )
         values = _values(principal, task, request, part, now) | {
             "base_version": base,
@@ -464,7 +465,7 @@ def _cohort(
     most, total = validation.COHORT, about.total_steps(run)
     peers = contributions.cohort(conn, run.id, kind, COHORT_ROWS * most)
 
-    def norm(peer: Peer) -> float:
+    def norm(peer: PeerContribution) -> float:
         its = validation.effort(kind, about.file.train, peer.global_step, peer.steps, total)
         return validation.by_effort(peer.norm, its, effort)
 
@@ -472,7 +473,7 @@ def _cohort(
 
 
 def _values(
-    principal: Principal, task: TaskRow, request: SubmitRequest, part: Part, now: float
+    principal: Principal, task: TaskRow, request: SubmitRequest, part: NextPart, now: float
 ) -> dict[str, Any]:
     """Return what is stored of a submission beside its kind and its base."""
     return {

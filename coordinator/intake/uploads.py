@@ -75,7 +75,7 @@ class Digest(Protocol):
     def hexdigest(self) -> str: ...
 
 
-class _Writer:
+class _UploadWriter:
     """The request that is writing an upload."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Writer:
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
-class _Part:
+class _PartialFile:
     """The file of an upload in progress; used by one thread at a time."""
 
     def __init__(self, path: Path, offset: int, digest: Digest) -> None:
@@ -154,7 +154,7 @@ class Uploads:
         self._settings = settings
         self._directory = blobs.scratch() / "uploads"
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._writers: dict[str, _Writer] = {}
+        self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()
         self.durations = Durations(SLOW_S)  # of requests that brought bytes
 
@@ -308,7 +308,7 @@ class Uploads:
             return self._view(row, there)
 
     @asynccontextmanager
-    async def _alone(self, upload_id: str) -> AsyncIterator[_Writer]:
+    async def _alone(self, upload_id: str) -> AsyncIterator[_UploadWriter]:
         """Be the only writer of this upload, ending an older one.
 
         Raises Conflict when ended by a newer one.
@@ -316,7 +316,7 @@ class Uploads:
         while (older := self._writers.get(upload_id)) is not None:
             older.end()
             await older.done.wait()
-        writer = self._writers[upload_id] = _Writer()
+        writer = self._writers[upload_id] = _UploadWriter()
         try:
             async with writer.scope:
                 yield writer
@@ -326,15 +326,15 @@ class Uploads:
             del self._writers[upload_id]
             writer.done.set()
 
-    def _open(self, row: UploadRow, offset: int) -> _Part:
+    def _open(self, row: UploadRow, offset: int) -> _PartialFile:
         path = self._path(row.id)
         there = self._offset(row.id)
         if offset != there:
             raise OffsetMismatch(f"the upload is at byte {there}, not at {offset}")
         known = self._hashes.pop(row.id, None)
         if known is not None and known[0] == offset:
-            return _Part(path, offset, known[1])
-        return _Part(path, offset, _hash_file(path, offset))
+            return _PartialFile(path, offset, known[1])
+        return _PartialFile(path, offset, _hash_file(path, offset))
 
     async def _receive(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
         """Append what comes while it comes. Gives how many bytes are there."""
@@ -363,7 +363,7 @@ class Uploads:
             self._remember(row.id, part.offset, part.digest)
         return part.offset
 
-    def _append(self, row: UploadRow, offset: int, data: bytearray) -> _Part:
+    def _append(self, row: UploadRow, offset: int, data: bytearray) -> _PartialFile:
         part = self._open(row, offset)
         try:
             part.append(memoryview(data))
@@ -371,7 +371,7 @@ class Uploads:
             part.close()
         return part
 
-    async def _fill(self, row: UploadRow, part: _Part, stream: AsyncIterator[bytes]) -> None:
+    async def _fill(self, row: UploadRow, part: _PartialFile, stream: AsyncIterator[bytes]) -> None:
         """Fill one buffer while the other is written. What came before a broken connection is kept.
 
         The buffers are made once: megabytes allocated anew for each batch cost more system time

@@ -45,7 +45,7 @@ TEXT_MAX = 4000  # characters of a sample kept in the database
 log = structlog.get_logger("evaluation")
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluatedVersion(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics and sample of one evaluated version."""
 
     metrics: dict[str, float]
@@ -54,7 +54,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(
     stop: Stop, run: RunRow, path: Path, data: LocalData | None, sample: bool
-) -> Measured | None:
+) -> EvaluatedVersion | None:
     """Measure a weights file on held-out data; None when it was stopped before the end."""
     about = definition(run)
     weights = read_weights(path, about)
@@ -65,7 +65,7 @@ def measure(
     shown = Sample(kind="text", title="")
     if sample:
         shown = workload.sample(file.model, weights, data, file.evaluation.prompt, file.seed)
-    return Measured(metrics=metrics, sample=shown)
+    return EvaluatedVersion(metrics=metrics, sample=shown)
 
 
 class Evaluation:
@@ -135,12 +135,12 @@ class Evaluation:
         evaluations.set_evaluation(conn, waiting.run_id, waiting.version, state="running")
         return runs.by_id(conn, waiting.run_id), versions.get(conn, waiting.run_id, waiting.version)
 
-    async def _measure(self, run: RunRow, version: VersionRow) -> Measured | None:
+    async def _measure(self, run: RunRow, version: VersionRow) -> EvaluatedVersion | None:
         every = max(1, definition(run).file.evaluation.sample_every)
         path = await self._blobs.local(version.published_sha256)
         return await self.measure(run, path, sample=version.version % every == 0)
 
-    async def measure(self, run: RunRow, path: Path, *, sample: bool) -> Measured | None:
+    async def measure(self, run: RunRow, path: Path, *, sample: bool) -> EvaluatedVersion | None:
         """Metrics of a weights file on the held-out data; None when the server is stopping
         meanwhile.
         """
@@ -225,7 +225,7 @@ class Evaluation:
         )
         return await self._compute.run(measure_suites, run, weights, data, here)
 
-    async def _store(self, run: RunRow, version: VersionRow, measured: Measured) -> None:
+    async def _store(self, run: RunRow, version: VersionRow, measured: EvaluatedVersion) -> None:
         sample_sha = (
             await self._blobs.put_bytes(measured.sample.data) if measured.sample.data else None
         )

@@ -17,7 +17,7 @@ from coordinator.database import contributions, evaluations, runs, versions
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.merging import recipe
-from coordinator.merging.recipe import Terms
+from coordinator.merging.recipe import MergeTerms
 from coordinator.runs.definition import definition
 from coordinator.runs.runs import Runs
 from coordinator.signals import Signals
@@ -93,7 +93,7 @@ def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int
         run=run,
         base=versions.get(conn, run.id, row.parent),
         rows=contributions.by_ids(conn, decode(row.contributions, list[int])),
-        terms=Terms(),
+        terms=MergeTerms(),
     )
     weights = made.weights
     bad = sum(w for one, w in zip(made.rows, weights, strict=True) if one.id in spoilt)

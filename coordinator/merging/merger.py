@@ -41,8 +41,8 @@ from coordinator.database.merge_jobs import PartRow
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
 from coordinator.merging import recipe as recipes
-from coordinator.merging.recipe import Recipe, Terms
-from coordinator.merging.shard_jobs import TOPIC, Draft, Parts
+from coordinator.merging.recipe import MergeRecipe, MergeTerms
+from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
 from coordinator.plan.checks import BATCH_MAX
 from coordinator.plan.plan import in_phase
 from coordinator.rules import steadiness
@@ -73,7 +73,7 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     """A leased merge and what it is made of."""
 
     merge: MergeRow
-    recipe: Recipe
+    recipe: MergeRecipe
 
     @property
     def run(self) -> RunRow:
@@ -235,13 +235,13 @@ class Merger:
             self._parts.begin(conn, merge, recipe)
         return MergeJob(merge=merge, recipe=recipe)
 
-    def _fresh(self, conn: Connection, run: RunRow, live: int) -> Recipe:
+    def _fresh(self, conn: Connection, run: RunRow, live: int) -> MergeRecipe:
         """All that waits, on the head."""
         rows = contributions.mergeable(conn, run.id, BATCH_MAX)
         plan = definition(run).plan
         rows = [row for row in rows if row.weight]
         base = versions.get(conn, run.id, run.head)
-        terms = Terms(
+        terms = MergeTerms(
             workers=max(1, live),
             shards=plan.shards,
             shard_by=plan.shard_by,
@@ -272,7 +272,9 @@ class Merger:
             log.info("outer rate tried again", run=run.name, version=run.head + 1, to=scale)
         return scale
 
-    def _left_behind(self, conn: Connection, run: RunRow, merge: MergeRow | None) -> Recipe | None:
+    def _left_behind(
+        self, conn: Connection, run: RunRow, merge: MergeRow | None
+    ) -> MergeRecipe | None:
         """A merge in shards whose leader is gone, to go on with what is done of it: only with the
         same contributions.
         """
@@ -284,7 +286,7 @@ class Merger:
         same = (found.terms.shards, found.terms.shard_by) == (plan.shards, plan.shard_by)
         return found if same and all(row.state == "accepted" for row in found.rows) else None
 
-    async def _build(self, job: MergeJob) -> tuple[Content, Draft]:
+    async def _build(self, job: MergeJob) -> tuple[Content, VersionDraft]:
         """Aggregate, step and write; the files end up in the blob store, where nothing refers to
         them yet.
         """
@@ -314,13 +316,13 @@ class Merger:
             _state_of(path).unlink(missing_ok=True)
         return publishing.with_state(content, state), draft
 
-    async def _at_once(self, recipe: Recipe, path: Path) -> Draft:
+    async def _at_once(self, recipe: MergeRecipe, path: Path) -> VersionDraft:
         """The whole model in one go, beside `path` its state."""
         order = await recipe.order(self._blobs, self._threads)
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._thread, step.run, order, path, _state_of(path)
         )
-        return Draft(
+        return VersionDraft(
             weights=outcome.weights,
             norm=outcome.update_norm,
             heading=outcome.heading,
@@ -342,7 +344,9 @@ class Merger:
                 f"the merged model has loss {loss:.3f} where {before or 0:.3f} was measured before"
             )
 
-    def _commit(self, conn: Connection, job: MergeJob, content: Content, draft: Draft) -> None:
+    def _commit(
+        self, conn: Connection, job: MergeJob, content: Content, draft: VersionDraft
+    ) -> None:
         """Version, head, contributions, credits: all of it or nothing.
 
         Raises Conflict when somebody else was faster.
@@ -444,7 +448,7 @@ class Merger:
                 found.append((row, str(error)))
         return found
 
-    async def _try_alone(self, recipe: Recipe) -> None:
+    async def _try_alone(self, recipe: MergeRecipe) -> None:
         """Merge one contribution into files that nobody keeps. Raises what a merge raises."""
         path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
         try:

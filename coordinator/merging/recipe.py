@@ -22,7 +22,7 @@ from coordinator.plan.tables import Plan
 from coordinator.rules.sizing import steps_of_update
 from coordinator.rules.voices import Voice, shares
 from coordinator.runs.definition import Definition, definition
-from coordinator.runs.version_files import Progress
+from coordinator.runs.version_files import TrainingProgress
 from shared.decoding import decode
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Terms that are settled when a merge begins, beside its contributions."""
 
     workers: int = 1  # live ones
@@ -43,13 +43,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     cooling: float = 1.0  # likewise, by how near the end of the run is
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """A base version, contributions in the order of the merge, and terms."""
 
     run: RunRow
     base: VersionRow
     rows: tuple[ContributionRow, ...]
-    terms: Terms
+    terms: MergeTerms
     state: tuple[str, ...]  # blobs of the base's server-optimiser state
 
     @property
@@ -74,14 +74,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(plan, lr=lr)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         """Return how far training has come then.
 
         Global steps go on by the mean of the local ones: they ran side by side.
         """
         steps = max(1, round(sum(row.steps for row in self.rows) / len(self.rows)))
         samples = sum(row.samples for row in self.rows)
-        return Progress(
+        return TrainingProgress(
             version=self.version,
             global_step=self.base.global_step + steps,
             tokens=self.base.tokens + samples * self.run.sample_size,
@@ -95,7 +95,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         """
         return split(self.about.schema, self.terms.shards, self.terms.shard_by)
 
-    def alone(self, row: ContributionRow) -> Recipe:
+    def alone(self, row: ContributionRow) -> MergeRecipe:
         """The same with one contribution only."""
         return msgspec.structs.replace(self, rows=(row,))
 
@@ -125,7 +125,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         found = zip(self.rows, self.weights, strict=True)
         return [row.volunteer_id for row, weight in found if weight]
 
-    async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.Order:
+    async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.MergeOrder:
         """The files to work on.
 
         `part` marks files that are not a whole version. Raises NotFound.
@@ -140,7 +140,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     async def order_on(
         self, blobs: BlobStore, *, base: Path, state: Sequence[Path], threads: int, part: str = ""
-    ) -> step.Order:
+    ) -> step.MergeOrder:
         """The same on other files of the base. Raises NotFound."""
         plan = self.plan
         inputs = [
@@ -154,7 +154,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             )
             for row, weight in zip(self.rows, self.weights, strict=True)
         ]
-        return step.Order(
+        return step.MergeOrder(
             plan=self.cooled,
             schema=self.about.schema,
             base=base,
@@ -187,14 +187,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read(conn: Connection, merge: MergeRow) -> Recipe:
+def read(conn: Connection, merge: MergeRow) -> MergeRecipe:
     """The recipe of a merge that has begun."""
     return of_contributions(
         conn,
         run=runs.by_id(conn, merge.run_id),
         base=versions.get(conn, merge.run_id, merge.base),
         rows=contributions.by_ids(conn, decode(merge.contributions, list[int])),
-        terms=decode(merge.terms, Terms),
+        terms=decode(merge.terms, MergeTerms),
     )
 
 
@@ -204,10 +204,10 @@ def of_contributions(
     run: RunRow,
     base: VersionRow,
     rows: Sequence[ContributionRow],
-    terms: Terms,
-) -> Recipe:
+    terms: MergeTerms,
+) -> MergeRecipe:
     """The recipe of these contributions, in the order of a merge, on a version."""
-    return Recipe(
+    return MergeRecipe(
         run=run,
         base=base,
         rows=tuple(rows),

@@ -25,9 +25,9 @@ import structlog
 from coordinator.aggregation import step
 from coordinator.aggregation.aggregate import aggregator
 from coordinator.database import merge_jobs, merges
-from coordinator.database.merge_jobs import Made, PartRow, Phase, StateFile
+from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
-from coordinator.merging.recipe import Recipe
+from coordinator.merging.recipe import MergeRecipe
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
@@ -48,7 +48,7 @@ log = structlog.get_logger("parts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class VersionDraft:
     """A version that nobody has seen yet."""
 
     weights: Written  # in a scratch file
@@ -74,7 +74,7 @@ class Draft:
         return [(file.sha256, file.size, "state") for file in self.states]
 
 
-class Failed(InvalidFrame):
+class PartFailed(InvalidFrame):
     """A part could not be made, because of what it was given."""
 
 
@@ -93,14 +93,14 @@ class Parts:
         self.threads = 1
         self.lease_s = 15.0
 
-    def begin(self, conn: Connection, merge: MergeRow, recipe: Recipe) -> None:
+    def begin(self, conn: Connection, merge: MergeRow, recipe: MergeRecipe) -> None:
         """Open the parts of a merge, in the transaction that leases it."""
         surveys = aggregator(recipe.plan, len(recipe.rows)).surveys
         phases: list[Phase] = ["survey", "merge"] if surveys else ["merge"]
         shards = [index for index, shard in enumerate(recipe.shards) if shard]
         merge_jobs.begin(conn, merge.id, phases, shards)
 
-    async def build(self, merge: MergeRow, recipe: Recipe, weights: Path) -> Draft:
+    async def build(self, merge: MergeRow, recipe: MergeRecipe, weights: Path) -> VersionDraft:
         """See to it that every part is made, by us or by others, and put the weights together in a
         file.
 
@@ -120,7 +120,7 @@ class Parts:
             raise Conflict("the merge was taken over, and has ended")
         failed = next((row for row in rows if row.state == "failed"), None)
         if failed is not None:
-            raise Failed(f"shard {failed.shard}: {failed.message}")
+            raise PartFailed(f"shard {failed.shard}: {failed.message}")
         return await self._put_together(recipe, rows, weights)
 
     async def _see_through(self, merge_id: int) -> None:
@@ -175,7 +175,7 @@ class Parts:
             renewing.cancel()
         self._signals.notify(TOPIC)
 
-    async def _finish(self, part: PartRow, made: Made) -> None:
+    async def _finish(self, part: PartRow, made: MergedPart) -> None:
         def finish_part(conn: Connection) -> bool:
             return merge_jobs.finish(conn, part, made)
 
@@ -198,7 +198,7 @@ class Parts:
             except VolunteerError as error:
                 log.warning("part lease not renewed", merge=part.merge_id, error=error.message)
 
-    async def _made(self, part: PartRow) -> Made:
+    async def _made(self, part: PartRow) -> MergedPart:
         """The work itself, in a thread; the files are in the store when this returns."""
         recipe = await self._db.read(
             lambda conn: recipes.read(conn, merges.by_id(conn, part.merge_id))
@@ -215,7 +215,7 @@ class Parts:
                     self._pool, step.survey_shard, order, shard, path
                 )
                 await self._blobs.put_file(written.sha256, path)
-                return Made(sha256=written.sha256, size=written.size)
+                return MergedPart(sha256=written.sha256, size=written.size)
             surveys = await self._surveys(part.merge_id)
             outcome = await loop.run_in_executor(
                 self._pool, step.merge_shard, order, shard, surveys, path, state
@@ -223,7 +223,7 @@ class Parts:
             await self._blobs.put_file(outcome.weights.sha256, path)
             if outcome.state is not None:
                 await self._blobs.put_file(outcome.state.sha256, state)
-            return Made(
+            return MergedPart(
                 sha256=outcome.weights.sha256,
                 size=outcome.weights.size,
                 state_sha256=outcome.state.sha256 if outcome.state else "",
@@ -240,7 +240,9 @@ class Parts:
         made = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
         return [await self._blobs.local(each.sha256) for each in made]
 
-    async def _put_together(self, recipe: Recipe, rows: list[PartRow], weights: Path) -> Draft:
+    async def _put_together(
+        self, recipe: MergeRecipe, rows: list[PartRow], weights: Path
+    ) -> VersionDraft:
         made = {(row.phase, row.shard): merge_jobs.made_by(row) for row in rows}
         shards = {shard: each for (phase, shard), each in made.items() if phase == "merge"}
         files = {shard: await self._blobs.local(each.sha256) for shard, each in shards.items()}
@@ -254,8 +256,8 @@ class Parts:
             recipe.metadata(),
         )
         squares = [square for each in shards.values() for square in each.squares]
-        turns = [step.Turn(*turn) for each in shards.values() for turn in each.voices]
-        return Draft(
+        turns = [step.MomentumFigures(*turn) for each in shards.values() for turn in each.voices]
+        return VersionDraft(
             weights=written,
             norm=step.norm_of(squares),
             heading=step.heading_of(turns, recipe.volunteers),

@@ -17,7 +17,7 @@ from shared.errors import BadRequest, VolunteerError
 from shared.local_data import LocalData
 from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.data.task_suite import read_suite
-from shared.workloads.generation.suite_score import Score, score
+from shared.workloads.generation.suite_score import SuiteTally, score
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -38,7 +38,7 @@ class SuiteFile(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Scores of a version by the names of the suites, and why others have none."""
 
-    scores: dict[str, Score]
+    scores: dict[str, SuiteTally]
     failures: dict[str, str]
 
 
@@ -69,7 +69,7 @@ def measure_suites(
     if decoder is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
     frame = ChatFrame.of(data.manifest)
-    scores: dict[str, Score] = {}
+    scores: dict[str, SuiteTally] = {}
     failures: dict[str, str] = {}
     ends = monotonic() + BUDGET_S
     for number, each in enumerate(wanted):

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from coordinator.pages.events import Broadcast
 from coordinator.pages.look import KINDS, static_files
-from coordinator.pages.replies import Made, Receive, Scope, Send, made, reply
+from coordinator.pages.replies import FinishedPage, Receive, Scope, Send, made, reply
 from coordinator.pages.views import Live, Views
 from coordinator.runs.public import PublicRuns
 from shared.errors import LOCAL, Internal, NotFound, Unavailable, VolunteerError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 YEAR = "public, max-age=31536000, immutable"
 VIEWERS_SHARE = 4  # of all connections one in so many may be a viewer's
 
-Handle = Callable[[Scope], Awaitable[Made]]
+Handle = Callable[[Scope], Awaitable[FinishedPage]]
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -41,33 +41,33 @@ class Site:
         most = max(1, coordinator.settings.constants.connections_max // VIEWERS_SHARE)
         self.broadcast = Broadcast(coordinator.clock, most, coordinator.stopping)
 
-    async def home(self, scope: Scope) -> Made:
+    async def home(self, scope: Scope) -> FinishedPage:
         return await self.views.home()
 
-    async def join(self, scope: Scope) -> Made:
+    async def join(self, scope: Scope) -> FinishedPage:
         return await self.views.join()
 
-    async def leaderboard(self, scope: Scope) -> Made:
+    async def leaderboard(self, scope: Scope) -> FinishedPage:
         run, window = _query(scope, "run"), _query(scope, "window")
         return await self.views.leaderboard(run, window)
 
-    async def volunteer(self, scope: Scope) -> Made:
+    async def volunteer(self, scope: Scope) -> FinishedPage:
         return await self.views.volunteer(scope["path_params"]["name"])
 
-    async def run(self, scope: Scope) -> Made:
+    async def run(self, scope: Scope) -> FinishedPage:
         return await self.views.run(_run(scope))
 
-    async def version(self, scope: Scope) -> Made:
+    async def version(self, scope: Scope) -> FinishedPage:
         return await self.views.version(_run(scope), _version(scope))
 
-    async def picture(self, scope: Scope) -> Made:
+    async def picture(self, scope: Scope) -> FinishedPage:
         """The picture that a version drew."""
         row = await self.public.find(_run(scope))
         samples = self.coordinator.samples
         drawn = await samples.of(row.name, _version(scope))
         return made("image/png", await samples.picture(drawn), keep="max-age=300")
 
-    async def static(self, scope: Scope) -> Made:
+    async def static(self, scope: Scope) -> FinishedPage:
         name = scope["path_params"]["name"]
         content = static_files().get(name)
         if content is None:
@@ -89,7 +89,7 @@ class Site:
             traffic.viewers -= 1
 
 
-class _Served:
+class _PageHandler:
     """A page as an ASGI application: every refusal is a page too."""
 
     def __init__(self, site: Site, path: str, handle: Handle | None) -> None:
@@ -142,7 +142,7 @@ def routes(coordinator: Coordinator) -> list[Route]:
     if coordinator.settings.public_page:
         handles |= public
     return [
-        Route(path, _Served(site, path, handle), methods=["GET"])
+        Route(path, _PageHandler(site, path, handle), methods=["GET"])
         for path, handle in handles.items()
     ]
 

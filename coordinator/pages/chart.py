@@ -106,7 +106,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(n * step, 10) for n in range(bottom, top + 1)]
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class ChartColumn(msgspec.Struct, frozen=True, kw_only=True):
     """One column of a picture that is 1,000 wide and 100 high."""
 
     x: float
@@ -115,12 +115,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     title: str
 
 
-def columns(values: Sequence[tuple[int, float, str]], places: int) -> list[Column]:
+def columns(values: Sequence[tuple[int, float, str]], places: int) -> list[ChartColumn]:
     """Draw columns: (place, value, title) each, of so many places."""
     most = max((value for _, value, _ in values), default=0.0) or 1.0
     width = WIDTH / max(1, places)
     return [
-        Column(
+        ChartColumn(
             x=round(place * width, 1),
             width=round(width * 0.8, 1),
             top=round(100 - max(2.0, 100 * value / most), 1),

@@ -95,7 +95,7 @@ class Stone(msgspec.Struct, frozen=True):
     player: str  # "x" or "o"
 
 
-class Board(msgspec.Struct, frozen=True, kw_only=True):
+class PlayedGame(msgspec.Struct, frozen=True, kw_only=True):
     """A whole game."""
 
     size: int
@@ -109,7 +109,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=256)
-def board(text: str) -> Board | None:
+def board(text: str) -> PlayedGame | None:
     """Read a game; None for any other text."""
     lines = text.split("\n")
     if len(lines) < 5:
@@ -124,7 +124,7 @@ def board(text: str) -> Board | None:
         if not (x < size and 1 <= row <= size):
             return None
         stones.append(Stone(name, x, size - row, "xo"[ply % 2]))
-    return Board(size=size, stones=tuple(stones), end=lines[1])
+    return PlayedGame(size=size, stones=tuple(stones), end=lines[1])
 
 
 def amount(number: float) -> str:

@@ -29,7 +29,7 @@ _SAFE: Headers = [
 ]
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
     """A finished document: made once, sent to many."""
 
     kind: str
@@ -41,11 +41,11 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def made(kind: str, content: str | bytes, **fields: Any) -> Made:
+def made(kind: str, content: str | bytes, **fields: Any) -> FinishedPage:
     """Finish a document: its bytes, their gzip and their tag."""
     body = content.encode() if isinstance(content, str) else content
     small = len(body) < ZIPPED_BYTES_MIN or not kind.startswith(ZIPPED)
-    return Made(
+    return FinishedPage(
         kind=kind,
         body=body,
         zipped=b"" if small else gzip.compress(body, 6, mtime=0),
@@ -70,7 +70,7 @@ def head(scope: Scope, kind: str, keep: str) -> Headers:
     ]
 
 
-async def reply(scope: Scope, send: Send, document: Made) -> None:
+async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
     """Send a document, or 304 to who has it."""
     headers = head(scope, document.kind, document.keep)
     headers += [(b"vary", b"accept-encoding"), *document.headers]

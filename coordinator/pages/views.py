@@ -9,11 +9,11 @@ import msgspec
 
 from coordinator.accounts.accounts import not_shown
 from coordinator.pages import chart, look
-from coordinator.pages.chart import Column, Line, Point
+from coordinator.pages.chart import ChartColumn, Line, Point
 from coordinator.pages.look import render
-from coordinator.pages.replies import HTML, Made, made
+from coordinator.pages.replies import HTML, FinishedPage, made
 from coordinator.runs.public import HISTORY_REST, PublicRuns
-from coordinator.ttl_cache import Kept
+from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
 from shared.text import counted, whole_percent
@@ -63,7 +63,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     landmarks: Landmarks
     curve: Line | None
     strength: Line | None
-    columns: Sequence[Column]
+    columns: Sequence[ChartColumn]
     versions: Sequence[VersionInfo]  # the newest first
     leaders: Sequence[LeaderRow]
     story: Sequence[Any]  # samples, the oldest first
@@ -79,14 +79,18 @@ class Views:
         self._coordinator = coordinator
         self._queries = coordinator.run_queries
         self._public = public
-        self._kept: Kept[str, Made] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
+        self._kept: KeyedCache[str, FinishedPage] = KeyedCache(
+            FRESH_S, coordinator.clock, most=PAGES_MAX
+        )
         clock = coordinator.clock
-        self._figures: Kept[str, RunFigures] = Kept(FRESH_S, clock, rest=HISTORY_REST)
-        self._checks: Kept[str, CostOfChecks] = Kept(FRESH_S, clock, rest=HISTORY_REST)
-        self._landmarks: Kept[str, Landmarks] = Kept(FRESH_S, clock, rest=HISTORY_REST)
-        self._models: Kept[str, RunPage] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
+        self._figures: KeyedCache[str, RunFigures] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
+        self._checks: KeyedCache[str, CostOfChecks] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
+        self._landmarks: KeyedCache[str, Landmarks] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
+        self._models: KeyedCache[str, RunPage] = KeyedCache(
+            FRESH_S, coordinator.clock, most=PAGES_MAX
+        )
 
-    async def _once(self, key: str, make: Callable[[], Awaitable[Made]]) -> Made:
+    async def _once(self, key: str, make: Callable[[], Awaitable[FinishedPage]]) -> FinishedPage:
         return await self._kept.get(key, make)
 
     def _page(self, template: str, **values: Any) -> str:
@@ -104,10 +108,10 @@ class Views:
 
     # --- the server ---
 
-    async def home(self) -> Made:
+    async def home(self) -> FinishedPage:
         """Runs that are shown."""
 
-        async def make() -> Made:
+        async def make() -> FinishedPage:
             rows = await self._public.listing()
             runs = [await self.model(row.name) for row in rows[:RUNS]]
             body = self._page("home.html", runs=runs, invited=self._invited)
@@ -119,22 +123,22 @@ class Views:
     def _invited(self) -> bool:
         return self._coordinator.settings.by_invitation
 
-    async def join(self) -> Made:
+    async def join(self) -> FinishedPage:
         """Ways to join: the link, its picture, and a line for each system."""
 
-        async def make() -> Made:
+        async def make() -> FinishedPage:
             link = format_link(self._coordinator.server.link())
             code = None if self._invited else square(link)
             return made(HTML, self._page("join.html", link=link, code=code, invited=self._invited))
 
         return await self._once("/join", make)
 
-    async def leaderboard(self, run: str, window: str) -> Made:
+    async def leaderboard(self, run: str, window: str) -> FinishedPage:
         """Volunteers by what they gave. Raises NotFound."""
         window = window if window in WINDOWS else "ever"
         name = await self._ranked(run)
 
-        async def make() -> Made:
+        async def make() -> FinishedPage:
             board = self._coordinator.volunteers.leaderboard
             leaders = await board(name or None, WINDOWS[window], seldom=True)
             body = self._page(
@@ -161,12 +165,12 @@ class Views:
             raise NotFound("nothing is shown here")
         return listing[0].name
 
-    async def volunteer(self, name: str) -> Made:
+    async def volunteer(self, name: str) -> FinishedPage:
         """One volunteer who agreed to be shown. Raises NotFound, also for one who did not."""
         volunteers = self._coordinator.volunteers
         who, nickname = await volunteers.public(name)
 
-        async def make() -> Made:
+        async def make() -> FinishedPage:
             found = []
             for row in await self._public.listing():
                 rows = await volunteers.leaderboard(row.name, None, who, seldom=True)
@@ -181,20 +185,20 @@ class Views:
 
     # --- a run ---
 
-    async def run(self, name: str) -> Made:
+    async def run(self, name: str) -> FinishedPage:
         """The page of a run. Raises NotFound."""
         await self._public.find(name)
 
-        async def make() -> Made:
+        async def make() -> FinishedPage:
             return made(HTML, self._page("run.html", run=await self.model(name), name=name))
 
         return await self._once(f"run {name}", make)
 
-    async def version(self, name: str, number: int) -> Made:
+    async def version(self, name: str, number: int) -> FinishedPage:
         """One version of a run. Raises NotFound."""
         await self._public.find(name)
 
-        async def make() -> Made:
+        async def make() -> FinishedPage:
             row = await self._public.find(name)
             found = await self._public.version(row, number)
             story = await self._public.story(row)
@@ -247,12 +251,12 @@ class Views:
             last_at=newest[-1].created_at if newest else None,
         )
 
-    def error(self, error: VolunteerError) -> Made:
+    def error(self, error: VolunteerError) -> FinishedPage:
         """A page that says what is wrong."""
         return made(HTML, self._page("error.html", error=error), status=error.status)
 
 
-def _columns(stretches: Sequence[Any]) -> list[Column]:
+def _columns(stretches: Sequence[Any]) -> list[ChartColumn]:
     places = max((stretch.place + 1 for stretch in stretches), default=0)
     return chart.columns([_column(s.place, s) for s in stretches], max(PLACES_MIN, places))
 

@@ -19,8 +19,8 @@ from hashlib import sha256
 import msgspec
 
 from coordinator.rules.checks import (
+    ComputeDevice,
     Likeness,
-    Machine,
     Result,
     comparable,
 )
@@ -37,7 +37,7 @@ FAILED_BELOW = 0.97
 TICKETS = float(1 << 64)
 
 
-class Person(msgspec.Struct, frozen=True, kw_only=True):
+class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
     """Marks by which two accounts may be one person's."""
 
     volunteer: str
@@ -52,22 +52,22 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         return f"network {self.network}" if self.network else f"account {self.volunteer}"
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
     """An audit that waits for an auditor."""
 
     seed: int
     age_s: float
     kind: str  # of the task that is done again
-    worker: Person
-    machine: Machine  # that did it
+    worker: AccountMarks
+    machine: ComputeDevice  # that did it
     declined: frozenset[str] = frozenset()  # accounts that gave it back
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
     """A volunteer that asks for work and knows how to audit."""
 
-    person: Person
-    machine: Machine
+    person: AccountMarks
+    machine: ComputeDevice
     accepted: int  # contributions, in all
     audits: int  # that it had
 
@@ -78,7 +78,7 @@ def ticket(seed: int, lot: str) -> float:
     return int.from_bytes(said[:8], "big") / TICKETS
 
 
-def may_audit(terms: Terms, auditor: Auditor) -> bool:
+def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
     """Return True if an auditor may have this audit now."""
     one, other = terms.worker, auditor.person
     same_invite = one.invite is not None and one.invite == other.invite

@@ -107,7 +107,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     drift: Drift | None = None  # of this task by itself, where the tight bound was missed
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class ComputeDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The device that computed: its class ("cpu", "cuda"), and its model where that is known."""
 
     kind: str
@@ -119,7 +119,7 @@ def device_kind(device: str) -> str:
     return device.partition(":")[0][:KIND_CHARS_MAX]
 
 
-def comparable(worker: Machine, checker: Machine) -> bool:
+def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
     """Return True if a difference between two devices' results proves anything: processors, which
     are measured, and graphics cards of the same model, which add up alike but for the order.
     """

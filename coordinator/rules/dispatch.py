@@ -16,7 +16,7 @@ import msgspec
 
 from coordinator.rules.audits import AUDIT, may_audit
 from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
-from coordinator.rules.placement import NOBODY, Bench, Placement
+from coordinator.rules.placement import NOBODY, DeviceBench, Placement
 from coordinator.rules.sizing import (
     Run,
     allowance_beside_s,
@@ -352,7 +352,7 @@ def dispatch(
     tasks: Open,
     *,
     leases_max: int,
-    bench: Bench = NOBODY,
+    bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
     """Decide for every waiter: a lease, or why there is none.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from coordinator.rules.audits import Auditor, Terms
+from coordinator.rules.audits import Auditor, WaitingAudit
 from coordinator.rules.codec_choice import agreed
 from coordinator.rules.sizing import Run, clamped
 from shared.protocol.limits import memory_on
@@ -47,7 +47,7 @@ class Todo(msgspec.Struct, frozen=True, kw_only=True):
     beside: str = ""  # its kind, where it is not a range of the pass; then it stays as it is
     steps: int = 0
     price_micro: int = 0
-    audit: Terms | None = None  # on which it is given out, if it is one
+    audit: WaitingAudit | None = None  # on which it is given out, if it is one
 
 
 def misfit(run: Run, waiter: Waiter) -> str:

@@ -13,11 +13,11 @@ import msgspec
 Level = Literal["good", "watch", "bad"]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class OverviewPart(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the parts of the overview."""
 
 
-class Trouble(Part, frozen=True, kw_only=True):
+class Trouble(OverviewPart, frozen=True, kw_only=True):
     """Something the organiser should know, and what to do about it."""
 
     level: Level
@@ -26,7 +26,7 @@ class Trouble(Part, frozen=True, kw_only=True):
     todo: str = ""
 
 
-class Flow(Part, frozen=True, kw_only=True):
+class Flow(OverviewPart, frozen=True, kw_only=True):
     """Work that went one way, an hour."""
 
     contributions: float = 0.0
@@ -34,7 +34,7 @@ class Flow(Part, frozen=True, kw_only=True):
     games: float = 0.0
 
 
-class RunLine(Part, frozen=True, kw_only=True):
+class RunLine(OverviewPart, frozen=True, kw_only=True):
     """One run."""
 
     name: str
@@ -54,7 +54,7 @@ class RunLine(Part, frozen=True, kw_only=True):
     pulled: Flow  # into versions
 
 
-class TaskCount(Part, frozen=True, kw_only=True):
+class TaskCount(OverviewPart, frozen=True, kw_only=True):
     """Open tasks of one kind and state, over all runs."""
 
     kind: str
@@ -62,7 +62,7 @@ class TaskCount(Part, frozen=True, kw_only=True):
     count: int
 
 
-class FailedLine(Part, frozen=True, kw_only=True):
+class FailedLine(OverviewPart, frozen=True, kw_only=True):
     """A task that was discarded, with its last failure."""
 
     id: int
@@ -73,7 +73,7 @@ class FailedLine(Part, frozen=True, kw_only=True):
     message: str
 
 
-class WorkerLine(Part, frozen=True, kw_only=True):
+class WorkerLine(OverviewPart, frozen=True, kw_only=True):
     """One worker: what it does, how fast it is, what went wrong lately."""
 
     id: str
@@ -89,7 +89,7 @@ class WorkerLine(Part, frozen=True, kw_only=True):
     failures: int = 0  # and tasks that it gave back, or let time out
 
 
-class MergeLine(Part, frozen=True, kw_only=True):
+class MergeLine(OverviewPart, frozen=True, kw_only=True):
     """One merge, under way or ended."""
 
     run: str
@@ -103,7 +103,7 @@ class MergeLine(Part, frozen=True, kw_only=True):
     message: str = ""
 
 
-class Refusal(Part, frozen=True, kw_only=True):
+class RefusalCount(OverviewPart, frozen=True, kw_only=True):
     """Contributions refused for one reason, in the window."""
 
     reason: str
@@ -112,7 +112,7 @@ class Refusal(Part, frozen=True, kw_only=True):
     at: float
 
 
-class Window(Part, frozen=True, kw_only=True):
+class ContributionWindow(OverviewPart, frozen=True, kw_only=True):
     """The newest contributions, which rates, refusals and staleness are of."""
 
     since: float
@@ -123,7 +123,7 @@ class Window(Part, frozen=True, kw_only=True):
     bytes_an_hour: float = 0.0
 
 
-class CheckCounts(Part, frozen=True, kw_only=True):
+class CheckCounts(OverviewPart, frozen=True, kw_only=True):
     """Newest checks of one kind, by result."""
 
     passed: int = 0
@@ -133,7 +133,7 @@ class CheckCounts(Part, frozen=True, kw_only=True):
     newest_failed_at: float | None = None
 
 
-class ReplicaFigures(Part, frozen=True, kw_only=True):
+class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     """Figures that a serving process alone knows of itself."""
 
     name: str = ""
@@ -162,7 +162,7 @@ class ReplicaFigures(Part, frozen=True, kw_only=True):
     certificate_ends_at: float | None = None
 
 
-class ReplicaLine(Part, frozen=True, kw_only=True):
+class ReplicaLine(OverviewPart, frozen=True, kw_only=True):
     """One serving process, as of its last beat."""
 
     id: str
@@ -171,7 +171,7 @@ class ReplicaLine(Part, frozen=True, kw_only=True):
     figures: ReplicaFigures
 
 
-class DatabaseFigures(Part, frozen=True, kw_only=True):
+class DatabaseFigures(OverviewPart, frozen=True, kw_only=True):
     """The database itself."""
 
     kind: str
@@ -179,26 +179,26 @@ class DatabaseFigures(Part, frozen=True, kw_only=True):
     failed: str = ""  # why nothing can be written any more
 
 
-class Census(Part, frozen=True, kw_only=True):
+class Census(OverviewPart, frozen=True, kw_only=True):
     """Counts over all workers and the newest contributions, some seconds old."""
 
     at: float
     workers: dict[str, int]  # by state
     machines: tuple[WorkerLine, ...]
     volunteers: dict[str, int]  # by standing; banned ones apart
-    window: Window
+    window: ContributionWindow
     pushed: dict[int, Flow]  # by run
     pulled: dict[int, Flow]
     staleness: dict[str, tuple[float, int]]  # by "run version"
     newest_refused: int  # of the newest decisions, whenever those were
     newest_decided: int
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts
     database: DatabaseFigures
     backup_at: float | None
 
 
-class Overview(Part, frozen=True, kw_only=True):
+class Overview(OverviewPart, frozen=True, kw_only=True):
     """The whole picture at one instant."""
 
     at: float
@@ -214,10 +214,10 @@ class Overview(Part, frozen=True, kw_only=True):
     workers: dict[str, int]
     machines: tuple[WorkerLine, ...]
     volunteers: dict[str, int]
-    window: Window
+    window: ContributionWindow
     newest_refused: int  # of the newest decisions, whenever those were
     newest_decided: int
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts
     database: DatabaseFigures
     backup_at: float | None

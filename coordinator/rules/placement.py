@@ -21,21 +21,21 @@ THERE_S = 45.0  # a worker that asks for work does so again within its long poll
 MACHINES_MAX = 4096  # devices that are remembered
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
+class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device that asked for work lately, and the seconds until it is free."""
 
     waiter: Waiter
     free_s: float = 0.0
 
 
-class Bench(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that may take a task beside the pass, and since when such tasks are left to them."""
 
-    peers: tuple[Peer, ...] = ()
+    peers: tuple[PeerDevice, ...] = ()
     left_s: Mapping[int, float] = {}  # by task
 
 
-NOBODY = Bench()
+NOBODY = DeviceBench()
 
 
 def took_s(run: Run, price: int, flops: float) -> float:
@@ -46,7 +46,7 @@ def took_s(run: Run, price: int, flops: float) -> float:
 class Placement:
     """Says which worker a task beside the pass is left to, while work is handed out."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: DeviceBench) -> None:
         self._left_s = bench.left_s
         self._peers = bench.peers
         self._free_s = {_place(peer.waiter): peer.free_s for peer in bench.peers}
@@ -111,15 +111,15 @@ class Machines:
             needs = took_s(run, price, speed(run, waiter))
             self._seen[place] = (known, seen, until + needs)
 
-    def bench(self, todo: Sequence[Todo], now: float) -> Bench:
+    def bench(self, todo: Sequence[Todo], now: float) -> DeviceBench:
         """Return who may take the tasks beside the pass that wait; nobody where none does."""
         waiting = {task.id for task in todo if task.beside}
         if not waiting:
-            return Bench()
+            return DeviceBench()
         self._left = {task: at for task, at in self._left.items() if task in waiting}
-        return Bench(
+        return DeviceBench(
             peers=tuple(
-                Peer(waiter=waiter, free_s=max(0.0, until - now))
+                PeerDevice(waiter=waiter, free_s=max(0.0, until - now))
                 for waiter, seen, until in self._seen.values()
                 if now <= max(seen, until) + THERE_S
             ),

@@ -35,7 +35,7 @@ GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 BENCHMARK_LEAST = 0.25  # of the time that the own benchmark lets expect
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class RunPace(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of a run's latest tasks, as medians."""
 
     step_s: float  # seconds a step
@@ -61,7 +61,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     pass_no: int
     cursor: int
     samples_total: int
-    pace: Pace | None = None
+    pace: RunPace | None = None
     workload_version: int = 0  # 0 = not checked
     libraries: tuple[str, ...] = ()  # that its workload needs beside its own
     beside: tuple[str, ...] = ()  # kinds of tasks that are not cut from the pass

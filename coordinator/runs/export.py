@@ -27,7 +27,7 @@ from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.runs.definition import Definition, definition
-from coordinator.runs.model_card import PICTURE, Facts, card
+from coordinator.runs.model_card import PICTURE, CardFacts, card
 from coordinator.runs.queries import suite_courses
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
@@ -59,7 +59,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     measure: str = "held-out loss"  # what the loss is
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a version that is exported."""
 
     run: RunRow
@@ -70,7 +70,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     suites: tuple[SuiteCourse, ...] = ()
 
 
-class Files(msgspec.Struct, frozen=True, kw_only=True):
+class ExportFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an export, as they lie in the store, and the format they are to have."""
 
     weights: Path
@@ -100,7 +100,9 @@ class Export:
         source, files = await self.find(name, version, format)
         return await self._compute.run(write, source, files, to)
 
-    async def find(self, name: str, version: int | None, format: str) -> tuple[Source, Files]:
+    async def find(
+        self, name: str, version: int | None, format: str
+    ) -> tuple[ExportSource, ExportFiles]:
         """Look up what `write` writes, and fetch its files from the store. Raises as `export`."""
         source = await self._db.read(lambda conn: _read(conn, name, version, format))
         weights = await self._blobs.local(source.version.master_sha256)
@@ -113,13 +115,13 @@ class Export:
         about = definition(source.run)
         refs = about.workload.files(about.file.model)
         more = {each: await self._blobs.local(ref.sha256) for each, ref in refs.items()}
-        files = Files(
+        files = ExportFiles(
             weights=weights, tokenizer=tokenizer, picture=picture, format=format, more=more
         )
         return source, files
 
 
-def _read(conn: Connection, name: str, version: int | None, format: str) -> Source:
+def _read(conn: Connection, name: str, version: int | None, format: str) -> ExportSource:
     run = runs.by_name(conn, name)
     check_format(run.workload, format)
     if run.head < 0:
@@ -134,7 +136,7 @@ def _read(conn: Connection, name: str, version: int | None, format: str) -> Sour
         )
     dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
     history = tuple(versions.listing(conn, run.id, -1, HISTORY_MAX))
-    return Source(
+    return ExportSource(
         run=run,
         version=row,
         measured=measured,
@@ -153,7 +155,7 @@ def check_format(workload: str, format: str) -> None:
         )
 
 
-def write(stop: Stop, source: Source, files: Files, to: Path) -> Exported:
+def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     """Write all files, or none of them. Raises StorageFull when there is no room."""
     there = to.exists()
     folders.empty(to, "the export")
@@ -178,7 +180,7 @@ def _no_room(error: BaseException) -> bool:
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _fill(source: Source, files: Files, to: Path) -> Exported:
+def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     from safetensors.torch import save_file
 
     about = definition(source.run)
@@ -208,7 +210,7 @@ def _fill(source: Source, files: Files, to: Path) -> Exported:
     )
 
 
-def _converted(source: Source, about: Definition, files: Files) -> Converted:
+def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> Converted:
     """Return the tensors and files of the format."""
     stored = read_weights(files.weights, about)
     weights = about.workload.whole(about.file.model, stored, files.more)
@@ -230,7 +232,7 @@ def _converted(source: Source, about: Definition, files: Files) -> Converted:
     )
 
 
-def _metadata(source: Source) -> dict[str, str]:
+def _metadata(source: ExportSource) -> dict[str, str]:
     return {
         "format": "pt",
         "run": source.run.name,
@@ -239,7 +241,7 @@ def _metadata(source: Source) -> dict[str, str]:
     }
 
 
-def _metrics(source: Source) -> list[str]:
+def _metrics(source: ExportSource) -> list[str]:
     lines = []
     for row, seen in source.history:
         line: dict[str, Any] = {
@@ -257,7 +259,7 @@ def _metrics(source: Source) -> list[str]:
     return lines
 
 
-def _licence(source: Source, about: Definition) -> str:
+def _licence(source: ExportSource, about: Definition) -> str:
     data = source.dataset.manifest if source.dataset else None
     text = f"Model: {about.file.licence}\n"
     said = f", from {data.source}" if data and data.source else ""
@@ -270,10 +272,12 @@ def _data(name: str, *about: str) -> str:
     return f"{name} ({known})" if known else name
 
 
-def _facts(source: Source, about: Definition, files: Files, made: Converted) -> Facts:
+def _facts(
+    source: ExportSource, about: Definition, files: ExportFiles, made: Converted
+) -> CardFacts:
     data = source.dataset.manifest if source.dataset else None
     traits = about.workload.traits
-    return Facts(
+    return CardFacts(
         run=source.run.name,
         version=source.version.version,
         description=about.file.description,

@@ -25,7 +25,7 @@ MERGED_BY = {
 }
 
 
-class Milestone(msgspec.Struct, frozen=True, kw_only=True):
+class VersionMilestone(msgspec.Struct, frozen=True, kw_only=True):
     """A version with a round number, and when it was made."""
 
     version: int
@@ -43,7 +43,7 @@ class PhaseStart(msgspec.Struct, frozen=True, kw_only=True):
 class Landmarks(msgspec.Struct, frozen=True, kw_only=True):
     """Landmarks of one run, the oldest first."""
 
-    milestones: tuple[Milestone, ...] = ()
+    milestones: tuple[VersionMilestone, ...] = ()
     phases: tuple[PhaseStart, ...] = ()  # none for a plan without phases
 
 
@@ -59,7 +59,7 @@ def landmarks(conn: Connection, run: RunRow) -> Landmarks:
     whole = definition(run).plan
     began = versions.phase_starts(conn, run.id) if whole.phases else []
     return Landmarks(
-        milestones=tuple(Milestone(version=version, at=at) for version, at in made),
+        milestones=tuple(VersionMilestone(version=version, at=at) for version, at in made),
         phases=tuple(
             PhaseStart(phase=phase, version=version, plan=described(in_phase(whole, phase)))
             for phase, version in began

@@ -22,7 +22,7 @@ _LICENCES = (
 )
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All that a card says."""
 
     run: str
@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     suites: Sequence[SuiteCourse] = ()  # up to this version
 
 
-def card(facts: Facts) -> str:
+def card(facts: CardFacts) -> str:
     """Return the text of README.md."""
     return "\n".join(
         [
@@ -110,7 +110,7 @@ def measured(measure: str, loss: float, unit: str) -> str:
     return f"{measure}: {loss:.4f}" + (f" {unit}" if unit else "")
 
 
-def _front(facts: Facts) -> list[str]:
+def _front(facts: CardFacts) -> list[str]:
     """Return the lines that hubs read; JSON is YAML too, so that no word can be another key."""
     licence = facts.licence.strip().lower()
     lines = {"tags": ["volunteer-computing", facts.workload]}
@@ -129,7 +129,7 @@ def _front(facts: Facts) -> list[str]:
     return ["---", *pairs, "---", ""]
 
 
-def _sample(facts: Facts) -> list[str]:
+def _sample(facts: CardFacts) -> list[str]:
     if facts.pictured:
         return ["A sample of this version:", "", f"![sample]({PICTURE})", ""]
     if not facts.sample.strip():

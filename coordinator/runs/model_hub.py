@@ -20,7 +20,7 @@ REFUSED = (401, 403)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
-class Hub:
+class HubRepository:
     """One repository of a hub, and the right to write there."""
 
     def __init__(self, repository: str, token: str) -> None:
@@ -28,7 +28,7 @@ class Hub:
         self._token = token
 
     @classmethod
-    def of(cls, target: str) -> Hub:
+    def of(cls, target: str) -> HubRepository:
         """From `hub:OWNER/NAME`, with the token of the machine.
 
         Raises BadRequest for another form, Configuration without library or token.

@@ -9,7 +9,7 @@ from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase, phase_index
 from coordinator.plan.tables import Plan
 from coordinator.runs.definition import definition
-from coordinator.runs.version_files import Progress
+from coordinator.runs.version_files import TrainingProgress
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -20,7 +20,7 @@ def at_head(run: RunRow) -> Plan:
     return in_phase(definition(run).plan, run.phase)
 
 
-def following(conn: Connection, run: RunRow, progress: Progress) -> int:
+def following(conn: Connection, run: RunRow, progress: TrainingProgress) -> int:
     """The phase that the next version of a run begins or stays in, by the losses that are measured
     by now.
     """

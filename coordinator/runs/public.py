@@ -14,7 +14,7 @@ import msgspec
 from coordinator.database import evaluations, games, runs, statistics, versions
 from coordinator.database.statistics import Marks, Stretch
 from coordinator.rules import run_file
-from coordinator.ttl_cache import REST, Fresh, Kept
+from coordinator.ttl_cache import REST, CachedValue, KeyedCache
 from shared.errors import NotFound
 from shared.nearest import nearest
 from shared.text import escaped
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from coordinator.config import Settings
     from coordinator.database.engine.open import Database
-    from coordinator.database.evaluations import EvaluationRow, Measured, Sampled
+    from coordinator.database.evaluations import EvaluationRow, Sampled, VersionLoss
     from coordinator.database.runs import RunRow
     from coordinator.database.versions import VersionRow
     from shared.clock import Clock
@@ -90,15 +90,21 @@ class PublicRuns:
         self._db = db
         self._clock = clock
         self._settings = settings
-        self._listing = Fresh(self._read, FRESH_S, clock)
+        self._listing = CachedValue(self._read, FRESH_S, clock)
         rest = HISTORY_REST
-        self._stretches: Kept[int, tuple[Stretch, ...]] = Kept(FRESH_S, clock, rest=rest)
-        self._strength: Kept[int, tuple[tuple[int, float, float], ...]] = Kept(
+        self._stretches: KeyedCache[int, tuple[Stretch, ...]] = KeyedCache(
             FRESH_S, clock, rest=rest
         )
-        self._losses: Kept[int, tuple[Measured, ...]] = Kept(FRESH_S, clock, rest=REST)
-        self._marks: Kept[str, Marks] = Kept(FRESH_S, clock, rest=HISTORY_REST, most=MARKED_MAX)
-        self._story: Kept[int, tuple[Sampled, ...]] = Kept(FRESH_S, clock, rest=REST)
+        self._strength: KeyedCache[int, tuple[tuple[int, float, float], ...]] = KeyedCache(
+            FRESH_S, clock, rest=rest
+        )
+        self._losses: KeyedCache[int, tuple[VersionLoss, ...]] = KeyedCache(
+            FRESH_S, clock, rest=REST
+        )
+        self._marks: KeyedCache[str, Marks] = KeyedCache(
+            FRESH_S, clock, rest=HISTORY_REST, most=MARKED_MAX
+        )
+        self._story: KeyedCache[int, tuple[Sampled, ...]] = KeyedCache(FRESH_S, clock, rest=REST)
 
     async def _read(self) -> tuple[tuple[RunRow, ...], bool]:
         rows = await self._db.read(runs.every)
@@ -149,10 +155,10 @@ class PublicRuns:
 
         return await self._story.get(run.id, lambda: self._db.read(read))
 
-    async def losses(self, run: RunRow) -> tuple[Measured, ...]:
+    async def losses(self, run: RunRow) -> tuple[VersionLoss, ...]:
         """Measured losses evenly spread over a run, oldest first, the newest among them."""
 
-        def read(conn: Connection) -> tuple[Measured, ...]:
+        def read(conn: Connection) -> tuple[VersionLoss, ...]:
             every = max(1, run_file.decode(run.file).evaluation.every)
             numbers = spread(runs.by_id(conn, run.id).head, every, CURVE)
             return tuple(evaluations.some_measured(conn, run.id, numbers))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class PublishedBase:
     """Published weights of the version before, as volunteers hold them."""
 
     weights: BlobRef
@@ -54,11 +54,11 @@ class Publication:
     version: int
     master: Path  # a scratch file; names of others begin with its name
     written: Written  # what is in it
-    base: Base | None  # None for a version that begins a run
+    base: PublishedBase | None  # None for a version that begins a run
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedVersion:
     """The files of a version, not stored yet."""
 
     content: Content
@@ -78,7 +78,7 @@ def discard(master: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def prepare(order: Publication) -> Prepared:
+def prepare(order: Publication) -> PreparedVersion:
     """Write the files of a version; blocks.
 
     Raises InvalidFrame for weights that are not finite, StorageFull.
@@ -94,7 +94,7 @@ def prepare(order: Publication) -> Prepared:
             published_sha256=master.sha256,
             size=master.size,
         )
-        return Prepared(content, order.master, files)
+        return PreparedVersion(content, order.master, files)
     published, link, snapshot = _beside(order.master)
     weights, step = _published(order, published, link)
     packed = None
@@ -114,7 +114,7 @@ def prepare(order: Publication) -> Prepared:
     made = {each.blob.sha256: path for each, path in ((step, link), (packed, snapshot)) if each}
     # Of a very small model the whole file is fewer bytes than any way to it.
     files |= {ref.sha256: made[ref.sha256] for ref in content.ways if ref.sha256 in made}
-    return Prepared(content, published, files)
+    return PreparedVersion(content, published, files)
 
 
 def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Link | None]:
@@ -187,9 +187,9 @@ def content_of(conn: Connection, row: VersionRow) -> Content:
     )
 
 
-async def base_of(blobs: BlobStore, row: VersionRow) -> Base:
+async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
     """Return what volunteers hold of a version. Raises NotFound when its files are gone."""
-    return Base(
+    return PublishedBase(
         weights=BlobRef(sha256=row.published_sha256, size=row.size),
         downlink=downlink_of(row),
         path=await blobs.local(row.published_sha256),

@@ -27,7 +27,7 @@ from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition, price_of_flops
 from coordinator.runs.landmarks import Landmarks, landmarks
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
-from coordinator.ttl_cache import REST, Kept
+from coordinator.ttl_cache import REST, KeyedCache
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
@@ -79,8 +79,8 @@ class RunQueries:
         self._db = db
         self._clock = clock
         self._key = key
-        self._counts: Kept[str, dict[str, int]] = Kept(0.0, clock, rest=REST)
-        self._losses: Kept[str, tuple[LossPoint, ...]] = Kept(0.0, clock, rest=REST)
+        self._counts: KeyedCache[str, dict[str, int]] = KeyedCache(0.0, clock, rest=REST)
+        self._losses: KeyedCache[str, tuple[LossPoint, ...]] = KeyedCache(0.0, clock, rest=REST)
 
     async def listing(self) -> tuple[RunInfo, ...]:
         """Every run, oldest first."""

@@ -15,7 +15,7 @@ _SUFFIX = ".toml"
 _FOLDER = files("coordinator.runs") / "recipes"
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """A run file to copy; `about` is the first sentence of its comments."""
 
     name: str
@@ -23,7 +23,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def recipes() -> tuple[Recipe, ...]:
+def recipes() -> tuple[RunRecipe, ...]:
     """Return every recipe, by name."""
     found = (each for each in _FOLDER.iterdir() if each.name.endswith(_SUFFIX))
     return tuple(
@@ -31,7 +31,7 @@ def recipes() -> tuple[Recipe, ...]:
     )
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: str) -> RunRecipe:
     """Return one recipe. Raises BadRequest with the nearest one for a name that is not known."""
     known = [each.name for each in recipes()]
     if name not in known:
@@ -65,7 +65,7 @@ def _unwritten(path: Path, error: OSError) -> BadRequest:
     return BadRequest(f"{path} cannot be written: {why(error)}")
 
 
-def _read(name: str) -> Recipe:
+def _read(name: str) -> RunRecipe:
     text = (_FOLDER / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
     first = text.partition("\n")[0].removeprefix("#").strip()
-    return Recipe(name=name, about=first, text=text)
+    return RunRecipe(name=name, about=first, text=text)

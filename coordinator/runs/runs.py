@@ -39,7 +39,7 @@ from coordinator.runs.definition import (
 from coordinator.runs.export import imported
 from coordinator.runs.queries import RunQueries
 from coordinator.runs.settlement import settle_accepted
-from coordinator.runs.version_files import Content, Progress, Surroundings, write_weights
+from coordinator.runs.version_files import Content, Surroundings, TrainingProgress, write_weights
 from coordinator.runs.version_files import sign as sign_version
 from coordinator.signals import Signals
 from shared.clock import Clock
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from shared.signing import SigningKey
 
 
-def make_initial(stop: Stop, run: RunRow, path: Path) -> publishing.Prepared:
+def make_initial(stop: Stop, run: RunRow, path: Path) -> publishing.PreparedVersion:
     """Write version 0 at `path`, and what volunteers get of it beside. Raises InvalidRunFile."""
     about = definition(run)
     if about.file.train.init_from:
@@ -271,7 +271,7 @@ class Runs:
         self, conn: Connection, run: RunRow, content: Content, *, kind: str, now: float
     ) -> None:
         version = 0 if kind == "initial" else run.head + 1
-        progress = Progress(version=version, global_step=run.global_step, tokens=run.tokens)
+        progress = TrainingProgress(version=version, global_step=run.global_step, tokens=run.tokens)
         signed = self.sign(conn, run, content, progress, now)
         datasets.register(conn, content.blobs(), now)
         versions.add(
@@ -300,7 +300,12 @@ class Runs:
         )
 
     def sign(
-        self, conn: Connection, run: RunRow, content: Content, progress: Progress, now: float
+        self,
+        conn: Connection,
+        run: RunRow,
+        content: Content,
+        progress: TrainingProgress,
+        now: float,
     ) -> SignedManifest:
         """The signed manifest of a version that is about to exist."""
         dataset = None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)

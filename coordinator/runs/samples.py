@@ -18,7 +18,7 @@ import msgspec
 from PIL import Image
 
 from coordinator.database import evaluations, runs
-from coordinator.ttl_cache import REST, Kept
+from coordinator.ttl_cache import REST, KeyedCache
 from shared.clock import Clock
 from shared.errors import NotFound
 from shared.workloads.data.image_files import SHOWN_PIXELS_MAX, open_image
@@ -38,7 +38,7 @@ KEPT_S = 20.0  # a time-lapse may be this old while versions come
 KEPT_MAX = 8
 
 
-class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+class VersionSample(msgspec.Struct, frozen=True, kw_only=True):
     """Sample of one version: a PNG by its hash, or a text."""
 
     version: int
@@ -63,23 +63,29 @@ class Samples:
         self._db = db
         self._blobs = blobs
         self._threads = threads
-        self._newest: Kept[str, tuple[Drawn, ...]] = Kept(NEWEST_S, clock, rest=REST)
-        self._given: Kept[tuple[str, Kind], bytes] = Kept(KEPT_S, clock, rest=REST, most=KEPT_MAX)
+        self._newest: KeyedCache[str, tuple[VersionSample, ...]] = KeyedCache(
+            NEWEST_S, clock, rest=REST
+        )
+        self._given: KeyedCache[tuple[str, Kind], bytes] = KeyedCache(
+            KEPT_S, clock, rest=REST, most=KEPT_MAX
+        )
         self._films: dict[tuple[str, Kind], _Film] = {}
         self._making = asyncio.Lock()
 
-    async def of(self, name: str, version: int | None = None) -> Drawn:
+    async def of(self, name: str, version: int | None = None) -> VersionSample:
         """Return what a version made, or the newest sample, which may be a second old.
 
         Raises NotFound.
         """
         run_id = await self._db.read(lambda conn: runs.by_name(conn, name).id)
 
-        async def load() -> tuple[Drawn, ...]:
+        async def load() -> tuple[VersionSample, ...]:
             found = await self._db.read(lambda conn: evaluations.sample(conn, run_id, version))
             if found is None:
                 return ()
-            return (Drawn(version=found.version, text=found.text, sha256=found.sha256 or ""),)
+            return (
+                VersionSample(version=found.version, text=found.text, sha256=found.sha256 or ""),
+            )
 
         drawn = await (self._newest.get(name, load) if version is None else load())
         if not drawn:
@@ -88,7 +94,7 @@ class Samples:
             raise NotFound(f'version {version} of "{name}" has no sample')
         return drawn[0]
 
-    async def picture(self, drawn: Drawn) -> bytes:
+    async def picture(self, drawn: VersionSample) -> bytes:
         """The PNG of a sample. Raises NotFound when it is a text."""
         if not drawn.sha256:
             raise NotFound(f"the sample of version {drawn.version} is a text")

@@ -10,7 +10,7 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
 from coordinator.runs.definition import definition
-from coordinator.runs.version_files import Progress
+from coordinator.runs.version_files import TrainingProgress
 from shared.protocol.base import Reason
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
     )
 
 
-def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now: float) -> None:
+def overtake(
+    conn: Connection, run: RunRow, progress: TrainingProgress, phase: int, now: float
+) -> None:
     """Settle what a new version, in this phase, leaves behind: updates that no later merge can use
     are paid all the same.
 

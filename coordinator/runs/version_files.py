@@ -62,7 +62,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Training progress at a version."""
 
     version: int
@@ -106,7 +106,7 @@ def sign(
     run: RunRow,
     around: Surroundings,
     content: Content,
-    progress: Progress,
+    progress: TrainingProgress,
     now: float,
 ) -> SignedManifest:
     """The signed manifest of a version."""

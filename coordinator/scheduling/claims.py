@@ -18,14 +18,14 @@ import msgspec
 
 from coordinator.accounts import suspension
 from coordinator.database import audits, claims, leases, passes, recomputes
-from coordinator.database.audits import Work
-from coordinator.database.claims import Abilities, Rights, View
+from coordinator.database.audits import AuditLease
+from coordinator.database.claims import Abilities, ClaimView, Rights
 from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.tables import Plan
 from coordinator.rules import codes
-from coordinator.rules.audits import AUDIT, Auditor, Person
-from coordinator.rules.checks import FLOOR, Machine, device_kind, floor_of
+from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
+from coordinator.rules.checks import FLOOR, ComputeDevice, device_kind, floor_of
 from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (
     Assignment,
@@ -37,15 +37,15 @@ from coordinator.rules.dispatch import (
 )
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
-from coordinator.rules.sizing import Pace, Reached, work_of
+from coordinator.rules.sizing import Reached, RunPace, work_of
 from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
 from coordinator.scheduling import lease_message
-from coordinator.scheduling.lease_message import Base, Spec
+from coordinator.scheduling.lease_message import JobBase, Spec
 from coordinator.traffic import Durations
 from shared.decoding import decode
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
-from shared.protocol.leases import ClaimReply, ClaimRequest, Idle, Lease
+from shared.protocol.leases import ClaimReply, ClaimRequest, IdleReply, Lease
 from shared.protocol.limits import LONG_POLL_S_MAX
 
 if TYPE_CHECKING:
@@ -100,14 +100,16 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Served:
+class _ClaimResults:
     """Results of one transaction, by the claim's key."""
 
     rows: dict[str, TaskRow]
     refusals: dict[str, Refusal] = field(default_factory=dict)
     shut_out: dict[str, VolunteerError] = field(default_factory=dict)
-    runs: dict[int, Base] = field(default_factory=dict)
-    audits: Mapping[int, Work] = field(default_factory=dict)  # of those that are audits, by task
+    runs: dict[int, JobBase] = field(default_factory=dict)
+    audits: Mapping[int, AuditLease] = field(
+        default_factory=dict
+    )  # of those that are audits, by task
     fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
     given: Counter[int] = field(default_factory=Counter)  # operations by run
@@ -149,7 +151,7 @@ class Claims:
         self._asking: list[_Ask] = []
         self._joiner: asyncio.Task[None] | None = None
         self._specs: dict[int, Spec] = {}
-        self._paces: dict[int, tuple[float, Pace | None]] = {}
+        self._paces: dict[int, tuple[float, RunPace | None]] = {}
         self._known: dict[str, _Known] = {}  # by worker
         self._agreements = Agreements()
         self._shares = FairShares()
@@ -232,9 +234,9 @@ class Claims:
             self._signals.deliver("queue")
         return answers
 
-    def _transact(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> _Served:
+    def _transact(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> _ClaimResults:
         view = claims.view(conn, waiters, 2 * len(waiters) + TODO_SPARE)
-        served = _Served(rows=dict(view.live))
+        served = _ClaimResults(rows=dict(view.live))
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
             rights = claims.rights(conn, [waiter.worker_id for waiter in fresh])
@@ -248,14 +250,19 @@ class Claims:
             line = lines.get(run_id) or claims.line(conn, run_id)
             plan = lease_message.phase(spec, line)
             reached = Reached(line.global_step, line.tokens)
-            served.runs[run_id] = Base.of(spec, plan, reached)
+            served.runs[run_id] = JobBase.of(spec, plan, reached)
         served.audits = audits.works(
             conn, [row.id for row in served.rows.values() if row.kind == AUDIT]
         )
         return served
 
     def _hand_out(
-        self, conn: Connection, view: View, able: Sequence[Waiter], now: float, served: _Served
+        self,
+        conn: Connection,
+        view: ClaimView,
+        able: Sequence[Waiter],
+        now: float,
+        served: _ClaimResults,
     ) -> None:
         specs = {line.id: self.spec(conn, line.id) for line in view.runs}
         lately = self._shares.lately({run.id: run.weight for run in view.runs}, now)
@@ -301,7 +308,7 @@ class Claims:
         waiters: Sequence[Waiter],
         rights: Mapping[str, Rights],
         now: float,
-        served: _Served,
+        served: _ClaimResults,
     ) -> list[Waiter]:
         """With the workloads and limits of their machines; devices never registered are refused."""
         self._learn(conn, [w for w in waiters if not self._is_known(w, now)], rights, now)
@@ -351,7 +358,7 @@ class Claims:
             spec = self._specs[run_id] = lease_message.read_spec(conn, run_id)
         return spec
 
-    def _pace(self, conn: Connection, run_id: int, now: float) -> Pace | None:
+    def _pace(self, conn: Connection, run_id: int, now: float) -> RunPace | None:
         measured_at, pace = self._paces.get(run_id, (0.0, None))
         if now > measured_at + PACE_S:
             pace = passes.measure(conn, run_id)
@@ -413,7 +420,7 @@ def _entitled(
     waiters: Sequence[Waiter],
     rights: Mapping[str, Rights],
     now: float,
-    served: _Served,
+    served: _ClaimResults,
     contact: str,
 ) -> list[Waiter]:
     """Return those that may have work now; the others get the reason."""
@@ -518,9 +525,9 @@ def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> R
     return Refusal(reason=Reason.NO_RUN, message=f'"{name}" {what}')
 
 
-def _idle(refusal: Refusal) -> Idle:
+def _idle(refusal: Refusal) -> IdleReply:
     retry_s = refusal.retry_after_s or RETRY_S.get(refusal.reason, 5.0)
-    return Idle(
+    return IdleReply(
         reason=refusal.reason,
         message=refusal.message,
         retry_after_s=retry_s,
@@ -544,11 +551,11 @@ def matched(
     return tasks, [_able(waiter, known) for waiter in waiters]
 
 
-def _able(waiter: Waiter, known: dict[str, tuple[Person, int, int]]) -> Waiter:
+def _able(waiter: Waiter, known: dict[str, tuple[AccountMarks, int, int]]) -> Waiter:
     found = known.get(waiter.volunteer_id)
     if found is None or not waiter.audits:
         return waiter
     person, accepted, had = found
-    machine = Machine(kind=device_kind(waiter.device), model=waiter.model)
+    machine = ComputeDevice(kind=device_kind(waiter.device), model=waiter.model)
     auditor = Auditor(person=person, machine=machine, accepted=accepted, audits=had)
     return msgspec.structs.replace(waiter, auditor=auditor)

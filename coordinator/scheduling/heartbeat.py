@@ -16,7 +16,7 @@ from coordinator.accounts.announcements import Announcements
 from coordinator.database import verdicts
 from coordinator.database.ledger import payments
 from coordinator.traffic import Durations
-from coordinator.ttl_cache import Fresh
+from coordinator.ttl_cache import CachedValue
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.limits import HEARTBEAT_S, NEWS_MAX
@@ -37,7 +37,7 @@ RECENT_S = 60.0
 TOLD_MAX = 4096  # workers of which it is remembered
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictNews(msgspec.Struct, frozen=True, kw_only=True):
     """Verdicts not seen yet, their last number, and the balance with them."""
 
     verdicts: tuple[Verdict, ...]
@@ -54,11 +54,11 @@ class Heartbeats:
         self._clock = clock
         self._renewals = renewals
         self.durations = Durations()
-        self._runs = Fresh(runs.queries.beats, SHARED_S, clock)
+        self._runs = CachedValue(runs.queries.beats, SHARED_S, clock)
         self._told: OrderedDict[str, int] = OrderedDict()  # newest verdict by worker
-        self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
+        self._newest = CachedValue(self._newest_verdict, SHARED_S, clock)
         self.announcements = Announcements(db, clock)
-        self._announced = Fresh(self.announcements.standing, ANNOUNCED_S, clock)
+        self._announced = CachedValue(self.announcements.standing, ANNOUNCED_S, clock)
 
     async def _newest_verdict(self) -> tuple[int, float]:
         return await self._db.read(verdicts.newest)
@@ -105,14 +105,14 @@ class Heartbeats:
             self._told.popitem(last=False)
         return tuple(found)
 
-    def news(self, conn: Connection, principal: Principal, since: int) -> News:
+    def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
         """Read the verdicts that a worker has not seen, and the balance."""
         recent_at = self._clock.now() - RECENT_S
         found, until = verdicts.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
         if len(found) < NEWS_MAX:  # complete: verdicts of other workers in between are skipped
             until = max(until, verdicts.newest(conn)[0])
         held = payments.balances(conn, principal.volunteer_id)
-        return News(
+        return VerdictNews(
             verdicts=tuple(found),
             until=until,
             earned_micro=held.earned_micro,

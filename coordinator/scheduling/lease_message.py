@@ -17,9 +17,9 @@ from coordinator.rules.audits import AUDIT
 from coordinator.rules.codec_choice import agreed
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import (
-    Pace,
     Reached,
     Run,
+    RunPace,
     games_bytes_max,
     memory_bytes,
     parts_of,
@@ -39,8 +39,8 @@ from shared.workloads.training.lr_schedule import warmup
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.audits import Work
-    from coordinator.database.claims import RunLine
+    from coordinator.database.audits import AuditLease
+    from coordinator.database.claims import LiveRun
     from coordinator.database.runs import RunRow
     from shared.workloads.games import SelfPlay
 
@@ -93,7 +93,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         return total_steps(self.file, self.plan, sum(self.counts), self.sample_size, reached)
 
 
-class Base(msgspec.Struct, frozen=True, kw_only=True):
+class JobBase(msgspec.Struct, frozen=True, kw_only=True):
     """A run at one of its versions: what all jobs from there repeat."""
 
     spec: Spec
@@ -103,7 +103,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     total_steps: int
 
     @classmethod
-    def of(cls, spec: Spec, plan: Plan, reached: Reached) -> Base:
+    def of(cls, spec: Spec, plan: Plan, reached: Reached) -> JobBase:
         """Return the run where so much was reached, under the plan that holds there."""
         whole = spec.total_steps(reached)
         train = spec.file.train
@@ -161,12 +161,12 @@ def _play(workload: str, file: RunFile) -> SelfPlay | None:
     return games.plan(file.model, file.task.options) if games else None
 
 
-def phase(spec: Spec, line: RunLine) -> Plan:
+def phase(spec: Spec, line: LiveRun) -> Plan:
     """The plan that holds at a run's head."""
     return in_phase(spec.plan, line.phase)
 
 
-def offer(spec: Spec, line: RunLine, pace: Pace | None, lately: float = 0.0) -> Run:
+def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) -> Run:
     """A run as the rules of dispatching see it."""
     plan, play = phase(spec, line), spec.play
     run = Run(
@@ -215,7 +215,7 @@ def order_of(counts: tuple[int, ...], seed: int) -> PassOrder:
 
 
 def lease(
-    base: Base,
+    base: JobBase,
     task: TaskRow,
     now: float,
     codecs: frozenset[str] = frozenset(),
@@ -255,7 +255,7 @@ def lease(
     )
 
 
-def audit(of: Lease, work: Work) -> Lease:
+def audit(of: Lease, work: AuditLease) -> Lease:
     """Return the lease of an audit: the job of the task that it repeats, and what it begins from.
     Its answer has the size of sums, whatever the run's codec.
     """
@@ -317,10 +317,10 @@ def trial(spec: Spec, plan: Plan, run: RunRow, now: float) -> Lease:
         ended_at=None,
         options="{}",
     )
-    return lease(Base.of(spec, plan, Reached(run.global_step, run.tokens)), task, now)
+    return lease(JobBase.of(spec, plan, Reached(run.global_step, run.tokens)), task, now)
 
 
-def job(base: Base, task: TaskRow) -> Job:
+def job(base: JobBase, task: TaskRow) -> Job:
     """Return the job of a task: all that its worker needs to compute it from there."""
     spec = base.spec
     options: dict[str, Any] = decode(task.options)

@@ -31,7 +31,7 @@ from coordinator.database import (
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
-from coordinator.database.recomputes import Order
+from coordinator.database.recomputes import DrawTerms
 from coordinator.database.runs import RunRow
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan import in_phase
@@ -126,7 +126,7 @@ class Harvest:
         plan = in_phase(spec.plan, base.phase)
         reached = Reached(base.global_step, base.tokens)
         job = msgspec.structs.replace(
-            lease_message.job(lease_message.Base.of(spec, plan, reached), task),
+            lease_message.job(lease_message.JobBase.of(spec, plan, reached), task),
             base_version=base.version,
             base_sha256=base.published_sha256,
         )
@@ -182,7 +182,7 @@ class Harvest:
     def _proved(self, conn: Connection, row: ContributionRow, result: Result, said: str) -> None:
         """Store a draw that was settled with the verdict: the referee had replayed everything."""
         now = self._clock.now()
-        order = Order(wanted=[], work="{}", flops=0.0, kind="", due_at=now)
+        order = DrawTerms(wanted=[], work="{}", flops=0.0, kind="", due_at=now)
         accounts.count_draw(conn, row.volunteer_id)
         settle(conn, recomputes.add(conn, row, order), result, (said, "{}"), now)
 

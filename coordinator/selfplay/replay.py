@@ -32,7 +32,7 @@ from shared.clock import Clock
 from shared.decoding import convert, decode
 from shared.errors import VolunteerError
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.elo import Meeting, Rating, Score, ratings
+from shared.workloads.elo import MatchScore, Meeting, Rating, ratings
 from shared.workloads.games import SelfPlay
 
 if TYPE_CHECKING:
@@ -308,11 +308,11 @@ def standing(rows: Sequence[MatchRow]) -> RatingTable:
     """Ratings with version 0 as their zero; the best is who has beaten the best before, beyond
     doubt, in order.
     """
-    met: dict[tuple[int, int], Score] = {}
+    met: dict[tuple[int, int], MatchScore] = {}
     best = ANCHOR
     for row in rows:
-        before = met.get((row.version, row.against), Score())
-        found = Score(
+        before = met.get((row.version, row.against), MatchScore())
+        found = MatchScore(
             wins=before.wins + row.wins,
             draws=before.draws + row.draws,
             losses=before.losses + row.losses,

@@ -76,7 +76,7 @@ class Pretended:
         pass
 
 
-class Trained:
+class TorchLabour:
     """Real training on this machine's CPU, with what a worker carries from one task to the next."""
 
     def __init__(

@@ -50,7 +50,7 @@ State = Literal["away", "claim", "wait", "down", "prepare", "train", "up"]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LeasedUpdate:
     """One update of a lease to be submitted."""
 
     part: int = 0
@@ -58,10 +58,10 @@ class Turn:
     last: bool = True
 
 
-class Machine:
+class SimulatedMachine:
     """Runs until the simulation cancels it or its time has come."""
 
-    def __init__(self, world: World, kind: Workers, number: int, seed: int) -> None:
+    def __init__(self, world: SimulatedWorld, kind: Workers, number: int, seed: int) -> None:
         self._world = world
         self.kind = kind
         self.rng = random.Random(f"{seed} {kind.name} {number}")
@@ -255,7 +255,9 @@ class Machine:
             some = msgspec.structs.replace(lease, job=piece)
             made = await self._train(some, begun, manifest)
             self._enter("up")
-            verdict = await self._hand_in(some, begun, made, Turn(part, tries, end == job.steps))
+            verdict = await self._hand_in(
+                some, begun, made, LeasedUpdate(part, tries, end == job.steps)
+            )
             if verdict is None or (verdict.state == "rejected" and not verdict.redo):
                 break
             part, tries = (part, tries + 1) if verdict.redo else (part + 1, 0)
@@ -324,10 +326,10 @@ class Machine:
         return self.labour.do(lease.task, job, weights, lease.grant.codec)
 
     async def _hand_in(
-        self, lease: Lease, begun: Begun, made: Handed, turn: Turn | None = None
+        self, lease: Lease, begun: Begun, made: Handed, turn: LeasedUpdate | None = None
     ) -> Verdict | None:
         """Upload and submit. A lease that another worker holds by now is work in vain."""
-        whole, turn = turn is None, turn or Turn()
+        whole, turn = turn is None, turn or LeasedUpdate()
         try:
             verdict = await self._submit(lease, begun, made, turn)
         except GONE:
@@ -347,7 +349,9 @@ class Machine:
                 self._let_go(lease)
         return None
 
-    async def _submit(self, lease: Lease, begun: Begun, made: Handed, turn: Turn) -> Verdict:
+    async def _submit(
+        self, lease: Lease, begun: Begun, made: Handed, turn: LeasedUpdate
+    ) -> Verdict:
         coordinator, who = self._world.coordinator, self._who
         await self._request()
         announced = UploadRequest(
@@ -405,7 +409,7 @@ class Net:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class SimulatedWorld:
     """State that all machines share."""
 
     coordinator: Coordinator

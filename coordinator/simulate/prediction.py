@@ -12,7 +12,7 @@ from coordinator.log import configure
 from coordinator.simulate import loop
 from coordinator.simulate.machine import State, Trace
 from coordinator.simulate.scenario import parse
-from coordinator.simulate.simulation import Head, Hooks, SimulationResult, simulate
+from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import InvalidRunFile, why
 
 MB = 1e6
@@ -54,7 +54,7 @@ WORST: dict[State, tuple[str, str]] = {
 Progress = Callable[[float, int], None]  # share of the time, newest version
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
     """One machine."""
 
     name: str
@@ -84,7 +84,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     server_mb_per_hour: float  # both ways, while anybody was there
     bottleneck: str
     advice: str
-    machines: tuple[Row, ...]
+    machines: tuple[MachineRow, ...]
 
 
 def predict(outcome: SimulationResult) -> Prediction:
@@ -116,12 +116,12 @@ def predict(outcome: SimulationResult) -> Prediction:
     )
 
 
-def _row(trace: Trace) -> Row:
+def _row(trace: Trace) -> MachineRow:
     seconds = trace.seconds()
     online_s = sum(seconds.values()) - seconds["away"]
     hours = max(1e-9, online_s / 3600)
     accepted = trace.verdicts["accepted"]
-    return Row(
+    return MachineRow(
         name=trace.name,
         online_s=online_s,
         busy_share=seconds["train"] / max(1e-9, online_s),
@@ -244,7 +244,7 @@ def run(
     configure("error", as_json=False)  # thousands of merges need no line each
     tell = progress or (lambda share, version: None)
 
-    def seen(head: Head) -> None:
+    def seen(head: MergedHead) -> None:
         tell(min(0.99, head.seconds / (scenario.hours * 3600)), head.row.version)
 
     outcome = loop.run(simulate(scenario, Hooks(on_version=seen)))

@@ -59,11 +59,11 @@ back_after_minutes = 10
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScenarioTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the tables of a scenario."""
 
 
-class Workers(Table):
+class Workers(ScenarioTable):
     """`[[workers]]`: machines of one kind."""
 
     name: str = "volunteer"
@@ -82,20 +82,20 @@ class Workers(Table):
     back_after_minutes: NotNegative = 5.0  # ... and how long it stays away then
 
 
-class Server(Table):
+class Server(ScenarioTable):
     """`[server]`: the coordinator's own link, shared by all transfers."""
 
     up_mbit: Positive = 1000.0
     down_mbit: Positive = 1000.0
 
 
-class Model(Table):
+class ScenarioModel(ScenarioTable):
     """`[model]`: for runs too large to move about in a simulation."""
 
     parameters: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # 0 = as the run's own [model] says
 
 
-class Data(Table):
+class ScenarioData(ScenarioTable):
     """`[data]`: the dataset that is imagined for the run."""
 
     items: Annotated[int, Meta(ge=1, le=1 << 50)] = 10_000_000  # tokens or images
@@ -103,14 +103,14 @@ class Data(Table):
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)] = 4096
 
 
-class Scenario(Table):
+class Scenario(ScenarioTable):
     """A whole file."""
 
     seed: int = 1
     hours: Positive = 1.0
     run: dict[str, Any] = {}
-    model: Model = Model()
-    data: Data = Data()
+    model: ScenarioModel = ScenarioModel()
+    data: ScenarioData = ScenarioData()
     server: Server = Server()
     workers: Annotated[tuple[Workers, ...], Meta(min_length=1, max_length=1000)] = (
         Workers(count=2),

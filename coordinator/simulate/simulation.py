@@ -26,7 +26,7 @@ from coordinator.runs.definition import Definition, definition, of_file, with_do
 from coordinator.services import Coordinator
 from coordinator.simulate.labour import Labour, Pretended
 from coordinator.simulate.loop import LoopClock
-from coordinator.simulate.machine import Machine, Net, Trace, World
+from coordinator.simulate.machine import Net, SimulatedMachine, SimulatedWorld, Trace
 from coordinator.simulate.scenario import Scenario
 from shared.decoding import decode
 from shared.local_data import LocalData
@@ -49,7 +49,7 @@ Dataset = tuple[DatasetManifest, Blobs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class MergedHead:
     """A version that has just been merged."""
 
     row: VersionRow
@@ -82,7 +82,7 @@ class Hooks:
     dataset: Dataset | None = None
     on_draft: Callable[[Coordinator, str], Awaitable[None]] | None = None  # before the run starts
     on_start: Callable[[Coordinator, str], Awaitable[None]] | None = None  # before anybody works
-    on_version: Callable[[Head], None] | None = None
+    on_version: Callable[[MergedHead], None] | None = None
     jobs: tuple[str, ...] = JOBS
     tick_s: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class _Simulation:
         self._coordinator = coordinator
         self._clock = clock
         self._scratch = scratch  # of the machines
-        self._machines: list[Machine] = []
+        self._machines: list[SimulatedMachine] = []
         self._run_id = 0
         self._seen = 0  # versions shown to `on_version`
 
@@ -140,7 +140,7 @@ class _Simulation:
             await self._hooks.on_start(coordinator, info.name)
         row = await coordinator.db.read(lambda conn: runs.by_name(conn, info.name))
         self._run_id, about = row.id, definition(row)
-        world = World(
+        world = SimulatedWorld(
             coordinator=coordinator,
             clock=self._clock,
             net=Net(scenario.server),
@@ -177,11 +177,11 @@ class _Simulation:
         table.setdefault("seed", scenario.seed)
         return dataset, table, real
 
-    async def _populate(self, world: World, about: Definition, workload: str) -> None:
+    async def _populate(self, world: SimulatedWorld, about: Definition, workload: str) -> None:
         data = await self._local_data(world.dataset)
         for group in self._scenario.workers:
             for number in range(1, group.count + 1):
-                machine = Machine(world, group, number, self._scenario.seed)
+                machine = SimulatedMachine(world, group, number, self._scenario.seed)
                 await machine.register(workload)
                 index = len(self._machines)
                 machine.labour = (
@@ -242,7 +242,7 @@ class _Simulation:
             self._seen = row.version
             with suppress(FileNotFoundError):
                 self._hooks.on_version(
-                    Head(
+                    MergedHead(
                         row=row,
                         seconds=self._clock.monotonic(),
                         weights=await self._coordinator.blobs.local(row.published_sha256),

@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 from uuid import uuid4
@@ -73,6 +73,11 @@ class BlobStore(Protocol):
 
     async def local(self, sha256: str) -> Path:
         """A read-only local file with the blob's bytes, to be memory-mapped."""
+
+    async def hash(self, sha256: str) -> str:
+        """Read what is stored under a name in full, past any cache, and return its SHA-256: bit rot
+        is found nowhere else.
+        """
 
     async def size(self, sha256: str) -> int: ...
 
@@ -277,6 +282,16 @@ class DiskBlobs:
             raise NotFound(f"the blob {sha256} is not in the store")
         return path
 
+    async def hash(self, sha256: str) -> str:
+        return await in_pool(self._hash, sha256)
+
+    def _hash(self, sha256: str) -> str:
+        with self._open(sha256) as file:
+            digest = hashlib.sha256()
+            while data := file.read(READ_BYTES):
+                digest.update(data)
+        return digest.hexdigest()
+
     async def size(self, sha256: str) -> int:
         return (await in_pool(self._stat, sha256)).st_size
 
@@ -314,14 +329,3 @@ class DiskBlobs:
                 entry = BlobEntry(sha256=path.name, size=stat.st_size, modified_at=stat.st_mtime)
                 found.append(entry)
         return tuple(found)
-
-
-async def hash_blob(blobs: BlobStore, sha256: str) -> str:
-    """The SHA-256 of what is stored under a name, read in full: for checks, bit rot is found
-    nowhere else.
-    """
-    digest = hashlib.sha256()
-    async with aclosing(await blobs.open_range(sha256, 0, await blobs.size(sha256))) as stream:
-        async for data in stream:
-            await in_pool(digest.update, data)
-    return digest.hexdigest()

@@ -18,14 +18,18 @@ from uuid import uuid4
 from coordinator.storage.blobs import (
     READ_BYTES,
     BlobEntry,
+    FileStream,
+    Pieces,
     check_name,
     in_pool,
+    open_in_pool,
     storage_errors,
     sync_file,
 )
 from shared.errors import Configuration, NotFound, Unavailable
 
 CACHE_BYTES_MAX = 32 << 30
+PUTS_AT_ONCE = 4  # parts of one file, 5 MiB each
 
 
 class S3Blobs:
@@ -41,7 +45,9 @@ class S3Blobs:
         *,
         cache_bytes_max: int = CACHE_BYTES_MAX,
         retry_s: float = 30.0,
+        still_s: float = 60.0,
     ) -> None:
+        """`still_s` is how long a request may go without a byte; one that moves has no limit."""
         try:
             import obstore
         except ImportError as error:
@@ -52,7 +58,11 @@ class S3Blobs:
         try:
             self._store = S3Store.from_url(
                 url,
-                client_options={"allow_http": plain},
+                client_options={
+                    "allow_http": plain,
+                    "timeout": timedelta(days=1),  # of a whole body: the default of 30 s cuts it
+                    "read_timeout": timedelta(seconds=still_s),
+                },
                 retry_config={"retry_timeout": timedelta(seconds=retry_s)},
             )
         except Exception as error:
@@ -70,9 +80,25 @@ class S3Blobs:
         return f"{check_name(sha256)[:2]}/{sha256}"
 
     async def put_file(self, sha256: str, path: Path) -> None:
-        key = self._key(sha256)
-        await self._call(self._obstore.put_async(self._store, key, path))
+        await self._put(sha256, path, (await in_pool(path.stat)).st_size)
         await in_pool(self._keep, sha256, path)
+
+    async def _put(self, sha256: str, data: Path | bytes, size: int) -> None:
+        """Store an object. A slow store may have it although it did not say so in time, and then
+        knows nothing of the pieces of a request that is sent again.
+        """
+        key = self._key(sha256)
+        try:
+            await self._call(
+                self._obstore.put_async(self._store, key, data, max_concurrency=PUTS_AT_ONCE)
+            )
+        except (NotFound, Unavailable) as error:
+            try:
+                if await self._stored_size(sha256) == size:
+                    return
+            except NotFound:
+                pass
+            raise Unavailable("the object store did not take a file", retry_after_s=5.0) from error
 
     def _keep(self, sha256: str, path: Path) -> None:
         """Move what was just stored into the cache: a merge will read it soon."""
@@ -97,12 +123,11 @@ class S3Blobs:
 
     async def put_bytes(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
-        await self._call(self._obstore.put_async(self._store, self._key(sha256), data))
+        await self._put(sha256, data, len(data))
         return sha256
 
     async def local(self, sha256: str) -> Path:
-        check_name(sha256)
-        path = self._cache / sha256
+        path = self._cache / check_name(sha256)
         if await in_pool(path.is_file):
             await in_pool(os.utime, path)
             return path
@@ -117,7 +142,7 @@ class S3Blobs:
 
     async def _download(self, sha256: str, part: Path) -> str:
         digest = hashlib.sha256()
-        stream = await self.open_range(sha256, 0, await self.size(sha256))
+        stream = await self._stored_range(sha256, 0, await self._stored_size(sha256))
         async with aclosing(stream):
             with part.open("xb") as file, storage_errors():
                 async for data in stream:
@@ -126,17 +151,50 @@ class S3Blobs:
         await in_pool(sync_file, part)
         return digest.hexdigest()
 
+    async def hash(self, sha256: str) -> str:
+        digest = hashlib.sha256()
+        stream = await self._stored_range(sha256, 0, await self._stored_size(sha256))
+        async with aclosing(stream):
+            async for data in stream:
+                await in_pool(digest.update, data)
+        return digest.hexdigest()
+
     async def size(self, sha256: str) -> int:
+        try:
+            return (await in_pool((self._cache / check_name(sha256)).stat)).st_size
+        except FileNotFoundError:
+            return await self._stored_size(sha256)
+
+    async def _stored_size(self, sha256: str) -> int:
         found = await self._call(self._obstore.head_async(self._store, self._key(sha256)))
         return int(found["size"])
 
-    async def open_range(self, sha256: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+    async def open_range(self, sha256: str, start: int, stop: int) -> Pieces:
+        path = self._cache / check_name(sha256)
+        try:
+            file = await open_in_pool(lambda: path.open("rb", buffering=0))
+        except FileNotFoundError:
+            return await self._stored_range(sha256, start, stop)
+        return FileStream(file, start, stop)
+
+    async def _stored_range(
+        self, sha256: str, start: int, stop: int
+    ) -> AsyncGenerator[bytes, None]:
         if stop <= start:
             return _nothing()
         key = self._key(sha256)
         wanted = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
-        found = await self._call(wanted)
-        return _pieces(found)
+        return self._pieces(await self._call(wanted))
+
+    async def _pieces(self, found: Any) -> AsyncGenerator[bytes, None]:
+        """Yield what the store sends, cut so that no piece is larger than a read of the disk
+        store.
+        """
+        stream = aiter(found.stream(min_chunk_size=READ_BYTES))
+        while (data := await self._call(anext(stream, None))) is not None:
+            view = memoryview(data)
+            for start in range(0, len(view), READ_BYTES):
+                yield bytes(view[start : start + READ_BYTES])
 
     async def delete(self, sha256: str) -> None:
         try:
@@ -167,11 +225,3 @@ async def _nothing() -> AsyncGenerator[bytes, None]:
     empty: tuple[bytes, ...] = ()
     for data in empty:
         yield data
-
-
-async def _pieces(found: Any) -> AsyncGenerator[bytes, None]:
-    """Yield what the store sends, cut so that no piece is larger than a read of the disk store."""
-    async for data in found.stream(min_chunk_size=READ_BYTES):
-        view = memoryview(data)
-        for start in range(0, len(view), READ_BYTES):
-            yield bytes(view[start : start + READ_BYTES])

@@ -14,16 +14,16 @@ from textual.widgets import ContentSwitcher, Footer, Static
 from coordinator.rules.overview import Level, Overview
 from coordinator.top import tables
 from coordinator.top.details import KINDS, Detail, facts_text
-from coordinator.top.dialogs import Answer, GoTo, Help
-from coordinator.top.feed import Asked, Connect, Feed
+from coordinator.top.dialogs import Confirmation, GoTo, HelpDialog
+from coordinator.top.feed import Asked, Connect, MonitorFeed
 from coordinator.top.table_view import TableView
-from coordinator.top.tables import Kind, Table
+from coordinator.top.tables import Kind, MonitorTable
 from shared.clock import Clock, SystemClock
 from shared.errors import VolunteerError
 from shared.text import cells, duration, printable
 
 PAGES = ("now", "workers", "work", "tasks", "servers")
-TABLES: dict[str, tuple[Callable[[Overview, int], Table], ...]] = {
+TABLES: dict[str, tuple[Callable[[Overview, int], MonitorTable], ...]] = {
     "now": (tables.runs,),
     "workers": (tables.workers,),
     "work": (tables.merges, tables.refusals),
@@ -34,7 +34,7 @@ LEVELS: tuple[Level, ...] = ("good", "watch", "bad")
 DARK, LIGHT = "textual-dark", "textual-light"
 
 
-class Home(Screen[None]):
+class MonitorHome(Screen[None]):
     """The pages."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -107,7 +107,7 @@ class Home(Screen[None]):
             next((view for view in views if view.take_focus()), None)
 
     @property
-    def _tables(self) -> tuple[Callable[[Overview, int], Table], ...]:
+    def _tables(self) -> tuple[Callable[[Overview, int], MonitorTable], ...]:
         return TABLES[self.page]
 
     def on_resize(self) -> None:
@@ -147,12 +147,12 @@ class Monitor(App[int]):
     def __init__(self, connect: Connect, clock: Clock | None = None) -> None:
         super().__init__()
         self._clock = clock or SystemClock()
-        self.feed = Feed(connect, self._clock, self._beside)
+        self.feed = MonitorFeed(connect, self._clock, self._beside)
         self.failed: VolunteerError | None = None
 
     def on_mount(self) -> None:
         self.theme = DARK if self.theme not in (DARK, LIGHT) else self.theme
-        self.push_screen(Home(id="home"))
+        self.push_screen(MonitorHome(id="home"))
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
@@ -186,18 +186,18 @@ class Monitor(App[int]):
         if front is self.screen and isinstance(front, Detail):
             self.pop_screen()
 
-    def _home(self) -> Home:
-        return next(s for s in self.screen_stack if isinstance(s, Home))
+    def _home(self) -> MonitorHome:
+        return next(s for s in self.screen_stack if isinstance(s, MonitorHome))
 
     def _front(self) -> Screen[Any]:
         """The screen in front, dialogs aside."""
-        pages = [s for s in self.screen_stack if isinstance(s, Home | Detail)]
+        pages = [s for s in self.screen_stack if isinstance(s, MonitorHome | Detail)]
         return pages[-1]
 
     def _date(self) -> None:
         """Say how old the picture is, where it is not of now, and dim it."""
         for screen in self.screen_stack:
-            if not isinstance(screen, Home | Detail):
+            if not isinstance(screen, MonitorHome | Detail):
                 continue
             old = self.feed.stale
             screen.set_class(old, "-old")
@@ -238,7 +238,7 @@ class Monitor(App[int]):
         self.feed.hurry()
 
     def action_go_to(self) -> None:
-        def chosen(answer: Answer | None) -> None:
+        def chosen(answer: Confirmation | None) -> None:
             if answer is None:
                 return
             seen = self._home()._seen
@@ -250,7 +250,7 @@ class Monitor(App[int]):
         self.push_screen(GoTo(), chosen)
 
     def action_keys(self) -> None:
-        self.push_screen(Help())
+        self.push_screen(HelpDialog())
 
     def action_theme(self) -> None:
         self.theme = LIGHT if self.theme == DARK else DARK

@@ -14,9 +14,9 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
-from coordinator.top.dialogs import Answer, Confirm
+from coordinator.top.dialogs import Confirm, Confirmation
 from coordinator.top.table_view import TableView
-from coordinator.top.tables import Kind, Row, Table, age, count, loss
+from coordinator.top.tables import Kind, MonitorRow, MonitorTable, age, count, loss
 from shared.clock import Clock
 from shared.text import credit, left, printable
 
@@ -85,11 +85,11 @@ class Detail(Screen[None]):
             view.take_focus()
 
     @abstractmethod
-    def described(self, found: Any, now: float) -> tuple[Facts, Table]:
+    def described(self, found: Any, now: float) -> tuple[Facts, MonitorTable]:
         """Return its facts and its table."""
 
     def _confirm(self, question: str, command: str, done: str, **request: Any) -> None:
-        def confirmed(answer: Answer | None) -> None:
+        def confirmed(answer: Confirmation | None) -> None:
             if answer is not None:
                 asked = request | {"reason": answer.reason}
                 if "to" in request:
@@ -100,11 +100,13 @@ class Detail(Screen[None]):
         self.app.push_screen(Confirm(question, "To version:" if to else "", to), confirmed)
 
 
-def _table(title: str, names: str, rows: Sequence[Row], empty: str, numbers: str) -> Table:
+def _table(
+    title: str, names: str, rows: Sequence[MonitorRow], empty: str, numbers: str
+) -> MonitorTable:
     """A table whose columns are named in one string; those in `numbers` stand at the right."""
     columns = tuple(names.split(","))
     right = {*numbers.split(",")}
-    return Table(title, columns, tuple(n in right for n in columns), tuple(rows), empty)
+    return MonitorTable(title, columns, tuple(n in right for n in columns), tuple(rows), empty)
 
 
 class RunDetail(Detail):
@@ -119,7 +121,7 @@ class RunDetail(Detail):
     def asks(self) -> tuple[str, dict[str, Any]]:
         return "run.show", {"name": self.key}
 
-    def described(self, found: Any, now: float) -> tuple[Facts, Table]:
+    def described(self, found: Any, now: float) -> tuple[Facts, MonitorTable]:
         run = found.run
         facts = [
             ("state", f"{run.state}, {run.workload}, {count(run.parameters)} parameters"),
@@ -132,7 +134,7 @@ class RunDetail(Detail):
             ("rollback", f"proposed: {found.heal.command}" if found.heal else ""),
         ]
         rows = [
-            Row(
+            MonitorRow(
                 (
                     str(v.version),
                     v.kind,
@@ -183,7 +185,7 @@ class VolunteerDetail(Detail):
     def asks(self) -> tuple[str, dict[str, Any]]:
         return "volunteer.show", {"name": self.key}
 
-    def described(self, found: Any, now: float) -> tuple[Facts, Table]:
+    def described(self, found: Any, now: float) -> tuple[Facts, MonitorTable]:
         person, work = found.person, found.person.work
         refused = ", ".join(f"{n} {printable(why, 24)}" for why, n in work.rejected.items())
         facts = [
@@ -197,7 +199,7 @@ class VolunteerDetail(Detail):
             ("credits", f"{credit(person.earned_micro)}, {credit(person.escrow_micro)} in escrow"),
         ]
         rows = [
-            Row(
+            MonitorRow(
                 (
                     printable(m.hostname, 32) or m.worker_id[:8],
                     m.state,
@@ -241,7 +243,7 @@ class TaskDetail(Detail):
     def asks(self) -> tuple[str, dict[str, Any]]:
         return "task.show", {"id": int(self.key)}
 
-    def described(self, found: Any, now: float) -> tuple[Facts, Table]:
+    def described(self, found: Any, now: float) -> tuple[Facts, MonitorTable]:
         at = " on ".join(t for t in (found.volunteer, found.worker) if t)
         facts = [
             ("task", f"{found.id} of {printable(found.run, 64)}: {found.kind}, {found.state}"),
@@ -251,7 +253,7 @@ class TaskDetail(Detail):
             ("base", "" if found.base_version is None else f"version {found.base_version}"),
         ]
         rows = [
-            Row(
+            MonitorRow(
                 (
                     age(e.at, now),
                     e.what,

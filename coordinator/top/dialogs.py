@@ -38,14 +38,14 @@ good, refused, failed   of the newest 2,000 contributions of the last hour
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Confirmation:
     """A confirmed action: the reason, and the value that was asked for."""
 
     reason: str
     value: str = ""
 
 
-class _Dialog(ModalScreen[Answer | None]):
+class _Dialog(ModalScreen[Confirmation | None]):
     """A box in the middle; esc leaves it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "back")]
@@ -98,7 +98,7 @@ class Confirm(_Dialog):
         elif not reason:
             self._refuse("say why: the record keeps it", "#reason")
         else:
-            self.dismiss(Answer(reason, value))
+            self.dismiss(Confirmation(reason, value))
 
     def _refuse(self, why: str, field: str) -> None:
         self.query_one(".wrong", Static).update(why)
@@ -115,10 +115,10 @@ class GoTo(_Dialog):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.dismiss(Answer("", event.value.strip()) if event.value.strip() else None)
+        self.dismiss(Confirmation("", event.value.strip()) if event.value.strip() else None)
 
 
-class Help(_Dialog):
+class HelpDialog(_Dialog):
     """All keys, and the words of the tables."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "leave", "back")]

@@ -16,18 +16,18 @@ EVERY_S = 1.0
 LATE_S = 6.0  # without an answer for so long the picture is said to be old
 
 
-class Ask(Protocol):
+class CommandSender(Protocol):
     """Runs an organiser's command, here or on a server."""
 
     async def __call__(self, command: str, /, **request: Any) -> Any: ...
 
 
 Asked = tuple[str, dict[str, Any]]  # a command and its request
-Connect = Callable[[], AbstractAsyncContextManager[Ask]]
+Connect = Callable[[], AbstractAsyncContextManager[CommandSender]]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class FeedReply:
     """An answer, or why there is none."""
 
     reply: Any = None
@@ -37,13 +37,13 @@ class News:
     fatal: VolunteerError | None = None
 
 
-class Feed:
+class MonitorFeed:
     """Asks for the overview again and again, and for what is looked at beside it."""
 
     def __init__(self, connect: Connect, clock: Clock, beside: Callable[[], Asked | None]) -> None:
         self._connect = connect
         self._clock = clock
-        self._ask: Ask | None = None
+        self._ask: CommandSender | None = None
         self._soon = asyncio.Event()
         self._beside = beside
         self._newest = 0.0  # the instant that the newest picture is of, by the other clock
@@ -60,7 +60,7 @@ class Feed:
         """True where the picture is not of now."""
         return bool(self.error) or self.age_s > LATE_S
 
-    async def news(self) -> AsyncIterator[News]:
+    async def news(self) -> AsyncIterator[FeedReply]:
         """Yield what comes, until it is closed. What cannot be mended by waiting is fatal."""
         while True:
             try:
@@ -70,15 +70,15 @@ class Feed:
             except (Configuration, Unauthorized) as error:
                 fatal = error if self.at is None else None
                 self.error = error.message
-                yield News(error=error.message, fatal=fatal)
+                yield FeedReply(error=error.message, fatal=fatal)
             except VolunteerError as error:
                 self.error = error.message
-                yield News(error=error.message)
+                yield FeedReply(error=error.message)
             finally:
                 self._ask = None
             await self._pause()
 
-    async def _poll(self, ask: Ask) -> AsyncIterator[News]:
+    async def _poll(self, ask: CommandSender) -> AsyncIterator[FeedReply]:
         """Take turns: the overview, and what is looked at beside it."""
         turn = 0
         while True:
@@ -89,12 +89,12 @@ class Feed:
                 self.error = ""
                 if seen.at != self._newest:  # else the server was too busy to look again
                     self._newest, self.at = seen.at, self._clock.monotonic()
-                yield News(seen)
+                yield FeedReply(seen)
             else:
                 try:
-                    yield News(await ask(beside[0], **beside[1]), beside)
+                    yield FeedReply(await ask(beside[0], **beside[1]), beside)
                 except (NotFound, BadRequest) as error:
-                    yield News(missing=error.message)
+                    yield FeedReply(missing=error.message)
             await self._pause()
 
     async def run(self, command: str, **request: Any) -> Any:

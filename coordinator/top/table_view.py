@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.widgets import DataTable, Static
 
 from coordinator.rules.overview import Level
-from coordinator.top.tables import Kind, Row, Table
+from coordinator.top.tables import Kind, MonitorRow, MonitorTable
 
 STYLES: dict[Level, str] = {"good": "", "watch": "bold", "bad": "bold reverse"}
 
@@ -35,14 +35,14 @@ class TableView(Vertical):
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
-        self._table: Table | None = None
+        self._table: MonitorTable | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(classes="title", markup=False)
         yield Static(classes="empty", markup=False)
         yield _Rows(cursor_type="row", zebra_stripes=False, cell_padding=1)
 
-    def show(self, table: Table) -> None:
+    def show(self, table: MonitorTable) -> None:
         """Show a table; nothing is painted where it is the same."""
         was, self._table = self._table, table
         if table == was:
@@ -72,7 +72,7 @@ class TableView(Vertical):
         return True
 
     @property
-    def chosen(self) -> Row | None:
+    def chosen(self) -> MonitorRow | None:
         """The row under the cursor."""
         at = self.query_one(_Rows).cursor_row
         if self._table is None or not 0 <= at < len(self._table.rows):
@@ -83,7 +83,7 @@ class TableView(Vertical):
 class _Rows(DataTable[Text]):
     """The rows, as large as they need to be: the page scrolls."""
 
-    def rebuild(self, table: Table, was: Table | None) -> None:
+    def rebuild(self, table: MonitorTable, was: MonitorTable | None) -> None:
         """Columns or rows have changed: begin anew, with the cursor on the same thing."""
         at = self.cursor_row
         held = was.rows[at] if was is not None and 0 <= at < len(was.rows) else None
@@ -96,7 +96,7 @@ class _Rows(DataTable[Text]):
             same = (n for n, row in enumerate(table.rows) if (row.kind, row.key) == _what(held))
             self.move_cursor(row=next(same, min(at, len(table.rows) - 1)), animate=False)
 
-    def repaint(self, table: Table, was: Table) -> None:
+    def repaint(self, table: MonitorTable, was: MonitorTable) -> None:
         """As many rows as before: only cells that differ are painted."""
         for number, (row, old) in enumerate(zip(table.rows, was.rows, strict=True)):
             if row == old:
@@ -106,11 +106,11 @@ class _Rows(DataTable[Text]):
                     self.update_cell_at(Coordinate(number, column), cell, update_width=True)
 
 
-def _what(row: Row) -> tuple[Kind, str]:
+def _what(row: MonitorRow) -> tuple[Kind, str]:
     return row.kind, row.key
 
 
-def _cells(row: Row, numbers: tuple[bool, ...]) -> list[Text]:
+def _cells(row: MonitorRow, numbers: tuple[bool, ...]) -> list[Text]:
     """Cells as text, never as markup: names are chosen by strangers."""
     return [
         Text(

@@ -25,7 +25,7 @@ ROWS_MAX = 20  # of a table
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MonitorColumn:
     """A column, and from which width of the screen on it is shown."""
 
     name: str
@@ -35,7 +35,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MonitorRow:
     """A line of a table, what `enter` opens, and how it stands out."""
 
     cells: tuple[str, ...]
@@ -45,13 +45,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MonitorTable:
     """A titled table; `empty` is said where it has no rows."""
 
     title: str
     names: tuple[str, ...]
     numbers: tuple[bool, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MonitorRow, ...]
     empty: str
 
 
@@ -88,15 +88,21 @@ def _text(text: str, limit: int = 80) -> str:
 
 
 def _made(
-    title: str, columns: Sequence[Column], found: Sequence[tuple[Any, Row]], empty: str, width: int
-) -> Table:
+    title: str,
+    columns: Sequence[MonitorColumn],
+    found: Sequence[tuple[Any, MonitorRow]],
+    empty: str,
+    width: int,
+) -> MonitorTable:
     shown = [column for column in columns if column.from_width <= width]
     rows = tuple(
-        Row(_marked([column.of(item) for column in shown], row.level), row.kind, row.key, row.level)
+        MonitorRow(
+            _marked([column.of(item) for column in shown], row.level), row.kind, row.key, row.level
+        )
         for item, row in found
     )
     names = tuple(column.name for column in shown)
-    return Table(title, names, tuple(column.number for column in shown), rows, empty)
+    return MonitorTable(title, names, tuple(column.number for column in shown), rows, empty)
 
 
 def _marked(cells: list[str], level: Level) -> tuple[str, ...]:
@@ -106,11 +112,11 @@ def _marked(cells: list[str], level: Level) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _row(kind: Kind = "", key: str = "", level: Level = "good") -> Row:
-    return Row((), kind, key, level)
+def _row(kind: Kind = "", key: str = "", level: Level = "good") -> MonitorRow:
+    return MonitorRow((), kind, key, level)
 
 
-def runs(seen: Overview, width: int = 1000) -> Table:
+def runs(seen: Overview, width: int = 1000) -> MonitorTable:
     """Every run, the open ones first."""
 
     def of(get: Callable[[RunLine], str]) -> Callable[[RunLine], str]:
@@ -118,20 +124,22 @@ def runs(seen: Overview, width: int = 1000) -> Table:
 
     now = seen.at
     columns = [
-        Column("run", of(lambda r: _text(r.name, 32))),
-        Column("state", lambda r: r.state),
-        Column("version", lambda r: "-" if r.version < 0 else str(r.version), True),
-        Column("loss", lambda r: loss(r.loss), True),
-        Column("newest", lambda r: age(r.head_at, now), True),
-        Column("workers", lambda r: count(r.workers), True),
-        Column("todo", lambda r: count(r.todo), True, 72),
-        Column("doing", lambda r: count(r.doing), True, 72),
-        Column("merging", lambda r: count(r.accepted), True, 90),
-        Column("failed", lambda r: count(r.failed), True, 90),
-        Column("versions/h", lambda r: f"{r.versions_an_hour:.3g}", True, 110),
-        Column("pushed/h", lambda r: count(r.pushed.samples), True, 110),
-        Column("pulled/h", lambda r: count(r.pulled.samples), True, 110),
-        Column("games/h", lambda r: count(r.pushed.games) if r.pushed.games else "-", True, 130),
+        MonitorColumn("run", of(lambda r: _text(r.name, 32))),
+        MonitorColumn("state", lambda r: r.state),
+        MonitorColumn("version", lambda r: "-" if r.version < 0 else str(r.version), True),
+        MonitorColumn("loss", lambda r: loss(r.loss), True),
+        MonitorColumn("newest", lambda r: age(r.head_at, now), True),
+        MonitorColumn("workers", lambda r: count(r.workers), True),
+        MonitorColumn("todo", lambda r: count(r.todo), True, 72),
+        MonitorColumn("doing", lambda r: count(r.doing), True, 72),
+        MonitorColumn("merging", lambda r: count(r.accepted), True, 90),
+        MonitorColumn("failed", lambda r: count(r.failed), True, 90),
+        MonitorColumn("versions/h", lambda r: f"{r.versions_an_hour:.3g}", True, 110),
+        MonitorColumn("pushed/h", lambda r: count(r.pushed.samples), True, 110),
+        MonitorColumn("pulled/h", lambda r: count(r.pulled.samples), True, 110),
+        MonitorColumn(
+            "games/h", lambda r: count(r.pushed.games) if r.pushed.games else "-", True, 130
+        ),
     ]
     told = {trouble.subject: trouble.level for trouble in reversed(seen.troubles)}
     found = [(run, _row("run", run.name, told.get(run.name, "good"))) for run in seen.runs]
@@ -140,20 +148,20 @@ def runs(seen: Overview, width: int = 1000) -> Table:
     return _made(title, columns, found, "No run yet: coordinator run create --example", width)
 
 
-def workers(seen: Overview, width: int = 1000) -> Table:
+def workers(seen: Overview, width: int = 1000) -> MonitorTable:
     """Workers with failures first, then those heard of last."""
     now = seen.at
     columns = [
-        Column("volunteer", lambda w: _text(w.volunteer, 32)),
-        Column("machine", lambda w: _text(w.hostname, 20), False, 90),
-        Column("state", lambda w: w.state),
-        Column("seen", lambda w: age(w.last_seen, now), True),
-        Column("gflop/s", lambda w: flops(w.step_flops), True),
-        Column("good", lambda w: count(w.good), True, 72),
-        Column("refused", lambda w: count(w.refused), True),
-        Column("failed", lambda w: count(w.failures), True),
-        Column("task", lambda w: "-" if w.task is None else str(w.task), True, 90),
-        Column("run", lambda w: _text(w.run, 24) or "-", False, 72),
+        MonitorColumn("volunteer", lambda w: _text(w.volunteer, 32)),
+        MonitorColumn("machine", lambda w: _text(w.hostname, 20), False, 90),
+        MonitorColumn("state", lambda w: w.state),
+        MonitorColumn("seen", lambda w: age(w.last_seen, now), True),
+        MonitorColumn("gflop/s", lambda w: flops(w.step_flops), True),
+        MonitorColumn("good", lambda w: count(w.good), True, 72),
+        MonitorColumn("refused", lambda w: count(w.refused), True),
+        MonitorColumn("failed", lambda w: count(w.failures), True),
+        MonitorColumn("task", lambda w: "-" if w.task is None else str(w.task), True, 90),
+        MonitorColumn("run", lambda w: _text(w.run, 24) or "-", False, 72),
     ]
     found = [(one, _row("volunteer", one.volunteer, _standing(one))) for one in seen.machines]
     total = sum(seen.workers.values())
@@ -168,7 +176,7 @@ def _standing(worker: WorkerLine) -> Level:
     return "bad" if bad > worker.good else "watch"
 
 
-def merges(seen: Overview, width: int = 1000) -> Table:
+def merges(seen: Overview, width: int = 1000) -> MonitorTable:
     """The newest merges of all runs."""
     now = seen.at
 
@@ -176,66 +184,66 @@ def merges(seen: Overview, width: int = 1000) -> Table:
         return "-" if merge.staleness is None else f"{merge.staleness:.2g}"
 
     columns = [
-        Column("run", lambda m: _text(m.run, 32)),
-        Column("version", lambda m: str(m.version), True),
-        Column("state", lambda m: "merged" if m.state == "committed" else m.state),
-        Column("ago", lambda m: age(m.at, now), True),
-        Column("took", lambda m: f"{m.seconds:.1f} s", True),
-        Column("updates", lambda m: str(m.contributions), True),
-        Column("stale", staleness, True, 72),
-        Column(
+        MonitorColumn("run", lambda m: _text(m.run, 32)),
+        MonitorColumn("version", lambda m: str(m.version), True),
+        MonitorColumn("state", lambda m: "merged" if m.state == "committed" else m.state),
+        MonitorColumn("ago", lambda m: age(m.at, now), True),
+        MonitorColumn("took", lambda m: f"{m.seconds:.1f} s", True),
+        MonitorColumn("updates", lambda m: str(m.contributions), True),
+        MonitorColumn("stale", staleness, True, 72),
+        MonitorColumn(
             "most",
             lambda m: "-" if m.staleness_max is None else str(m.staleness_max),
             True,
             72,
         ),
-        Column("message", lambda m: _text(m.message, 60), False, 100),
+        MonitorColumn("message", lambda m: _text(m.message, 60), False, 100),
     ]
     levels: dict[str, Level] = {"failed": "bad", "abandoned": "watch"}
     found = [(one, _row("run", one.run, levels.get(one.state, "good"))) for one in seen.merges]
     return _made("Merges", columns, found, "Nothing was merged yet", width)
 
 
-def refusals(seen: Overview, width: int = 1000) -> Table:
+def refusals(seen: Overview, width: int = 1000) -> MonitorTable:
     """Refused contributions by reason."""
     now = seen.at
     columns = [
-        Column("reason", lambda r: _text(r.reason, 32)),
-        Column("count", lambda r: count(r.count), True),
-        Column("newest", lambda r: age(r.at, now), True),
-        Column("it said", lambda r: _text(r.newest, 100), False, 72),
+        MonitorColumn("reason", lambda r: _text(r.reason, 32)),
+        MonitorColumn("count", lambda r: count(r.count), True),
+        MonitorColumn("newest", lambda r: age(r.at, now), True),
+        MonitorColumn("it said", lambda r: _text(r.newest, 100), False, 72),
     ]
     found = [(one, _row(level="watch")) for one in seen.refusals]
     return _made("Refusals", columns, found, "None was refused", width)
 
 
-def task_counts(seen: Overview, width: int = 1000) -> Table:
+def task_counts(seen: Overview, width: int = 1000) -> MonitorTable:
     """Open tasks by kind and state."""
     kinds = sorted({each.kind for each in seen.tasks})
     counted = {(each.kind, each.state): each.count for each in seen.tasks}
     columns = [
-        Column("kind", lambda kind: kind),
-        Column("todo", lambda kind: count(counted.get((kind, "todo"), 0)), True),
-        Column("doing", lambda kind: count(counted.get((kind, "doing"), 0)), True),
+        MonitorColumn("kind", lambda kind: kind),
+        MonitorColumn("todo", lambda kind: count(counted.get((kind, "todo"), 0)), True),
+        MonitorColumn("doing", lambda kind: count(counted.get((kind, "doing"), 0)), True),
     ]
     return _made("Open tasks", columns, [(kind, _row()) for kind in kinds], "No open task", width)
 
 
-def failed_tasks(seen: Overview, width: int = 1000) -> Table:
+def failed_tasks(seen: Overview, width: int = 1000) -> MonitorTable:
     """Tasks that were discarded, the newest first."""
     columns = [
-        Column("task", lambda t: str(t.id), True),
-        Column("run", lambda t: _text(t.run, 24)),
-        Column("kind", lambda t: t.kind, False, 72),
-        Column("failures", lambda t: str(t.failures), True),
-        Column("timeouts", lambda t: str(t.timeouts), True, 72),
-        Column("last", lambda t: _text(t.message, 100)),
+        MonitorColumn("task", lambda t: str(t.id), True),
+        MonitorColumn("run", lambda t: _text(t.run, 24)),
+        MonitorColumn("kind", lambda t: t.kind, False, 72),
+        MonitorColumn("failures", lambda t: str(t.failures), True),
+        MonitorColumn("timeouts", lambda t: str(t.timeouts), True, 72),
+        MonitorColumn("last", lambda t: _text(t.message, 100)),
     ]
     found = [(one, _row("task", str(one.id), "watch")) for one in seen.failed]
     return _made("Failed tasks", columns, found, "No task has failed for good", width)
 
 
-def replicas(seen: Overview, width: int = 1000) -> Table:
+def replicas(seen: Overview, width: int = 1000) -> MonitorTable:
     """The serving processes."""
     now = seen.at
 
@@ -243,17 +251,17 @@ def replicas(seen: Overview, width: int = 1000) -> Table:
         return f"{size(bytes_a_second)}/s"
 
     columns = [
-        Column("server", lambda r: _text(r.figures.url or r.id[:8], 40)),
-        Column("heard", lambda r: age(r.beat_at, now), True),
-        Column("up", lambda r: age(r.started_at, now), True),
-        Column("cpu", lambda r: f"{r.figures.cpu_share:.0%}", True),
-        Column("memory", lambda r: size(r.figures.memory), True, 72),
-        Column("requests/s", lambda r: f"{r.figures.requests_a_second:.3g}", True),
-        Column("in", lambda r: rate(r.figures.in_a_second), True, 90),
-        Column("out", lambda r: rate(r.figures.out_a_second), True, 90),
-        Column("5xx", lambda r: count(r.figures.errors), True, 90),
-        Column("claims", lambda r: count(r.figures.claims_waiting), True, 90),
-        Column("version", lambda r: _text(r.figures.software, 16), False, 110),
+        MonitorColumn("server", lambda r: _text(r.figures.url or r.id[:8], 40)),
+        MonitorColumn("heard", lambda r: age(r.beat_at, now), True),
+        MonitorColumn("up", lambda r: age(r.started_at, now), True),
+        MonitorColumn("cpu", lambda r: f"{r.figures.cpu_share:.0%}", True),
+        MonitorColumn("memory", lambda r: size(r.figures.memory), True, 72),
+        MonitorColumn("requests/s", lambda r: f"{r.figures.requests_a_second:.3g}", True),
+        MonitorColumn("in", lambda r: rate(r.figures.in_a_second), True, 90),
+        MonitorColumn("out", lambda r: rate(r.figures.out_a_second), True, 90),
+        MonitorColumn("5xx", lambda r: count(r.figures.errors), True, 90),
+        MonitorColumn("claims", lambda r: count(r.figures.claims_waiting), True, 90),
+        MonitorColumn("version", lambda r: _text(r.figures.software, 16), False, 110),
     ]
     found = [(one, _row(level=_heard(one, now))) for one in seen.replicas]
     return _made("Servers", columns, found, "No server is running", width)
@@ -263,13 +271,13 @@ def _heard(replica: ReplicaLine, now: float) -> Level:
     return "good" if alive(replica, now) else "bad"
 
 
-def troubles(seen: Overview, width: int = 1000) -> Table:
+def troubles(seen: Overview, width: int = 1000) -> MonitorTable:
     """All that the verdict was made of."""
     columns = [
-        Column("", lambda t: WORDS[t.level]),
-        Column("about", lambda t: _text(t.subject, 24)),
-        Column("what is wrong", lambda t: _text(t.text, 160)),
-        Column("what to do", lambda t: _text(t.todo, 160), False, 100),
+        MonitorColumn("", lambda t: WORDS[t.level]),
+        MonitorColumn("about", lambda t: _text(t.subject, 24)),
+        MonitorColumn("what is wrong", lambda t: _text(t.text, 160)),
+        MonitorColumn("what to do", lambda t: _text(t.todo, 160), False, 100),
     ]
     found = [(one, _row(level=one.level)) for one in seen.troubles]
     return _made("Health", columns, found, "Nothing is wrong", width)
@@ -390,7 +398,7 @@ def lines(seen: Overview) -> Iterator[str]:
         yield from table_lines(table(seen))
 
 
-def table_lines(table: Table) -> Iterator[str]:
+def table_lines(table: MonitorTable) -> Iterator[str]:
     """Return the lines of one table, aligned by cells."""
     yield table.title
     if not table.rows:

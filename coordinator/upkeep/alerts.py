@@ -70,7 +70,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is wrong, and whether that was said."""
 
     kind: Kind
@@ -94,11 +94,11 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     next_at: float = 0.0
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the alerts, stored whenever it changes."""
 
     checked_at: float  # events before it were said
-    standing: tuple[Standing, ...] = ()
+    standing: tuple[StandingAlert, ...] = ()
     letters: tuple[Letter, ...] = ()
     letter: int = 0  # number of the last one
 
@@ -123,7 +123,7 @@ class Alerts:
         self._settings = settings
         self._space = space
         self._machine = socket.gethostname()[:64]
-        self._state = State(checked_at=clock.now())
+        self._state = AlertState(checked_at=clock.now())
         self._failed_said = -1  # tries to say that the database failed; nothing can be stored then
         self.certificate_ends_at = certificate_end(settings)
 
@@ -166,13 +166,13 @@ class Alerts:
             _said(self._state),
         )
 
-        def read(conn: Connection) -> State:
+        def read(conn: Connection) -> AlertState:
             return self._next(conn, now, local)[0]
 
         if await self._db.read(read) == self._state:
             return ()
 
-        def write(conn: Connection) -> tuple[State, list[Alert]]:
+        def write(conn: Connection) -> tuple[AlertState, list[Alert]]:
             key_values.locked(conn, key_values.ALERTS)
             state, raised = self._next(conn, now, local)
             key_values.put(conn, key_values.ALERTS, msgspec.json.encode(state).decode())
@@ -185,7 +185,7 @@ class Alerts:
 
     def _next(
         self, conn: Connection, now: float, local: Sequence[Condition]
-    ) -> tuple[State, list[Alert]]:
+    ) -> tuple[AlertState, list[Alert]]:
         """Return the state after a look, and what is to be said."""
         state = self._stored(conn)
         found = [*local, *in_database(conn, self._settings, now, state.since, _said(state))]
@@ -196,16 +196,16 @@ class Alerts:
             letters.append(Letter(id=number, alert=alert, next_at=now))
         # A transaction may show an event a little late.
         quiet = not any(each.kind in EVENTS for each in standing) and standing != state.standing
-        return State(
+        return AlertState(
             checked_at=now - LATE_S if quiet else state.checked_at,
             standing=standing,
             letters=tuple(letters[-LETTERS_MAX:]),
             letter=number,
         ), alerts
 
-    def _stored(self, conn: Connection) -> State:
+    def _stored(self, conn: Connection) -> AlertState:
         stored = key_values.get(conn, key_values.ALERTS)
-        return decode(stored, State) if stored else self._state
+        return decode(stored, AlertState) if stored else self._state
 
     # --- delivery ---
 
@@ -239,7 +239,7 @@ class Alerts:
         self._put(conn, msgspec.structs.replace(state, letters=tuple(letters)))
         return due
 
-    def _drop(self, conn: Connection, ids: set[int]) -> State:
+    def _drop(self, conn: Connection, ids: set[int]) -> AlertState:
         key_values.locked(conn, key_values.ALERTS)
         state = self._stored(conn)
         left = tuple(letter for letter in state.letters if letter.id not in ids)
@@ -247,7 +247,7 @@ class Alerts:
         self._put(conn, state)
         return state
 
-    def _put(self, conn: Connection, state: State) -> None:
+    def _put(self, conn: Connection, state: AlertState) -> None:
         key_values.put(conn, key_values.ALERTS, msgspec.json.encode(state).decode())
 
     async def _send(self, letter: Letter) -> str:
@@ -288,25 +288,25 @@ class Alerts:
         alert = self._alert("test", "a test: alerts of this server arrive here", self._clock.now())
         return Delivered(problem=await deliver(self._settings.alert_webhook, alert))
 
-    async def list(self) -> tuple[Standing, ...]:
+    async def list(self) -> tuple[StandingAlert, ...]:
         """Return what was said and is not over."""
         state = await self._db.read(self._stored)
         return tuple(each for each in state.standing if each.said_at is not None)
 
 
-def _said(state: State) -> set[tuple[str, str]]:
+def _said(state: AlertState) -> set[tuple[str, str]]:
     return {each.key for each in state.standing if each.said_at is not None}
 
 
 def advance(
-    state: State, found: Sequence[Condition], now: float, machine: str, server: str
-) -> tuple[tuple[Standing, ...], list[Alert]]:
+    state: AlertState, found: Sequence[Condition], now: float, machine: str, server: str
+) -> tuple[tuple[StandingAlert, ...], list[Alert]]:
     """Return what stands after a look that found these conditions, and what is to be said of it."""
     before = {each.key: each for each in state.standing}
-    after: list[Standing] = []
+    after: list[StandingAlert] = []
     alerts: list[Alert] = []
 
-    def say(each: Standing, on: Literal["on", "over"]) -> None:
+    def say(each: StandingAlert, on: Literal["on", "over"]) -> None:
         alerts.append(
             Alert(
                 kind=each.kind,
@@ -322,7 +322,7 @@ def advance(
     for condition in found[:STANDING_MAX]:
         each = before.pop((condition.kind, condition.about), None)
         if each is None:
-            each = Standing(
+            each = StandingAlert(
                 kind=condition.kind, about=condition.about, message=condition.message,
                 since=now, seen_at=now,
             )  # fmt: skip

@@ -28,7 +28,7 @@ from coordinator.database.engine import dump
 from coordinator.database.engine.open import Database, is_new, migrate
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.storage import folders
-from coordinator.storage.blobs import BlobStore, hash_blob, in_pool, open_in_pool, storage_errors
+from coordinator.storage.blobs import BlobStore, in_pool, open_in_pool, storage_errors
 from coordinator.storage.open import open_blobs
 from shared.decoding import decode
 from shared.errors import (
@@ -73,7 +73,7 @@ class BackupList(msgspec.Struct, frozen=True, kw_only=True):
     blobs: dict[str, int]  # SHA-256 -> size
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
+class BackupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a backup or a restore."""
 
     path: str
@@ -89,7 +89,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 async def backup(
     db: Database, blobs: BlobStore, settings: Settings, clock: Clock, to: Path
-) -> Saved:
+) -> BackupSummary:
     """Write a backup into a new or empty folder.
 
     Raises Conflict when it is not empty, NotFound for a lost blob.
@@ -217,8 +217,8 @@ def _copy_keys(settings: Settings, folder: Path) -> dict[str, str]:
     return found
 
 
-def _saved(path: Path, listed: BackupList) -> Saved:
-    return Saved(
+def _saved(path: Path, listed: BackupList) -> BackupSummary:
+    return BackupSummary(
         path=str(path),
         rows=sum(table.rows for table in listed.tables.values()),
         blobs=len(listed.blobs),
@@ -276,7 +276,7 @@ def check_files(source: Path, listed: BackupList) -> None:
             raise Configuration(f"the backup is damaged: {path} is not what was saved")
 
 
-async def restore(settings: Settings, source: Path) -> Saved:
+async def restore(settings: Settings, source: Path) -> BackupSummary:
     """Check a backup as a whole, then fill a new data directory and an empty database with it.
 
     Raises Configuration for a damaged backup, Conflict when there is something already. Nothing is
@@ -318,7 +318,7 @@ async def _put_blob(blobs: BlobStore, path: Path, sha256: str) -> None:
     with storage_errors():
         await in_pool(shutil.copyfile, path, copy)
     await blobs.put_file(sha256, copy)
-    if await hash_blob(blobs, sha256) != sha256:
+    if await blobs.hash(sha256) != sha256:
         raise Configuration(f"the blob store gave back other bytes for {sha256}: look at its disk")
 
 

@@ -13,7 +13,7 @@ import msgspec
 from coordinator.accounts.ledger import Ledger
 from coordinator.database import datasets, invariants, runs, versions
 from coordinator.runs.definition import definition
-from coordinator.storage.blobs import BlobStore, hash_blob
+from coordinator.storage.blobs import BlobStore
 from shared.decoding import decode
 from shared.errors import VolunteerError, why
 from shared.protocol.versions import VersionManifest
@@ -74,7 +74,7 @@ class Checks:
             there = await self._blobs.size(sha)
             if there != size:
                 return f"the blob {sha} has {there} bytes, not {size}"
-            if await hash_blob(self._blobs, sha) != sha:
+            if await self._blobs.hash(sha) != sha:
                 return f"the blob {sha} is damaged: its bytes have another hash"
         except (VolunteerError, OSError) as error:
             return f"the blob {sha} cannot be read: {why(error)}"

@@ -19,7 +19,7 @@ from coordinator.database.monitoring import census, overview, replicas
 from coordinator.rules import health
 from coordinator.rules.overview import Census, Flow, Overview, ReplicaFigures, RunLine
 from coordinator.rules.thresholds import DEFAULT, Thresholds
-from coordinator.ttl_cache import Fresh
+from coordinator.ttl_cache import CachedValue
 from shared.clock import Clock
 from shared.errors import VolunteerError
 
@@ -48,8 +48,8 @@ class Overviews:
         self._clock = clock
         self._server = server
         self._limits = limits
-        self._census = Fresh(self._count, CENSUS_S, clock, rest=CENSUS_REST)
-        self._overview = Fresh(self._look, OVERVIEW_S, clock, rest=OVERVIEW_REST)
+        self._census = CachedValue(self._count, CENSUS_S, clock, rest=CENSUS_REST)
+        self._overview = CachedValue(self._look, OVERVIEW_S, clock, rest=OVERVIEW_REST)
 
     async def get(self) -> Overview:
         """Return the newest picture, at most a moment old."""

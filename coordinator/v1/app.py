@@ -12,8 +12,8 @@ import structlog
 from starlette.routing import Route
 
 from coordinator.accounts.api_keys import PREFIX, Asker
-from coordinator.inference.answers import NO_KEY, Answer, Servable, Wish
-from coordinator.inference.engine import Piece
+from coordinator.inference.answers import NO_KEY, AnswerStream, Servable, TextPrompt
+from coordinator.inference.engine import AnswerPiece
 from coordinator.request import ClientGone, Receive, Scope, Send
 from coordinator.v1.replies import Form, chat_wish, completion_wish
 from coordinator.v1.wire import Out, read, refusal
@@ -84,7 +84,7 @@ class V1Api:
     async def _text(
         self,
         model: Servable,
-        wish: Wish,
+        wish: TextPrompt,
         options: StreamOptions | None,
         out: Out,
         ask: CompletionRequest | ChatRequest,
@@ -110,7 +110,9 @@ class V1Api:
                 await out.event(form.last(answer.prompt_tokens, cost))
             await out.done()
 
-    async def _pieces(self, answer: Answer, out: Out) -> AsyncIterator[tuple[int, Piece]]:
+    async def _pieces(
+        self, answer: AnswerStream, out: Out
+    ) -> AsyncIterator[tuple[int, AnswerPiece]]:
         """Yield pieces as they come. Raises ClientGone as soon as the client leaves."""
         gone = out.gone()
         async with aclosing(answer.pieces(gone)) as pieces:
@@ -120,7 +122,7 @@ class V1Api:
             raise ClientGone
 
 
-class _Served:
+class _ApiHandler:
     """A handler as an ASGI application: sign-in, and every error in OpenAI's shape."""
 
     def __init__(self, coordinator: Coordinator, path: str, handle: Handle) -> None:
@@ -193,9 +195,10 @@ def routes(coordinator: Coordinator) -> list[Route]:
         raise NotFound("there is no such path below /v1: " + ", ".join(handles))
 
     found: list[Any] = [
-        Route(e.path, _Served(coordinator, e.path, handles[e.path]), methods=[e.method]) for e in V1
+        Route(e.path, _ApiHandler(coordinator, e.path, handles[e.path]), methods=[e.method])
+        for e in V1
     ]
-    rest = _Served(coordinator, "/v1", nothing)
+    rest = _ApiHandler(coordinator, "/v1", nothing)
     return [*found, Route("/v1/{rest:path}", rest, methods=["GET", "POST", "PUT", "DELETE"])]
 
 

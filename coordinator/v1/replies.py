@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from coordinator.inference.answers import Wish, Wrong
-from coordinator.inference.engine import Piece, TokenLogprob
+from coordinator.inference.answers import TextPrompt, Wrong
+from coordinator.inference.engine import AnswerPiece, TokenLogprob
 from coordinator.rules.run_file import ChatSettings
 from coordinator.rules.serving import transcript
 from shared.protocol.inference import (
@@ -20,9 +20,9 @@ from shared.protocol.inference import (
 STOP_CHARS_MAX = 200
 
 
-def completion_wish(ask: CompletionRequest, seed: int) -> Wish:
+def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
     """Return what a request for a completion wants. Raises Wrong."""
-    return Wish(
+    return TextPrompt(
         kind="completion",
         prompt=ask.prompt,
         max_tokens=ask.max_tokens,
@@ -36,7 +36,7 @@ def completion_wish(ask: CompletionRequest, seed: int) -> Wish:
     )
 
 
-def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> Wish:
+def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPrompt:
     """Return what a request for an answer wants, written by the run's template, or to be written by
     that of its tokenizer (None). Raises Wrong.
     """
@@ -45,7 +45,7 @@ def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> Wish:
     if ask.top_logprobs is not None and not ask.logprobs:
         raise Wrong("top_logprobs needs logprobs = true", "top_logprobs")
     turns = tuple((turn.role, turn.text) for turn in ask.messages)
-    return Wish(
+    return TextPrompt(
         kind="chat",
         prompt=turns if chat is None else transcript(chat, turns),
         max_tokens=ask.max_completion_tokens or ask.max_tokens,
@@ -71,7 +71,7 @@ def _stops(stop: Stop) -> tuple[str, ...]:
 class Form:
     """One answer, gathered piece by piece."""
 
-    def __init__(self, answer_id: str, model: str, created: int, wish: Wish) -> None:
+    def __init__(self, answer_id: str, model: str, created: int, wish: TextPrompt) -> None:
         self._chat = wish.kind == "chat"
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{answer_id}",
@@ -85,7 +85,7 @@ class Form:
         self._tokens = 0
         self._greeted: set[int] = set()
 
-    def add(self, number: int, piece: Piece) -> None:
+    def add(self, number: int, piece: AnswerPiece) -> None:
         """Add a piece of a sequence."""
         self._text[number] += piece.text
         self._tokens += len(piece.tokens)
@@ -93,7 +93,7 @@ class Form:
         if piece.finish is not None:
             self._finish[number] = _finish(piece)
 
-    def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, number: int, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         """Yield the chunks of a stream that say a piece."""
         before = len(self._text[number])
         self.add(number, piece)
@@ -164,5 +164,5 @@ def _chat_logprob(said: TokenLogprob) -> dict[str, Any]:
     return own | {"top_logprobs": top}
 
 
-def _finish(piece: Piece) -> str:
+def _finish(piece: AnswerPiece) -> str:
     return "length" if piece.finish == "length" else "stop"

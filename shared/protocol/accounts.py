@@ -61,6 +61,7 @@ class ServerInfo(Message):
     runs: tuple[RunInfo, ...]
     open: bool = False  # strangers register without a code, on probation
     proof_of_work_bits: int = 0  # of a registration without a code; 0 = none is asked for
+    proof: str = ""  # hex, signature over the nonce that was sent: the key is held by who answers
 
 
 class Device(Message):

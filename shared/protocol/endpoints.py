@@ -117,7 +117,10 @@ CHALLENGE = Endpoint(
     summary="Proof of work for a registration without a code, where the coordinator is open",
     auth="none",
     reply=Challenge,
-    query=(Parameter(name="volunteer", kind=str, help="Id of the account to be."),),
+    query=(
+        Parameter(name="volunteer", kind=str, help="Id of the account to be."),
+        Parameter(name="nickname", kind=str, help="Its name, refused before anything is computed."),
+    ),
     strict=True,
 )
 BENCHMARK = Endpoint(
@@ -460,6 +463,7 @@ SERVER = Endpoint(
     summary="Name, protocol, public key and runs of this coordinator",
     auth="none",
     reply=ServerInfo,
+    query=(Parameter(name="nonce", kind=str, help="Signed in `proof`: up to 64 characters."),),
 )
 OPENAPI = Endpoint(
     method="GET",

@@ -83,7 +83,7 @@ class Lease(Message):
 RETRY_S_MAX = DAY_S
 
 
-class Idle(Message):
+class IdleReply(Message):
     reason: Reason
     message: str
     retry_after_s: Annotated[float, Meta(ge=0, le=RETRY_S_MAX)]
@@ -94,7 +94,7 @@ class Idle(Message):
 
 class ClaimReply(Message):
     lease: Lease | None = None
-    idle: Idle | None = None
+    idle: IdleReply | None = None
 
 
 class BeginRequest(Message):

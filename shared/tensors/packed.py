@@ -91,7 +91,7 @@ class PackedFile:
         self._specs = by_name(wire)
         self._directory = path.parent
         self._room = max((_chunk_bytes(spec) for spec in wire), default=0)
-        self._slots: dict[int, _Slot] = {}  # by thread
+        self._slots: dict[int, _ChunkSlot] = {}  # by thread
         with path.open("rb") as file:
             self._places = _places(file, wire)
             self._packed = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -105,7 +105,7 @@ class PackedFile:
             return np.empty(0, NUMPY[self._specs[name].dtype])
         slot = self._slots.get(threading.get_ident())
         if slot is None:
-            slot = self._slots[threading.get_ident()] = _Slot(self._directory, self._room)
+            slot = self._slots[threading.get_ident()] = _ChunkSlot(self._directory, self._room)
         if slot.holds != (name, index):
             self._fill(slot, name, index)
         return slot.numbers
@@ -117,7 +117,7 @@ class PackedFile:
             slot.close()
         self._packed.close()
 
-    def _fill(self, slot: _Slot, name: str, index: int) -> None:
+    def _fill(self, slot: _ChunkSlot, name: str, index: int) -> None:
         spec = self._specs[name]
         count = min(CHUNK_ELEMENTS, spec.count - index * CHUNK_ELEMENTS)
         begin, end = self._places[name][index]
@@ -125,7 +125,7 @@ class PackedFile:
         slot.put((name, index), read_array(planes, NUMPY[spec.dtype], count, WHAT))
 
 
-class _Slot:
+class _ChunkSlot:
     """The place of one unpacked chunk."""
 
     def __init__(self, directory: Path, size: int) -> None:

@@ -89,7 +89,7 @@ class Codec(Protocol):
         """Open an update after checking its header. Raises InvalidFrame."""
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """Elements [first, stop) of a flat tensor, as they are on the wire."""
 
     wire: Sequence[Array]
@@ -97,10 +97,10 @@ class Part(NamedTuple):
     stop: int
 
 
-class Source(Protocol):
+class UpdateSource(Protocol):
     """The file of an update."""
 
-    def part(self, spec: TensorSpec, start: int) -> Part:
+    def part(self, spec: TensorSpec, start: int) -> TensorPart:
         """The part that holds the element `start`, good until the same thread asks for another."""
 
     def close(self) -> None: ...
@@ -112,15 +112,15 @@ class _Tensors:
     def __init__(self, frame: Frame, kernel: Kernel) -> None:
         self._frame = frame
         self._kernel = kernel
-        self._parts: dict[str, Part] = {}  # a merge asks for many small slices
+        self._parts: dict[str, TensorPart] = {}  # a merge asks for many small slices
 
-    def part(self, spec: TensorSpec, start: int) -> Part:
+    def part(self, spec: TensorSpec, start: int) -> TensorPart:
         return self._parts.get(spec.name) or self._open(spec)
 
-    def _open(self, spec: TensorSpec) -> Part:
+    def _open(self, spec: TensorSpec) -> TensorPart:
         wire = self._kernel.parts(spec) if spec.role == "parameter" else (spec,)
         flat = [self._frame.array(part.name).reshape(-1) for part in wire]
-        self._parts[spec.name] = part = Part(flat, 0, spec.count)
+        self._parts[spec.name] = part = TensorPart(flat, 0, spec.count)
         return part
 
     def close(self) -> None:
@@ -134,10 +134,10 @@ class _Chunks:
     def __init__(self, file: PackedFile) -> None:
         self._file = file
 
-    def part(self, spec: TensorSpec, start: int) -> Part:
+    def part(self, spec: TensorSpec, start: int) -> TensorPart:
         index = start // CHUNK_ELEMENTS
         found, first = self._file.chunk(spec.name, index), index * CHUNK_ELEMENTS
-        return Part([found], first, first + found.size)
+        return TensorPart([found], first, first + found.size)
 
     def close(self) -> None:
         self._file.close()
@@ -146,7 +146,7 @@ class _Chunks:
 class DecodedUpdate(Mapping[str, Array]):
     """An update read back, decoded when it is asked for: float32, and int64 counters."""
 
-    def __init__(self, source: Source, schema: Schema, kernel: Kernel) -> None:
+    def __init__(self, source: UpdateSource, schema: Schema, kernel: Kernel) -> None:
         self.schema = schema
         self._source = source
         self._kernel = kernel

@@ -52,7 +52,7 @@ class Delta(Mapping[str, Array]):
         return len(self._specs)
 
 
-class Given:
+class CodecInput:
     """An update as its codec was given it: what was written, and what that left behind, less the
     residual that it was added to. Exact but for rounding, however little the codec wrote.
     """
@@ -77,7 +77,7 @@ class Given:
 @contextmanager
 def opened(
     path: Path, schema: Schema, chosen: Codec, kept: Path | None, before: Path | None
-) -> Iterator[tuple[DecodedUpdate, DecodedUpdate | Given]]:
+) -> Iterator[tuple[DecodedUpdate, DecodedUpdate | CodecInput]]:
     """Open an update: as it was written, and as its codec was given it, which is the same where
     the codec `kept` nothing. Raises InvalidFrame.
     """
@@ -88,7 +88,7 @@ def opened(
             {} if file is None else stack.enter_context(open_frame(file, left))
             for file in (kept, before)
         )
-        yield written, written if kept is None else Given(written, behind, had, left)
+        yield written, written if kept is None else CodecInput(written, behind, had, left)
 
 
 def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> Delta:

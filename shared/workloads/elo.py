@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True):
+class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a match for the version that was measured."""
 
     wins: int = 0
@@ -39,7 +39,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
 
     one: int
     other: int
-    score: Score
+    score: MatchScore
 
 
 class Rating(msgspec.Struct, frozen=True, kw_only=True):

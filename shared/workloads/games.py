@@ -89,7 +89,7 @@ class Encounter(msgspec.Struct, frozen=True, kw_only=True):
     game: str  # the first game as text; the first version has the first stones
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class MoveReply(msgspec.Struct, frozen=True, kw_only=True):
     """A version's evaluation of a position, and the move it makes."""
 
     move: int
@@ -97,7 +97,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     heat: tuple[float, ...]  # the policy, a number for each cell
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class BoardAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """Board after some moves."""
 
     board: tuple[
@@ -114,10 +114,10 @@ LEVELS = ("easy", "middle", "hard")
 class Opponent(Protocol):
     """A version that people play against."""
 
-    def look(self, moves: Sequence[int]) -> Look:
+    def look(self, moves: Sequence[int]) -> BoardAnalysis:
         """The position after `moves`; costs nothing. Raises BadRequest for an illegal move."""
 
-    def reply(self, moves: Sequence[int], level: int) -> Reply:
+    def reply(self, moves: Sequence[int], level: int) -> MoveReply:
         """Think about the position after `moves`; level 0, 1 or 2, see LEVELS.
 
         Raises BadRequest for an illegal move.

@@ -55,7 +55,7 @@ async def serve(data_dir: Path) -> None:
 
     from coordinator.config import Settings
     from coordinator.http.app import create_app, opened
-    from coordinator.http.deadlines import Guard, protocol
+    from coordinator.http.deadlines import ConnectionGuard, protocol
     from coordinator.http.routes.endpoint import Reply, Served, json_reply
     from coordinator.http.server import listen
     from coordinator.log import configure
@@ -94,7 +94,7 @@ async def serve(data_dir: Path) -> None:
         print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(
             app,
-            http=protocol(Guard(settings)),
+            http=protocol(ConnectionGuard(settings)),
             ws="none",
             log_config=None,
             access_log=False,

@@ -35,7 +35,7 @@ from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import Definition, of_file
 from coordinator.runs.version_files import write_weights
 from shared.workloads.gpt.config import GptConfig
-from shared.workloads.gpt.model import Gpt, Kept, build
+from shared.workloads.gpt.model import Gpt, KeyValueCache, build
 from tests.benchmarks import answering_side, serving_side
 from tests.benchmarks.serving_side import FixedEngine
 from tests.benchmarks.transformers_side import Library
@@ -83,7 +83,7 @@ class TimedEngine(FixedEngine):
 def bare(model: Gpt, layers: int, streams: int, tokens: int) -> tuple[float, float]:
     """Return the same of a loop that does nothing but the model and a draw."""
     began = time.perf_counter()
-    kept = [Kept() for _ in range(layers)]
+    kept = [KeyValueCache() for _ in range(layers)]
     given = torch.stack([torch.arange(seed, seed + PROMPT) for seed in range(streams)])
     first, start = 0.0, 0
     for _ in range(tokens):

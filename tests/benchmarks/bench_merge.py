@@ -31,7 +31,7 @@ import torch
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.aggregate import Aggregator, Mean
-from coordinator.aggregation.cohort import Cohort, Floats, Piece, cohort, pieces
+from coordinator.aggregation.cohort import Cohort, Floats, TensorPiece, cohort, pieces
 from coordinator.aggregation.optimizer import Push, server_optimizer
 from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
 from coordinator.plan.plan import plan
@@ -103,7 +103,7 @@ def plain_torch(frames: Sequence[Frame], elements: int, *, fused: bool) -> Calla
 
 
 def ours(
-    rule: Aggregator, group: Cohort, walk: Sequence[Piece], threads: int = 1
+    rule: Aggregator, group: Cohort, walk: Sequence[TensorPiece], threads: int = 1
 ) -> Callable[[], None]:
     def run() -> None:
         factors = aggregate.prepare(rule, group, walk, threads)

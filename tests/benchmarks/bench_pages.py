@@ -33,7 +33,7 @@ import uvicorn
 from coordinator.config import Constants, Settings
 from coordinator.database import runs
 from coordinator.http.app import create_app, opened
-from coordinator.http.deadlines import Guard, protocol
+from coordinator.http.deadlines import ConnectionGuard, protocol
 from coordinator.http.server import connections_possible, loop_factory
 from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import grow
@@ -123,7 +123,7 @@ async def stream(folder: Path, viewers: int, seconds: int) -> dict[str, float]:
         coordinator = await stack.enter_async_context(opened(settings))
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
-        guard = Guard(settings, connections_possible(settings.constants.connections_max))
+        guard = ConnectionGuard(settings, connections_possible(settings.constants.connections_max))
         config = uvicorn.Config(
             create_app(coordinator), http=protocol(guard), lifespan="off", log_config=None
         )

@@ -34,7 +34,7 @@ from shared.workloads.gomoku.config import GomokuConfig
 from shared.workloads.gomoku.network import NetEvaluator, build
 from shared.workloads.gomoku.openings import drawn
 from shared.workloads.gomoku.records import Manner
-from shared.workloads.gomoku.rules import Boards, Position, Rules
+from shared.workloads.gomoku.rules import BoardRules, Boards, Position
 from shared.workloads.gomoku.search import Evaluator, Floats, Search, SearchSettings, uniform
 from shared.workloads.gomoku.train import Batches, losses, window
 from shared.workloads.training.optimizer import InnerOptimizer
@@ -59,7 +59,9 @@ class Recorder:
         return self._inner(boards)
 
 
-def arena(rules: Rules, player: Evaluator, slots: int, simulations: int = SIMULATIONS) -> Arena:
+def arena(
+    rules: BoardRules, player: Evaluator, slots: int, simulations: int = SIMULATIONS
+) -> Arena:
     """Games without end."""
     numbers = iter(range(1 << 30))
     manner = Manner(simulations=simulations, temperature_plies=12, noise=0.25)
@@ -133,7 +135,7 @@ def expand(node: Node, position: Position, evaluator: Evaluator) -> float:
 class Plain:
     """One game after the other."""
 
-    def __init__(self, rules: Rules, evaluator: Evaluator) -> None:
+    def __init__(self, rules: BoardRules, evaluator: Evaluator) -> None:
         self._rules, self._evaluator = rules, evaluator
         self._game = Position(rules)
         self.moves = 0
@@ -222,7 +224,7 @@ def simulated(options: argparse.Namespace) -> dict[str, Any]:
 
     By the time of its core, which others may use as well, and by the clock.
     """
-    rules = Rules(15, 5)
+    rules = BoardRules(15, 5)
     search = Search(rules, SearchSettings(simulations=SIMULATIONS), options.slots)
     boards = np.concatenate(
         [Position(rules, drawn(rules, seed, 8)).board for seed in range(options.slots)]

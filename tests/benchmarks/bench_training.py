@@ -33,7 +33,7 @@ from shared.workloads.gpt.model import build
 from tests.benchmarks.reports import training
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.control.sentences import words
-from volunteer.training.job import Assignment, TrainingReport
+from volunteer.training.job import TrainingJob, TrainingReport
 from volunteer.training.trainer import Trainer
 
 GOAL = 0.97
@@ -91,7 +91,7 @@ async def ours(
 
     beating = asyncio.create_task(beat())
     handle = trainer.submit(
-        Assignment(
+        TrainingJob(
             begin=lambda: WORKLOAD.begin(task, weights, data, "cpu", None),
             finish=lambda work, took: spent.append(took.train_s),
             samples=task.stop - task.start,

@@ -26,9 +26,9 @@ from tests.benchmarks.reports import training
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.control import commands, events
 from volunteer.control.control import Control
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.headless import Headless
-from volunteer.training.job import Assignment, TrainingReport
+from volunteer.training.job import TrainingJob, TrainingReport
 from volunteer.training.trainer import Trainer
 
 # What a volunteer trains in earnest, and what takes long enough to be paused in the middle.
@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
 class Works:
     """Trains what is ordered and tells it as an agent does."""
 
-    def __init__(self, data: Folder, hub: Hub, times: TextIO) -> None:
+    def __init__(self, data: Folder, hub: EventBus, times: TextIO) -> None:
         self.hub = hub
         self.trainer = Trainer("cpu", threads=1)
         self._data = data
@@ -92,7 +92,7 @@ class Works:
 
         for _ in range(number):
             handle = self.trainer.submit(
-                Assignment(
+                TrainingJob(
                     begin=lambda: WORKLOAD.begin(task, weights, self._data, "cpu", None),
                     finish=lambda work, took: spent.append(took.train_s),
                     samples=task.stop - task.start,
@@ -125,7 +125,7 @@ def beginning() -> Iterator[events.AnyEvent]:
 
 async def serve(front: str, orders: Path, times: Path) -> None:
     """Until the front end is left."""
-    loop, hub = asyncio.get_running_loop(), Hub(SystemClock())
+    loop, hub = asyncio.get_running_loop(), EventBus(SystemClock())
     lines: asyncio.Queue[str] = asyncio.Queue()
 
     def read() -> None:

@@ -31,7 +31,7 @@ from shared.workloads.training.devices import autocast
 from tests.support.workloads import tiny_gomoku
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.machine.benchmark import benchmark
-from volunteer.training.job import Assignment
+from volunteer.training.job import TrainingJob
 from volunteer.training.trainer import Trainer
 
 NO_GPU = 75
@@ -84,7 +84,7 @@ class Bench:
         """Samples a second of a whole task on the thread of the device, and each halving."""
         halved: list[int] = []
         handle = self.trainer.submit(
-            Assignment(
+            TrainingJob(
                 begin=begin or (lambda: self.begin(task)),
                 finish=lambda work, spent: (work.result(), spent.train_s)[1],
                 samples=task.stop,

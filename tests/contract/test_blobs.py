@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.storage.blobs import BlobStore, DiskBlobs, Pieces, check_name, hash_blob
+from coordinator.storage.blobs import BlobStore, DiskBlobs, Pieces, check_name
 from coordinator.storage.open import open_blobs
 from coordinator.storage.s3 import S3Blobs
 from shared.errors import BadRequest, Configuration, NotFound, Unavailable
+from tests.support.wayward_store import PIECE_BYTES, WaywardStore, wayward_store
 
 ABSENT = "0" * 64
 
@@ -74,7 +75,7 @@ async def test_what_is_put_is_there(blobs: BlobStore) -> None:
     assert await blobs.size(sha) == len(data)
     assert (await blobs.local(sha)).read_bytes() == data
     assert await whole(await blobs.open_range(sha, 0, len(data))) == data
-    assert await hash_blob(blobs, sha) == sha
+    assert await blobs.hash(sha) == sha
 
 
 async def test_bytes_are_named_by_their_hash(blobs: BlobStore) -> None:
@@ -97,7 +98,7 @@ async def test_putting_again_changes_nothing(blobs: BlobStore) -> None:
 async def test_many_put_the_same_at_once(blobs: BlobStore) -> None:
     parts = [staged(blobs, b"x" * 100_000, f"part{i}") for i in range(20)]
     await asyncio.gather(*(blobs.put_file(sha, path) for sha, path in parts))
-    assert await hash_blob(blobs, parts[0][0]) == parts[0][0]
+    assert await blobs.hash(parts[0][0]) == parts[0][0]
     assert len([entry async for entry in blobs.entries()]) == 1
 
 
@@ -192,7 +193,7 @@ async def test_a_file_from_another_filesystem_arrives_whole(tmp_path: Path) -> N
     sha = hashlib.sha256(b"from afar").hexdigest()
     await blobs.put_file(sha, source)
     assert not source.exists()
-    assert await hash_blob(blobs, sha) == sha
+    assert await blobs.hash(sha) == sha
     assert list(blobs.scratch().iterdir()) == []
 
 
@@ -216,6 +217,64 @@ async def test_a_store_that_does_not_answer_is_unavailable(
     blobs = S3Blobs("s3://bucket", tmp_path / "cache", retry_s=0.1)
     with pytest.raises(Unavailable):
         await blobs.size(ABSENT)
+
+
+@pytest.fixture
+def wayward(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WaywardStore]:
+    with wayward_store(os.environ["AWS_ENDPOINT_URL"]) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        yield store
+
+
+async def test_a_stream_that_moves_has_no_time_limit_and_one_that_does_not_has_one(
+    wayward: WaywardStore, s3_url: str, tmp_path: Path
+) -> None:
+    blobs = S3Blobs(s3_url, tmp_path / "cache", retry_s=0.1, still_s=1.0)
+    data = os.urandom(40 * PIECE_BYTES)
+    sha = await blobs.put_bytes(data)
+    wayward.pause_s = 0.06  # 2.4 s in all
+    assert await whole(await blobs.open_range(sha, 0, len(data))) == data
+    wayward.stall = True
+    with pytest.raises(Unavailable):
+        await whole(await blobs.open_range(sha, 0, len(data)))
+
+
+async def test_what_is_in_the_cache_is_served_while_the_store_is_away_and_checks_look_past_it(
+    wayward: WaywardStore, s3_url: str, tmp_path: Path
+) -> None:
+    blobs = S3Blobs(s3_url, tmp_path / "cache", retry_s=0.1)
+    sha, path = staged(blobs, os.urandom(100_000))
+    await blobs.put_file(sha, path)
+    wayward.seen.clear()
+    assert len(await whole(await blobs.open_range(sha, 0, await blobs.size(sha)))) == 100_000
+    assert wayward.seen == []
+    await S3Blobs(s3_url, tmp_path / "other").delete(sha)
+    with pytest.raises(NotFound):
+        await blobs.hash(sha)
+
+
+async def test_a_store_that_ends_an_upload_in_parts_without_saying_so_has_it(
+    wayward: WaywardStore, s3_url: str, tmp_path: Path
+) -> None:
+    blobs = S3Blobs(s3_url, tmp_path / "cache", retry_s=0.5)
+    sha, path = staged(blobs, os.urandom(6 << 20))
+    wayward.swallow = 1  # asked again, the store knows of no such upload: 404
+    await blobs.put_file(sha, path)
+    assert await blobs.hash(sha) == sha
+
+
+async def test_a_put_that_fails_is_to_be_tried_again_and_keeps_the_file(
+    wayward: WaywardStore, s3_url: str, tmp_path: Path
+) -> None:
+    blobs = S3Blobs(s3_url, tmp_path / "cache", retry_s=0.1)
+    for size in (1000, 6 << 20):
+        sha, path = staged(blobs, os.urandom(size), f"part{size}")
+        wayward.refuse = True
+        with pytest.raises(Unavailable):
+            await blobs.put_file(sha, path)
+        wayward.refuse = False
+        await blobs.put_file(sha, path)
+        assert await blobs.hash(sha) == sha
 
 
 def test_a_setting_names_the_store(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import answer_pay, payments
-from coordinator.inference.answerers import Part, Waiting
+from coordinator.inference.answerers import AnswerPart, Waiting
 from coordinator.inference.draws import AT_ONCE, WAITING_MAX
 from coordinator.inference.engine import Generation, ModelVersion
 from coordinator.inference.metering import GONE_S, Meter
@@ -78,7 +78,7 @@ class House:
             id=name, manifest=manifest, prompt=(1,), max_tokens=TOKENS, seed=1, place=0,
             temperature=1.0, top_p=1.0, end=None,
         )  # fmt: skip
-        part = Part(Waiting(who, ()), task)
+        part = AnswerPart(Waiting(who, ()), task)
         part.take(AnswerTokens(start=0, tokens=(7,) * TOKENS))
         self.meter.draws.keep(request, part)
         self.meter.count(metered, TOKENS, who.volunteer_id)

@@ -6,23 +6,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import asyncpg
 import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.database import key_values
 from coordinator.database.engine import sqlite
-from coordinator.database.engine.open import Database, migrate
+from coordinator.database.engine.open import Database, is_new, migrate
+from coordinator.database.engine.postgres import POOL, SERVER
 from coordinator.database.engine.server_lock import DirectoryLock
 from shared.clock import SystemClock
 from shared.errors import Configuration, StorageFull, Unavailable
-from tests.support.databases import Postgres, keys, put, putting
+from tests.support.databases import Postgres, _unprivileged, keys, put, putting
 
 
 async def test_an_unreachable_server_is_told(postgres: Postgres) -> None:
@@ -193,3 +198,99 @@ async def test_a_database_that_finds_no_room_to_be_made_says_so(
     monkeypatch.setattr(opening, "_migrate", cramped)
     with pytest.raises(StorageFull, match="no space is left for the database"):
         await migrate(f"sqlite:///{tmp_path / 'coordinator.sqlite3'}")
+
+
+FREEZE = """
+import asyncio, sys, time
+from coordinator.database import key_values
+from coordinator.database.engine.open import Database
+
+async def main():
+    db = await Database.open(sys.argv[1])
+
+    def freeze(conn):
+        key_values.get(conn, "run", lock=True)
+        print("held", flush=True)
+        time.sleep(60)
+
+    await db.write(freeze)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_frozen_peer_loses_its_locks_within_seconds(postgres: Postgres) -> None:
+    url = await postgres.fresh()
+    db = await Database.open(url)
+    await db.write(putting("run"))
+    frozen = subprocess.Popen([sys.executable, "-c", FREEZE, url], stdout=subprocess.PIPE)
+    assert frozen.stdout is not None
+    assert frozen.stdout.readline() == b"held\n"
+    began = time.monotonic()
+    await db.write(lambda conn: key_values.get(conn, "run", lock=True))
+    assert time.monotonic() - began < 10
+    frozen.kill()
+    frozen.communicate()
+    await db.close()
+    await postgres.recycle(url)
+
+
+async def test_reads_do_not_wait_behind_writes_that_wait_for_a_row(postgres: Postgres) -> None:
+    url = await postgres.fresh()
+    db = await Database.open(url)
+    await db.write(putting("run"))
+    name = url.split("@/")[1].split("?")[0]
+    holder = await asyncpg.connect(host=str(postgres.directory), user="tester", database=name)
+    locked = holder.transaction()
+    await locked.start()
+    await holder.execute("SELECT * FROM meta WHERE key = 'run' FOR UPDATE")
+    waiting = [
+        asyncio.create_task(db.write(lambda conn: key_values.get(conn, "run", lock=True)))
+        for _ in range(POOL + 5)
+    ]
+    await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.wait_for(db.read(keys), 5)  # as of a heartbeat
+    assert not any(each.done() for each in waiting)
+    await locked.rollback()
+    await asyncio.gather(*waiting)
+    await holder.close()
+    await db.close()
+    await postgres.recycle(url)
+
+
+@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="pgbouncer is not installed")
+@pytest.mark.parametrize(
+    "more", ["", "ignore_startup_parameters = " + ", ".join(name.lower() for name in SERVER)]
+)
+async def test_a_pooler_that_drops_settings_is_refused_with_a_sentence(
+    postgres: Postgres, tmp_path: Path, more: str
+) -> None:
+    url = await postgres.fresh()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        file = Path(folder) / "bouncer.ini"
+        file.write_text(
+            f"[databases]\n* = host={postgres.directory} user=tester\n"
+            "[pgbouncer]\npool_mode = transaction\n"
+            f"unix_socket_dir = {folder}\nlisten_port = 6432\nauth_type = any\n{more}\n"
+        )
+        who = _unprivileged()
+        if who:
+            os.chown(folder, who["user"], who["group"])  # type: ignore[arg-type]
+        bouncer = subprocess.Popen(
+            ["pgbouncer", "-q", str(file)],
+            stderr=subprocess.DEVNULL,
+            **who,  # type: ignore[call-overload]
+        )
+        try:
+            while not (Path(folder) / ".s.PGSQL.6432").exists():
+                assert bouncer.poll() is None
+                await asyncio.sleep(0.05)
+            between = url.split("?")[0] + f"?host={folder}&port=6432"
+            for attempt in (is_new, Database.open):
+                with pytest.raises(Configuration, match="name PostgreSQL itself"):
+                    await attempt(between)
+        finally:
+            bouncer.kill()
+            bouncer.wait()
+    await postgres.recycle(url)

@@ -15,7 +15,7 @@ from coordinator.database import contributions, recomputes, record, verdicts, vo
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
-from coordinator.database.recomputes import Order, RecomputeRow
+from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables import accounts as tables
 from coordinator.database.verdicts import Ruling
 from coordinator.rules.checks import Result
@@ -63,7 +63,7 @@ def accepted(conn: Connection, run: int, who: str, now: float) -> int:
 def draw(conn: Connection, number: int, wanted: tuple[str, ...] = ()) -> RecomputeRow:
     """The draw of a contribution, whose machine is asked for these files."""
     row = contributions.by_id(conn, number)
-    order = Order(wanted=list(wanted), work="{}", flops=1e9, kind="cpu", due_at=10.0)
+    order = DrawTerms(wanted=list(wanted), work="{}", flops=1e9, kind="cpu", due_at=10.0)
     volunteers.count_draw(conn, row.volunteer_id)
     return recomputes.add(conn, row, order)
 

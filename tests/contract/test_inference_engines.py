@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece
+from coordinator.inference.engine import AnswerPiece, Generation, InferenceEngine, ModelVersion
 from coordinator.inference.upstream import Upstream, UpstreamEngine
 from coordinator.runs.definition import of_file
 from coordinator.runs.version_files import read_weights
@@ -49,8 +49,8 @@ class Engines:
     url: UpstreamEngine
     decoders: list[Decoder]
 
-    def named(self, name: str) -> Engine:
-        found: Engine = getattr(self, name)
+    def named(self, name: str) -> InferenceEngine:
+        found: InferenceEngine = getattr(self, name)
         return found
 
     def expected(self, version: int = 0, prompt: str = PROMPT, **more: Any) -> list[Any]:
@@ -96,7 +96,7 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
 
 
 @pytest.fixture(params=NAMES)
-def engine(request: pytest.FixtureRequest, engines: Engines) -> Engine:
+def engine(request: pytest.FixtureRequest, engines: Engines) -> InferenceEngine:
     return engines.named(request.param)
 
 
@@ -104,13 +104,15 @@ def _model(version: int) -> ModelVersion:
     return ModelVersion(run_id=1, run="tiny", version=version)
 
 
-async def ask(engine: Engine, version: int = 0, prompt: str = PROMPT, **more: Any) -> list[Piece]:
+async def ask(
+    engine: InferenceEngine, version: int = 0, prompt: str = PROMPT, **more: Any
+) -> list[AnswerPiece]:
     return [piece async for piece in await begin(engine, version, prompt, **more)]
 
 
 async def begin(
-    engine: Engine, version: int = 0, prompt: str = PROMPT, **more: Any
-) -> AsyncIterator[Piece]:
+    engine: InferenceEngine, version: int = 0, prompt: str = PROMPT, **more: Any
+) -> AsyncIterator[AnswerPiece]:
     model = _model(version)
     prepared = await engine.prepare(model, prompt)
     asked = {"max_tokens": 12, "seed": 3, **more}
@@ -123,12 +125,12 @@ def text(pieces: list[Any]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def tokens(pieces: list[Piece]) -> int:
+def tokens(pieces: list[AnswerPiece]) -> int:
     return sum(len(piece.tokens) for piece in pieces)
 
 
 async def test_greedy_is_the_likeliest_token_each_time_of_whatever_version_is_asked(
-    engine: Engine, engines: Engines
+    engine: InferenceEngine, engines: Engines
 ) -> None:
     versions = (0, 1, 0, 1, 1, 0)
     found = await asyncio.gather(*(ask(engine, each, temperature=0.0) for each in versions))
@@ -137,7 +139,9 @@ async def test_greedy_is_the_likeliest_token_each_time_of_whatever_version_is_as
     assert wanted[0] != wanted[1]
 
 
-async def test_a_seed_is_a_text_alone_and_among_others(engine: Engine, engines: Engines) -> None:
+async def test_a_seed_is_a_text_alone_and_among_others(
+    engine: InferenceEngine, engines: Engines
+) -> None:
     seeds = range(20)
     how: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9}
     found = await asyncio.gather(*(ask(engine, seed=seed, **how) for seed in seeds))
@@ -148,7 +152,7 @@ async def test_a_seed_is_a_text_alone_and_among_others(engine: Engine, engines: 
 
 
 async def test_it_ends_at_the_most_tokens_and_at_a_stop_string(
-    engine: Engine, engines: Engines
+    engine: InferenceEngine, engines: Engines
 ) -> None:
     whole = text(engines.expected(max_tokens=40, seed=5))
     found = await ask(engine, max_tokens=40, seed=5)
@@ -159,7 +163,7 @@ async def test_it_ends_at_the_most_tokens_and_at_a_stop_string(
     assert 0 < tokens(found) < 40
 
 
-async def test_probabilities_are_the_models(engine: Engine, engines: Engines) -> None:
+async def test_probabilities_are_the_models(engine: InferenceEngine, engines: Engines) -> None:
     found = await ask(engine, logprobs=2, temperature=0.7)
     said = [each for piece in found for each in piece.logprobs]
     wanted = [each.chosen for each in engines.expected(logprobs=2, temperature=0.7)]
@@ -169,7 +173,7 @@ async def test_probabilities_are_the_models(engine: Engine, engines: Engines) ->
     assert all(1 <= len(each.top) <= 2 for each in said)  # tokens of one text are one
 
 
-async def test_who_goes_away_leaves_room(engine: Engine, engines: Engines) -> None:
+async def test_who_goes_away_leaves_room(engine: InferenceEngine, engines: Engines) -> None:
     async def leave() -> None:
         stream = await begin(engine, max_tokens=900)
         await anext(stream)
@@ -179,7 +183,7 @@ async def test_who_goes_away_leaves_room(engine: Engine, engines: Engines) -> No
     assert text(await ask(engine)) == text(engines.expected())
 
 
-async def test_what_cannot_be_answered_is_said(engine: Engine) -> None:
+async def test_what_cannot_be_answered_is_said(engine: InferenceEngine) -> None:
     with pytest.raises(NotFound):
         await ask(engine, version=9)
     with pytest.raises(BadRequest, match="1,000,000 characters, and 1024 tokens fit"):
@@ -207,7 +211,7 @@ async def test_killed_processes_cost_what_they_worked_on_and_nothing_else(
     assert [text(each) for each in said] == [wanted] * len(every)
 
 
-async def _in_the_end(engine: Engine) -> list[Piece]:
+async def _in_the_end(engine: InferenceEngine) -> list[AnswerPiece]:
     while True:
         try:
             return await ask(engine)

@@ -15,7 +15,7 @@ from coordinator.accounts.ledger import Ledger
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
-from coordinator.database.ledger.postings import AMOUNT_MAX, Draft, Move, post
+from coordinator.database.ledger.postings import AMOUNT_MAX, EventDraft, Move, post
 from coordinator.database.tables.ledger import events
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, VolunteerError
 from tests.support.account_rows import add_run, breaches, earn, pay
@@ -274,7 +274,7 @@ async def test_the_largest_and_the_smallest_amount_are_exact(database: Database)
 async def test_an_event_that_does_not_balance_is_refused(
     database: Database, moves: tuple[Move, ...]
 ) -> None:
-    draft = Draft(key="x", kind="pending", moves=moves)
+    draft = EventDraft(key="x", kind="pending", moves=moves)
     await refused(database, BadRequest, lambda conn: post(conn, [draft], 1.0))
 
 

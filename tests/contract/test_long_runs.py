@@ -15,7 +15,7 @@ from coordinator.database import audits, evaluations, recomputes, runs
 from coordinator.database import contributions as contribution_rows
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
-from coordinator.database.recomputes import Order
+from coordinator.database.recomputes import DrawTerms
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks as table_of_tasks
 from coordinator.database.tables.trust import recomputes as table_of_recomputes
@@ -101,7 +101,7 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             conn.execute(update(table_of_tasks).values(volunteer_id=NEW))
             rows = contribution_rows.by_ids(conn, made)
             for row in rows:
-                order = Order(wanted=[], work="{}", flops=1.0, kind="cpu", due_at=0.0)
+                order = DrawTerms(wanted=[], work="{}", flops=1.0, kind="cpu", due_at=0.0)
                 recomputes.add(conn, row, order)
             conn.execute(update(table_of_recomputes).values(state="done", result="passed"))
             return rows[-1]

@@ -12,12 +12,12 @@ from sqlalchemy import Connection
 
 from coordinator.database import merge_jobs, merges
 from coordinator.database.engine.open import Database
-from coordinator.database.merge_jobs import Made, PartRow, StateFile
+from coordinator.database.merge_jobs import MergedPart, PartRow, StateFile
 from coordinator.database.merges import Bid, MergeRow
 from tests.support.run_rows import add_run
 
 NOW, LEASE_S = 1000.0, 15.0
-MADE = Made(sha256="a" * 64, size=9, state_sha256="b" * 64, state_size=3, squares=(0.1, 2.5))
+MADE = MergedPart(sha256="a" * 64, size=9, state_sha256="b" * 64, state_size=3, squares=(0.1, 2.5))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from coordinator.database.engine.open import Database
 from coordinator.database.inference import usage
 from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.tables.ledger import accounts, events
-from coordinator.inference.metering import GONE_S, Meter, Metered, Order
+from coordinator.inference.metering import GONE_S, Meter, Metered, MeteredRequest
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
 from shared.errors import (
@@ -62,7 +62,9 @@ class Bench:
         more = {} if directory is None else {"data_dir": str(directory)}
         return Meter(self.db, self.clock, msgspec.structs.replace(self.settings, **more))
 
-    def order(self, tokens: int = 10, *, prompt: int = 5, free: int = 0, **more: object) -> Order:
+    def order(
+        self, tokens: int = 10, *, prompt: int = 5, free: int = 0, **more: object
+    ) -> MeteredRequest:
         values: dict[str, object] = {
             "asker": Asker(volunteer_id=self.ann.volunteer_id),
             "run_id": self.run_id,
@@ -75,7 +77,7 @@ class Bench:
             "tokens_in": prompt,
             "tokens_max": tokens,
         }
-        return Order(**(values | more))  # type: ignore[arg-type]
+        return MeteredRequest(**(values | more))  # type: ignore[arg-type]
 
     async def has(self) -> tuple[int, int, int]:
         who = self.ann.volunteer_id

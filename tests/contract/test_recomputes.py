@@ -10,7 +10,7 @@ from coordinator.checking import proof
 from coordinator.database import contributions, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
-from coordinator.database.recomputes import Order, RecomputeRow
+from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads
 from coordinator.rules.checks import CHECKER_AWAY_S, RECOMPUTE_FLOPS_MAX, device_kind
@@ -51,7 +51,7 @@ def order(
     work: str = "{}",
 ) -> RecomputeRow:
     """A draw of a contribution, whose machine is asked for these files."""
-    told = Order(wanted=list(wanted), work=work, flops=flops, kind=kind, due_at=10.0)
+    told = DrawTerms(wanted=list(wanted), work=work, flops=flops, kind=kind, due_at=10.0)
     return recomputes.add(conn, row, told)
 
 

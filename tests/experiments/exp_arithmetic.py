@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from coordinator.checking.redo import Files, _alike, _written
+from coordinator.checking.redo import RecomputeFiles, _alike, _written
 from coordinator.rules.likeness import difference as apart
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import CODECS, EXACT_CODECS, codec, residual_schema
@@ -129,7 +129,7 @@ def beside(ours: Probe, theirs: tuple[np.ndarray, Arrays | None]) -> Figures:
 
 
 def sent(
-    about: Subject, base: Arrays, pair: tuple[Probe, Probe], files: Files
+    about: Subject, base: Arrays, pair: tuple[Probe, Probe], files: RecomputeFiles
 ) -> tuple[float, float]:
     """Return how far an update that a codec wrote is from ours, as a recompute sees it, and what
     was sent from what its codec makes of it.
@@ -194,7 +194,7 @@ class Laboratory:
                 )
                 for codec_name in CODECS:
                     kept = [Path(folder) / f"{codec_name} {at}" for at in (number - 1, number)]
-                    files = Files(
+                    files = RecomputeFiles(
                         weights=Path(),
                         update=Path(folder) / f"{codec_name} update",
                         codec=codec_name,

@@ -234,7 +234,7 @@ class Arena:
         inputs = [found for who, one in enumerate(sent) if (found := self._judge(one, who))]
         self._base, before = self._folder / f"base-{number + 1}", self._base
         while inputs:
-            order = step.Order(
+            order = step.MergeOrder(
                 plan=self._plan,
                 schema=self._subject.schema,
                 base=before,

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from shared.errors import NotFound
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, TrainSettings
-from shared.workloads.elo import Score
+from shared.workloads.elo import MatchScore
 from shared.workloads.gomoku.config import GomokuConfig
 from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.records import decode, score
@@ -146,7 +146,7 @@ class Experiment:
         evaluator = NetEvaluator(self._config, self._weights, "cpu")
         return tactics(self._config.rules, evaluator, each)
 
-    def match(self) -> Score:
+    def match(self) -> MatchScore:
         """The last version against version 0."""
         with TemporaryDirectory() as path:
             window = Window(Path(path), opponent=self._first)

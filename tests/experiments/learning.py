@@ -24,9 +24,9 @@ from coordinator.plan.plan import plan
 from coordinator.runs.definition import Definition
 from coordinator.services import Coordinator
 from coordinator.simulate import loop
-from coordinator.simulate.labour import Trained
+from coordinator.simulate.labour import TorchLabour
 from coordinator.simulate.scenario import from_table
-from coordinator.simulate.simulation import Dataset, Head, Hooks, SimulationResult, simulate
+from coordinator.simulate.simulation import Dataset, Hooks, MergedHead, SimulationResult, simulate
 from shared.local_data import LocalData
 from shared.tensors.frame import open_frame
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -222,9 +222,9 @@ def learn(setup: Setup, run: Run) -> Learned:
     table = _table(setup, run)
     scenario = from_table(table)
 
-    def labour(about: Definition, scratch: Path, data: LocalData | None, index: int) -> Trained:
+    def labour(about: Definition, scratch: Path, data: LocalData | None, index: int) -> TorchLabour:
         assert data is not None
-        return Trained(about, scratch, data, feedback=run.feedback)
+        return TorchLabour(about, scratch, data, feedback=run.feedback)
 
     def at(**values: int) -> Callable[[Coordinator, str], Awaitable[None]]:
         async def begin(coordinator: Coordinator, name: str) -> None:
@@ -274,7 +274,7 @@ class _Watch:
         self.stored = 0
         self.outer_scale = 1.0
 
-    def see(self, head: Head) -> None:
+    def see(self, head: MergedHead) -> None:
         step = head.row.global_step
         with open_frame(head.weights, head.about.schema) as frame:
             self._last = {name: np.array(frame.array(name)) for name in frame}

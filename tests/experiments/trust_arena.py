@@ -374,7 +374,7 @@ class Arena:
         ]
         target = self._folder / "next"
         while inputs:
-            order = step.Order(
+            order = step.MergeOrder(
                 plan=self._plan,
                 schema=self._subject.schema,
                 base=self._base,

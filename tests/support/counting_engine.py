@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from coordinator.inference.engine import (
+    AnswerPiece,
     Generation,
     ModelVersion,
-    Piece,
     PreparedPrompt,
     TokenLogprob,
     Turns,
@@ -42,7 +42,7 @@ class CountingEngine:
         assert isinstance(prompt, str)
         return PreparedPrompt(tokens=tuple(prompt.encode()), context=self.context)
 
-    async def generate(self, request: Generation) -> AsyncIterator[Piece]:
+    async def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:
         self.open += 1
         written = ""
         try:
@@ -57,7 +57,7 @@ class CountingEngine:
                 said = (TokenLogprob(text=letter, logprob=-0.5, top=((letter, -0.5),)),)
                 stopped = any(stop in written for stop in request.stop)
                 last = number == len(text) - 1
-                yield Piece(
+                yield AnswerPiece(
                     text="" if stopped else letter,
                     tokens=(ord(letter),),
                     logprobs=() if request.logprobs is None else said,

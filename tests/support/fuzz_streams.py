@@ -15,7 +15,7 @@ import psutil
 import uvicorn
 
 from coordinator.config import Constants, Settings
-from coordinator.http.deadlines import Guard, protocol
+from coordinator.http.deadlines import ConnectionGuard, protocol
 from shared.protocol.limits import HEADER_BYTES_MAX
 from tests.support.fuzz_watch import TOGETHER, Plan, Watch, flat, watched
 
@@ -101,7 +101,7 @@ def serve(kind: Any) -> None:
     print(listener.getsockname()[1], flush=True)
     config = uvicorn.Config(
         answer,
-        http=protocol(Guard(settings), kind),
+        http=protocol(ConnectionGuard(settings), kind),
         lifespan="off",
         ws="none",
         log_config=None,

@@ -24,7 +24,7 @@ from volunteer.agent.agent import Machine
 from volunteer.control.commands import Joined
 from volunteer.control.events import AnyEvent, Event
 from volunteer.engine import Engine, World
-from volunteer.machine.policy import Facts
+from volunteer.machine.policy import MachineFacts
 from volunteer.machine.policy_loop import Read
 from volunteer.machine.sensors import Sense, Sensors
 from volunteer.net.client import Client
@@ -102,7 +102,7 @@ class LocalMachine:
         self.path = path
         self.speed = SPEED
         self.sense: Sense = Sensors().read
-        self.read: Read = lambda rules, devices: Facts()
+        self.read: Read = lambda rules, devices: MachineFacts()
         self.devices: tuple[Device, ...] = (CPU,)
         self.directories = Directories(config=path, profile=path / "profile", cache=path / "cache")
         path.mkdir(exist_ok=True)

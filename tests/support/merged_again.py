@@ -23,7 +23,7 @@ from coordinator.aggregation.shards import split
 from coordinator.database import contributions, merge_jobs, merges, runs, versions
 from coordinator.database.versions import VersionRow
 from coordinator.merging import recipe as recipes
-from coordinator.merging.recipe import Recipe, Terms
+from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from shared.decoding import decode
 from shared.errors import NotFound
 
@@ -53,7 +53,7 @@ class _Entry:
     row: VersionRow
     kept: bool  # its files are still there
     state: tuple[str, ...]
-    recipe: Recipe | None  # None where nothing was merged
+    recipe: MergeRecipe | None  # None where nothing was merged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Remerge:
             )
         return start
 
-    async def _is_there(self, recipe: Recipe | None) -> bool:
+    async def _is_there(self, recipe: MergeRecipe | None) -> bool:
         try:
             for row in recipe.rows if recipe else ():
                 await self._blobs.size(row.sha256)
@@ -161,14 +161,14 @@ def _log(conn: Connection, name: str) -> list[_Entry]:
                 run=run,
                 base=by_version[row.parent],
                 rows=contributions.by_ids(conn, decode(row.contributions, list[int])),
-                terms=decode(merge.terms, Terms) if merge else Terms(),
+                terms=decode(merge.terms, MergeTerms) if merge else MergeTerms(),
             )
         state = merge_jobs.state_files(conn, row.state_sha256)
         found.append(_Entry(row=row, kept=not seen.pruned, state=state, recipe=recipe))
     return found
 
 
-def _merge(order: step.Order, shards: int, folder: Path) -> tuple[str, _Files]:
+def _merge(order: step.MergeOrder, shards: int, folder: Path) -> tuple[str, _Files]:
     """One merge into a folder; hash and files of what came out."""
     weights, state = folder / "weights", folder / "state"
     if not shards:

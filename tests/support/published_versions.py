@@ -8,7 +8,7 @@ import numpy as np
 
 from coordinator.plan.plan import plan
 from coordinator.runs import publishing
-from coordinator.runs.publishing import Base, Publication
+from coordinator.runs.publishing import Publication, PublishedBase
 from coordinator.runs.version_files import Content
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.signing import canonical, digest
@@ -83,12 +83,12 @@ class Versions:
                 writer.write(spec.name, self.weights[spec.name])
             return writer.close()
 
-    def _base(self) -> Base:
+    def _base(self) -> PublishedBase:
         last = self.contents[-1]
         path = self._path / "base"
         path.write_bytes(self.blobs[last.published_sha256])
         weights = BlobRef(sha256=last.published_sha256, size=last.size)
-        return Base(weights=weights, downlink=last.downlink, path=path)
+        return PublishedBase(weights=weights, downlink=last.downlink, path=path)
 
     def manifest(self, number: int = -1) -> VersionManifest:
         content = self.contents[number]

@@ -6,7 +6,7 @@ from typing import Any
 
 from coordinator.rules.dispatch import DispatchResult, Holding, Load, Open, dispatch
 from coordinator.rules.fit import Todo, Waiter
-from coordinator.rules.placement import NOBODY, Bench
+from coordinator.rules.placement import NOBODY, DeviceBench
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import Run
 
@@ -56,7 +56,7 @@ def ask(
     loads: list[Load] | None = None,
     holdings: list[Holding] | None = None,
     leases_max: int = 64,
-    bench: Bench = NOBODY,
+    bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
     back = todo or []
     if loads is None:

@@ -22,7 +22,7 @@ from tests.support.virtual_clock import VirtualClock
 from volunteer.control import commands, events
 from volunteer.control.commands import Command
 from volunteer.control.control import Control
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.events import AnyEvent
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
@@ -42,7 +42,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.hub = Hub(self.clock)
+        self.hub = EventBus(self.clock)
         self.control = Control(self.hub, self._execute)
         self.asked: list[Command] = []
         self.answers: dict[Any, Any] = {endpoints.VERSIONS: ()}

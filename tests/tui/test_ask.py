@@ -17,7 +17,7 @@ from volunteer.control import commands
 from volunteer.control.commands import Answer, PastPrompt
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
-from volunteer.tui.screens.ask import Ask
+from volunteer.tui.screens.ask import AskScreen
 
 PAGE = Look(page="runs")
 CARD = ModelCard(
@@ -168,7 +168,7 @@ async def test_escape_stops_an_answer_and_again_closes_without_waiting_for_its_e
         await pilot.press("p")
         await settle(app, pilot)
         page = app.screen
-        assert isinstance(page, Ask)
+        assert isinstance(page, AskScreen)
         page._asked.append(1)
         await pilot.press("escape")
         await settle(app, pilot)

@@ -18,14 +18,14 @@ from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import EVERY_SIZE, LEADERS, Snapshot, picture, prepared, settle
 from tests.tui.steps import PAGE, walk
 from volunteer.control import commands
-from volunteer.i18n.catalogue import Choice, _, choose, current, languages, use
+from volunteer.i18n.catalogue import LanguageChoice, _, choose, current, languages, use
 from volunteer.tui import keys
 from volunteer.tui.look import Look
 from volunteer.tui.onboarding.screen import STEPS, step_line
 from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.screens.help import help_lines
 from volunteer.tui.screens.history import History
-from volunteer.tui.screens.runs import Runs
+from volunteer.tui.screens.runs import RunsPage
 from volunteer.tui.text import ROLES, UNICODE
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
@@ -65,7 +65,7 @@ NO_WORDS = {
 @pytest.fixture(autouse=True)
 def _english_again() -> Iterator[None]:
     yield
-    use(Choice())
+    use(LanguageChoice())
 
 
 def _written(node: ast.JoinedStr | ast.Constant) -> str:
@@ -203,7 +203,7 @@ async def test_what_a_coordinator_says_of_itself_stands_apart_from_its_names(
 def test_the_help_cuts_no_key_and_no_name(language: str) -> None:
     use(choose(language))
     scene = Scene(view=AgentView(), now=scenes.NOW)
-    own = [*Dashboard.ACTIONS, *Runs.ACTIONS, *History.ACTIONS]
+    own = [*Dashboard.ACTIONS, *RunsPage.ACTIONS, *History.ACTIONS]
     for line in help_lines(own, scene, 76):
         if len(line) == 3:
             assert line[0][0].endswith(" ")

@@ -12,10 +12,10 @@ import pytest
 from textual.pilot import Pilot
 
 from shared.errors import NotFound, Unreachable
-from shared.workloads.games import Look as Position
-from shared.workloads.games import Reply, cell_name
+from shared.workloads.games import BoardAnalysis as Position
+from shared.workloads.games import MoveReply, cell_name
+from shared.workloads.gomoku.rules import BoardRules
 from shared.workloads.gomoku.rules import Position as Game
-from shared.workloads.gomoku.rules import Rules
 from tests.tui.engine import screen_text
 from tests.tui.pages import SMALL, Snapshot
 from volunteer.opponent import Seated
@@ -33,7 +33,7 @@ class Friend:
     """
 
     def __init__(self, size: int = 6, win: int = 4, newest: int = 7) -> None:
-        self.rules = Rules(size, win)
+        self.rules = BoardRules(size, win)
         self.newest = newest
         self.gate = asyncio.Event()
         self.gate.set()
@@ -54,13 +54,13 @@ class Friend:
         board = tuple(game.board[0, :-1].tolist())
         return Position(board=board, over=game.over, winner=game.winner, row=game.row())
 
-    async def reply(self, moves: Sequence[int], level: int) -> Reply:
+    async def reply(self, moves: Sequence[int], level: int) -> MoveReply:
         self.asked.append((tuple(moves), level))
         await self.gate.wait()
         free = [field for field, stone in enumerate(self.look(moves).board) if not stone]
         heat = [0.0] * self.rules.cells
         heat[free[-1]], heat[free[0]] = 0.34, 0.66
-        return Reply(move=free[0], value=0.2, heat=tuple(heat))
+        return MoveReply(move=free[0], value=0.2, heat=tuple(heat))
 
 
 @asynccontextmanager

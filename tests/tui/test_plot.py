@@ -13,7 +13,7 @@ from volunteer.tui.text import ASCII, UNICODE
 from volunteer.tui.widgets.plot import Chart, Series, number, plot, round_step, y_ticks
 from volunteer.tui.widgets.raster import (
     BRAILLE,
-    Frame,
+    PlotFrame,
     Point,
     average,
     columns,
@@ -174,16 +174,16 @@ def test_the_curve_on_top_colours_the_cell() -> None:
     st.integers(4, 60),
 )
 def test_heights_have_labels_that_differ(low: float, span: float, rows: int) -> None:
-    view = Frame(left=0.0, right=1.0, low=low, high=low + span)
+    view = PlotFrame(left=0.0, right=1.0, low=low, high=low + span)
     labels = list(y_ticks(view, rows).values())
     assert len(set(labels)) == len(labels)
     assert all(0 < len(label) <= 8 for label in labels)
 
 
 def test_labels_are_round_and_at_least_two() -> None:
-    labels = y_ticks(Frame(left=0, right=1, low=3.13, high=8.6), 6)
+    labels = y_ticks(PlotFrame(left=0, right=1, low=3.13, high=8.6), 6)
     assert list(labels.values()) == ["4", "6", "8"] or set(labels.values()) == {"4", "8"}
-    assert len(y_ticks(Frame(left=0, right=1, low=3.13, high=8.6), 4)) >= 2
+    assert len(y_ticks(PlotFrame(left=0, right=1, low=3.13, high=8.6), 4)) >= 2
     assert [round_step(x) for x in (0.9, 1.1, 3.0, 7.0, 0.03)] == [1.0, 2.0, 5.0, 10.0, 0.05]
 
 
@@ -223,6 +223,6 @@ def test_an_average_lies_between_its_points_and_follows_them() -> None:
 
 
 def test_dots_use_every_pixel_of_a_cell() -> None:
-    view = Frame(left=0, right=1, low=0, high=1)
+    view = PlotFrame(left=0, right=1, low=0, high=1)
     corners = [dots([(x, y)], (1, 1), view)[0][0] for x in (0, 1) for y in (0, 1)]
     assert [BRAILLE.signs[cell] for cell in corners] == ["⡀", "⠁", "⢀", "⠈"]

@@ -28,7 +28,7 @@ from volunteer.control.status import Status
 from volunteer.i18n.formats import duration_words
 from volunteer.tui.look import Look
 from volunteer.tui.run_estimate import estimate
-from volunteer.tui.screens.runs import Runs
+from volunteer.tui.screens.runs import RunsPage
 
 PAGE = Look(page="runs")
 CPU_ONLY = (scenes.CPU,)
@@ -172,7 +172,7 @@ async def test_an_answer_from_before_the_page_was_left_is_drawn_with_its_age(
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         page = app.screen
-        assert isinstance(page, Runs)
+        assert isinstance(page, RunsPage)
         await pilot.press("1")
         await engine.clock.advance(27)
         assert not page.answer("runs").old(app.scene())

@@ -21,7 +21,7 @@ from volunteer.control import commands, events
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
 from volunteer.tui.sample_history import SampleHistory
-from volunteer.tui.screens.samples import Samples
+from volunteer.tui.screens.samples import SamplesPage
 from volunteer.tui.widgets.sample_view import text_rows
 
 PAGE_ROWS = 100  # of a coordinator of this test
@@ -95,10 +95,10 @@ async def test_it_opens_from_home_and_runs_and_closes_again(engine: FakeEngine, 
         assert "version 42 of 42" in text
         assert "def sample_0" in text
         assert "    return 42" in text  # indented as it was
-        assert isinstance(app.screen, Samples)
+        assert isinstance(app.screen, SamplesPage)
         await look(app, pilot, "escape")
         assert app.current_mode == page
-        assert not isinstance(app.screen, Samples)
+        assert not isinstance(app.screen, SamplesPage)
 
 
 async def test_the_slider_stops_at_versions_with_a_sample(engine: FakeEngine) -> None:

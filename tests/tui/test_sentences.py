@@ -29,10 +29,10 @@ from volunteer.agent.run_watcher import merging_words
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.i18n import catalogue, coordinator
-from volunteer.i18n.catalogue import Choice, shown, use
-from volunteer.machine.policy import Facts, decide
+from volunteer.i18n.catalogue import LanguageChoice, shown, use
+from volunteer.machine.policy import MachineFacts, decide
 from volunteer.net.errors import reason, refusal
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 from volunteer.tui import keys
 
 # Words of others: names, what a coordinator or an organiser wrote, the code that a model writes.
@@ -48,7 +48,7 @@ OTHERS = re.compile(
 def _in_greek(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(catalogue, "_current", pseudo())
     yield
-    use(Choice())
+    use(LanguageChoice())
 
 
 def english(text: str) -> set[str]:
@@ -77,7 +77,7 @@ def judged() -> Iterator[AnyEvent]:
 
 def held() -> Iterator[AnyEvent]:
     """Yield a pause by each rule of the owner."""
-    rules = Rules(
+    rules = WorkRules(
         schedule=("Mon 01:00-02:00",),
         in_use="pause",
         on_battery=False,
@@ -86,7 +86,7 @@ def held() -> Iterator[AnyEvent]:
         disk_free_gb=5.0,
         temperature_max=80.0,
     )
-    facts = Facts(
+    facts = MachineFacts(
         unused_s=1.0,
         on_battery=True,
         battery_percent=64.0,

@@ -15,26 +15,26 @@ from textual.widgets import Input
 from coordinator.accounts.accounts import Shown
 from coordinator.admin.runs import RunShown
 from coordinator.database.monitoring.task_history import TaskEvent, TaskShown
-from coordinator.database.statistics import Person
+from coordinator.database.statistics import VolunteerSummary
 from coordinator.rules import health
 from coordinator.rules.overview import (
     CheckCounts,
+    ContributionWindow,
     DatabaseFigures,
     FailedLine,
     Flow,
     MergeLine,
     Overview,
-    Refusal,
+    RefusalCount,
     ReplicaFigures,
     ReplicaLine,
     RunLine,
     TaskCount,
-    Window,
     WorkerLine,
 )
 from coordinator.top import tables
 from coordinator.top.app import LIGHT, PAGES, Monitor
-from coordinator.top.feed import Ask
+from coordinator.top.feed import CommandSender
 from shared.errors import Configuration, NotFound, Unreachable, VolunteerError
 from shared.protocol.accounts import RunInfo, WorkerInfo
 from shared.protocol.versions import VersionInfo
@@ -102,9 +102,9 @@ def picture(**changes: Any) -> Overview:
         census_at=NOW, workers={"training": 3, "online": 1, "offline": 2},
         machines=(hostile, worker),
         volunteers={"vetted": 4, "probation": 2},
-        window=Window(since=NOW - 3590, contributions=130, good=120, refused=9, undecided=1),
+        window=ContributionWindow(since=NOW - 3590, contributions=130, good=120, refused=9, undecided=1),
         newest_refused=9, newest_decided=129,
-        refusals=(Refusal(reason="norm", count=9, newest=HOSTILE, at=NOW - 300),),
+        refusals=(RefusalCount(reason="norm", count=9, newest=HOSTILE, at=NOW - 300),),
         recompute=CheckCounts(passed=4, open=1),
         database=DatabaseFigures(kind="sqlite", bytes=48_000_000), backup_at=NOW - 7200,
     )  # fmt: skip
@@ -129,7 +129,7 @@ VERSIONS = tuple(
     )
     for n in (39, 40, 41)
 )  # fmt: skip
-PERSON = Person(
+PERSON = VolunteerSummary(
     volunteer_id="v2", nickname=HOSTILE, label="", state="active", public=True, trust=0.5,
     machines=1, first_seen=NOW - 9000, last_seen=NOW - 12, standing="probation",
 )  # fmt: skip
@@ -161,7 +161,7 @@ class FakeServer:
         self.gone: VolunteerError | None = None
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Ask]:
+    async def connect(self) -> AsyncIterator[CommandSender]:
         async def ask(command: str, /, **request: Any) -> Any:
             self.asked.append((command, request))
             if self.gone is not None:

@@ -70,10 +70,8 @@ def connector(clock: Clock) -> Connect:
     return lambda address, token: Client(address, clock=clock, token=token)
 
 
-def check_server(server: ServerInfo, public_key: str) -> None:
-    """Raises UpgradeRequired when it needs a newer version of us, BadSignature when it is not the
-    one we joined.
-    """
+def check_server(server: ServerInfo) -> None:
+    """Raises UpgradeRequired when it needs a newer version of us."""
     if server.protocol_min > PROTOCOL:
         raise UpgradeRequired(
             Sentence(
@@ -81,13 +79,6 @@ def check_server(server: ServerInfo, public_key: str) -> None:
                 "{protocol_min}): `pipx upgrade volunteer`",
                 protocol_min=server.protocol_min,
                 protocol=PROTOCOL,
-            )
-        )
-    if public_key and server.public_key != public_key:
-        raise BadSignature(
-            Sentence(
-                "the coordinator shows another key than when you joined: ask your organiser, "
-                "and join again with a new link"
             )
         )
 
@@ -107,7 +98,7 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
         raise
     finally:
         await client.close()
-    check_server(server, "")
+    check_server(server)
     try:
         key = bytes.fromhex(server.public_key)
     except ValueError as error:
@@ -180,7 +171,7 @@ async def register(
     replaced when it is taken. Raises InvalidName, Forbidden, Unreachable.
     """
     profile = enrolment.profile
-    client = enrolment.connect(Address(url=identity.url, tls_pin=identity.tls_pin), "")
+    client = enrolment.connect(identity.address, "")
     spare, challenges, proof = 0 if named else NAMES_TRIED, CHALLENGES_TRIED, NO_PROOF
     try:
         api = Api(client)
@@ -190,10 +181,6 @@ async def register(
                     proof = await _proof(api, identity, enrolment.progress, patience_s)
                 request = _request(identity, enrolment.settings, proof)
                 reply = await api.register(request, patience_s)
-            except BadRequest:
-                if not proof.challenge or challenges == 0:
-                    raise
-                challenges, proof = challenges - 1, NO_PROOF
             except InvalidName:
                 if spare == 0:
                     raise
@@ -201,6 +188,10 @@ async def register(
                 fresh = f"volunteer-{secrets.token_hex(4)}"
                 identity = msgspec.structs.replace(identity, nickname=fresh)
                 profile.use(identity)
+            except BadRequest:
+                if not proof.challenge or challenges == 0:
+                    raise
+                challenges, proof = challenges - 1, NO_PROOF
             else:
                 return _registered(identity, reply, profile)
     finally:
@@ -226,7 +217,7 @@ async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: f
     server = await api.server(patience_s)
     if not (server.open and server.proof_of_work_bits):
         return NO_PROOF
-    given = await api.challenge(identity.volunteer_id, patience_s)
+    given = await api.challenge(identity.volunteer_id, identity.nickname, patience_s)
     loop, over = asyncio.get_running_loop(), threading.Event()
     progress(given.bits, 0.0)
 
@@ -274,7 +265,7 @@ def _request(identity: Identity, settings: Settings, proof: _Proof) -> RegisterR
 
 async def _withdrawn(identity: Identity, connect: Connect) -> bool:
     """Return True if the coordinator no longer knows the secret, as after a reissue."""
-    client = connect(Address(url=identity.url, tls_pin=identity.tls_pin), identity.token)
+    client = connect(identity.address, identity.token)
     try:
         await Api(client).me()
     except Unauthorized:

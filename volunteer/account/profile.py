@@ -39,6 +39,7 @@ from volunteer.files import (
     write_whole,
 )
 from volunteer.machine.energy import Today
+from volunteer.net.tls import Address
 
 VERDICTS_KEPT = 200
 
@@ -64,8 +65,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     def token(self) -> str:
         return f"{self.worker_id}.{self.secret}"
 
+    @property
+    def address(self) -> Address:
+        """Address of the coordinator, which proves its key there before it gets the secret."""
+        return Address(url=self.url, tls_pin=self.tls_pin, public_key=self.public_key)
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+
+class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
     """State worth keeping between two starts that is no secret."""
 
     consents: tuple[str, ...] = ()  # runs whose licence was accepted
@@ -96,7 +102,7 @@ class Home:
         self._memory = self._read_memory()
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> ProfileState:
         return self._memory
 
     def remember(self, **changes: object) -> None:
@@ -118,13 +124,13 @@ class Home:
         newest = tuple(kept.values())[-VERDICTS_KEPT:]
         self.remember(verdicts=newest, news_until=max(until, self._memory.news_until))
 
-    def _read_memory(self) -> Memory:
+    def _read_memory(self) -> ProfileState:
         path = self.path / "memory.json"
         try:
-            return read_record(path, Memory) or Memory()
+            return read_record(path, ProfileState) or ProfileState()
         except Configuration:
             set_aside(path)  # nothing in it is worth refusing to work
-            return Memory()
+            return ProfileState()
 
 
 class Profile:

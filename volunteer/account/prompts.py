@@ -38,7 +38,7 @@ class PastPrompts(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[PastPrompt, ...] = ()
 
 
-class _Running:
+class _RunningAnswer:
     """One answer on its way."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Prompts:
         self._client = client
         self._path = path
         self._ids = itertools.count(1)
-        self._answers: dict[int, _Running] = {}
+        self._answers: dict[int, _RunningAnswer] = {}
 
     def ask(self, command: AskModel) -> int:
         """Begin an answer and return its number.
@@ -74,7 +74,7 @@ class Prompts:
         ended = [number for number, each in self._answers.items() if each.done]
         for number in ended[: max(0, len(ended) - KEPT)]:
             del self._answers[number]
-        number, answer = next(self._ids), _Running()
+        number, answer = next(self._ids), _RunningAnswer()
         self._answers[number] = answer
         answer.task = asyncio.create_task(self._run(answer, command), name="ask-model")
         return number
@@ -119,13 +119,13 @@ class Prompts:
         """Erase the remembered prompts."""
         self._path.unlink(missing_ok=True)
 
-    def _found(self, number: int) -> _Running:
+    def _found(self, number: int) -> _RunningAnswer:
         answer = self._answers.get(number)
         if answer is None:
             raise NotFound(Sentence("this answer is no longer kept: ask again"))
         return answer
 
-    async def _run(self, answer: _Running, command: AskModel) -> None:
+    async def _run(self, answer: _RunningAnswer, command: AskModel) -> None:
         error = ""
         try:
             await self._stream(answer, command)
@@ -139,7 +139,7 @@ class Prompts:
         not_kept = self._remember(command, answer) if answer.text else ""
         await _end(answer, error or not_kept)
 
-    async def _stream(self, answer: _Running, command: AskModel) -> None:
+    async def _stream(self, answer: _RunningAnswer, command: AskModel) -> None:
         async for chunk in streamed(self._client, "/v1/completions", _body(command)):
             answer.used = chunk.usage or answer.used
             answer.text += "".join(choice.words for choice in chunk.choices)
@@ -153,7 +153,7 @@ class Prompts:
             async with answer.changed:
                 answer.changed.notify_all()
 
-    def _remember(self, command: AskModel, answer: _Running) -> str:
+    def _remember(self, command: AskModel, answer: _RunningAnswer) -> str:
         """Keep a prompt and its answer; return why not, where they could not be kept."""
         new = PastPrompt(
             model=command.model,
@@ -180,7 +180,7 @@ async def drawn(api: Api, model: str, seed: int | None) -> Drawn:
     return Drawn(images=images, cost_micro=reply.usage.cost_micro)
 
 
-async def _end(answer: _Running, error: str) -> None:
+async def _end(answer: _RunningAnswer, error: str) -> None:
     answer.error, answer.done = error, True
     async with answer.changed:
         answer.changed.notify_all()

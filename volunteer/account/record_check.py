@@ -35,19 +35,19 @@ SKEW_S = 60.0  # between the clocks of two replicas
 FETCHES_MAX = 50  # pages of receipts a round
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """One receipt, and what is wrong with it; "" where nothing is."""
 
     receipt: Receipt | None
     problem: str
 
 
-def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Checked:
+def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> CheckedReceipt:
     """Check signature, content and inclusion of one receipt, without the network."""
     try:
         receipt = read_receipt(signed, public_key)
     except (BadSignature, InvalidFrame) as error:
-        return Checked(receipt=None, problem=error.message)
+        return CheckedReceipt(receipt=None, problem=error.message)
     entry = receipt.entry
     if receipt.volunteer != volunteer:
         problem: str = Sentence("it is of another account")
@@ -61,7 +61,7 @@ def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Che
         problem = Sentence("its entry is not in the record whose head it names")
     else:
         problem = ""
-    return Checked(receipt=receipt, problem=problem)
+    return CheckedReceipt(receipt=receipt, problem=problem)
 
 
 def contradiction(heads: Sequence[TreeHead]) -> str:

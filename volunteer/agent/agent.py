@@ -21,12 +21,12 @@ from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
 from volunteer.account.join import check_server, enabled
 from volunteer.agent.answering import Answering
-from volunteer.agent.base_versions import Base, BaseVersions
+from volunteer.agent.base_versions import BaseVersion, BaseVersions
 from volunteer.agent.benchmarks import Benchmarks
 from volunteer.agent.claimer import Claimer
 from volunteer.agent.collaborators import (
     LentDevice,
-    Remote,
+    RemoteCoordinator,
     ServerClock,
     Store,
     Timing,
@@ -52,16 +52,16 @@ from volunteer.agent.verdicts import Verdicts
 from volunteer.agent.work_news import WorkNews
 from volunteer.control import events
 from volunteer.control.commands import How, Pause
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.machine import memory_limit
 from volunteer.machine.devices import choose, detect
 from volunteer.machine.energy import EnergyMeter
-from volunteer.machine.policy_loop import Guard, Read, Watched
+from volunteer.machine.policy_loop import PolicyGuard, Read, Watched
 from volunteer.machine.sensors import Sense, Sensors, Watch
 from volunteer.machine.surroundings import Senses
 from volunteer.net.retry import Backoff
 from volunteer.settings.settings import Settings
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 from volunteer.storage.leases import HeldLease
 from volunteer.text import clock_words
 from volunteer.training.background_thread import Aside
@@ -92,10 +92,10 @@ class Agent:
 
     def __init__(
         self,
-        remote: Remote,
+        remote: RemoteCoordinator,
         store: Store,
         settings: Settings,
-        hub: Hub,
+        hub: EventBus,
         machine: Machine,
         timing: Timing,
     ) -> None:
@@ -143,7 +143,7 @@ class Agent:
             scratch=store.cache.root,
         )
         self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
-        self._guard = Guard(settings.rules, self._watched(), self._pauses)
+        self._guard = PolicyGuard(settings.rules, self._watched(), self._pauses)
         self._sensors = Watch(hub, timing.clock, self._sense, self._meter())
         self._limit(settings.rules)
         remote.api.client.watch = self._connection
@@ -172,7 +172,7 @@ class Agent:
         if by == YOU and not (was or still or finishing):
             self._guard.go_on()  # only the rules held it back
 
-    def change_rules(self, rules: Rules) -> None:
+    def change_rules(self, rules: WorkRules) -> None:
         """Apply other rules on when and how hard to work from now on."""
         self._guard.change(rules)
         self._choice.obey(rules)
@@ -275,8 +275,9 @@ class Agent:
 
     async def _hello(self, demanded: tuple[str, ...]) -> None:
         identity = self.remote.identity
+        await self.remote.api.client.recognise()
         server = await self.remote.api.server()
-        check_server(server, identity.public_key)
+        check_server(server)
         if server.protocol_min_next > PROTOCOL:
             self._hub.notice(
                 Sentence("the coordinator will soon need a newer version: pipx upgrade volunteer"),
@@ -476,7 +477,7 @@ class Agent:
         )
 
     def _files(
-        self, device: LentDevice, stored: HeldLease, base: Base, data: LocalData
+        self, device: LentDevice, stored: HeldLease, base: BaseVersion, data: LocalData
     ) -> TaskFiles:
         lease, store = stored.lease, self.store
         return TaskFiles(
@@ -557,7 +558,7 @@ class Agent:
     def _busy(self) -> bool:
         return any(self._pauses.paused(held.stored.device) is None for held in self._held)
 
-    def _limit(self, rules: Rules) -> None:
+    def _limit(self, rules: WorkRules) -> None:
         client = self.remote.api.client
         client.up.limit(rules.upload_mbit)
         client.down.limit(rules.download_mbit)

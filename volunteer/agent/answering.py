@@ -18,12 +18,12 @@ from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.sentences import Sentence
 from shared.workloads.base import Workload
-from volunteer.agent.collaborators import LentDevice, Remote
+from volunteer.agent.collaborators import LentDevice, RemoteCoordinator
 from volunteer.agent.downloads import blob_of
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.run_choice import RunChoice
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.net.retry import passing
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import checked
@@ -42,13 +42,13 @@ CONTEXT_MAX = 1 << 20  # tokens of a prompt that are read here
 class Answering:
     """Offers the first of the lent devices that is not paused, and answers on it."""
 
-    remote: Remote
+    remote: RemoteCoordinator
     cache: Cache
     devices: Sequence[LentDevice]
     pauses: PauseBoard
     choice: RunChoice
     life: Lifecycle
-    hub: Hub
+    hub: EventBus
     load: Callable[[str], Workload]
     _models: dict[str, AnswerModel] = field(default_factory=dict, init=False)  # by device
     _told: bool = field(default=False, init=False)

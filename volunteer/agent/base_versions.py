@@ -24,7 +24,7 @@ from volunteer.agent.held_leases import HeldLeases, LeaseInWork, LeaseKey
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.stretch import LeasePlan
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.net.api import Api
 from volunteer.net.retry import FOREVER
 from volunteer.storage.leases import Leases
@@ -56,7 +56,7 @@ async def announce_base(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class BaseVersion:
     """The version that is trained from, on this machine."""
 
     begun: BeginReply
@@ -74,7 +74,7 @@ class BaseVersions:
     outbox: Outbox
     held: HeldLeases
     life: Lifecycle
-    hub: Hub
+    hub: EventBus
     # The newest version that is here, by run.
     _here: dict[str, tuple[VersionManifest, SignedManifest]] = field(
         default_factory=dict, init=False
@@ -97,7 +97,7 @@ class BaseVersions:
 
     async def bind(
         self, held: LeaseInWork, stack: ExitStack, known: VersionManifest | None = None
-    ) -> Base | None:
+    ) -> BaseVersion | None:
         """Bind the base of a lease and bring its weights here, for as long as `stack` is open.
 
         The newest version, or the one it had before a restart. With `known` the newest; None where
@@ -126,7 +126,7 @@ class BaseVersions:
         self.leases.keep(held.stored)
         weights = await self.downloads.held_weights(held, manifest, stack)
         self._brought(manifest, begun.manifest)
-        return Base(begun=begun, manifest=manifest, weights=weights)
+        return BaseVersion(begun=begun, manifest=manifest, weights=weights)
 
     async def announce(self, held: LeaseInWork) -> None:
         """Notify the coordinator of a base that it does not know, while the task trains; the task

@@ -16,7 +16,7 @@ from volunteer.account.join import enabled
 from volunteer.account.profile import Home
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.machine.benchmark import (
     FIRST_STAGE,
     BenchmarkCancelled,
@@ -44,7 +44,7 @@ class Benchmarks:
 
     api: Api
     home: Home
-    hub: Hub
+    hub: EventBus
     life: Lifecycle
     settings: Settings
     scratch: Path

@@ -17,10 +17,10 @@ from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import FATAL, Lifecycle
-from volunteer.agent.run_choice import Wanted
+from volunteer.agent.run_choice import WantedWork
 from volunteer.i18n.coordinator import idle
 from volunteer.net.api import Api
-from volunteer.storage.evidence import Evidence
+from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import HeldLease, Leases
 from volunteer.storage.outbox import Outbox
 
@@ -31,7 +31,7 @@ SHORT_WAIT_S = 60.0  # the list of runs may have changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class IdleReason:
     """Reason why there is no lease, in a code and a sentence; without a code it is no news.
 
     `wait_s` is the time until the next claim: 0 is at once, None after a change.
@@ -42,8 +42,8 @@ class Idle:
     wait_s: float | None = None
 
 
-AT_ONCE = Idle(wait_s=0.0)
-UNWANTED = Idle()  # claiming was given up
+AT_ONCE = IdleReason(wait_s=0.0)
+UNWANTED = IdleReason()  # claiming was given up
 
 
 @dataclass(eq=False, kw_only=True)
@@ -56,29 +56,31 @@ class Claimer:
     outbox: Outbox
     held: HeldLeases
     ends: LeaseEnds
-    evidence: Evidence
+    evidence: EvidenceFiles
     life: Lifecycle
     rng: random.Random
     workloads: Callable[[], Mapping[str, Workload]] = dict  # that run here
 
-    def ready(self, wanted: Wanted | None) -> Idle | None:
+    def ready(self, wanted: WantedWork | None) -> IdleReason | None:
         """Return what forbids a claim for this work, if anything does."""
         if self.outbox.full:
-            return Idle(
+            return IdleReason(
                 reason="outbox_full",
                 message=Sentence("many results wait to be submitted: no new work"),
             )
         if wanted is None:
-            return Idle(reason="consent", message=Sentence("say yes to the licence of a run first"))
+            return IdleReason(
+                reason="consent", message=Sentence("say yes to the licence of a run first")
+            )
         if wanted.short:
-            return Idle(reason="memory", message=wanted.short, wait_s=SHORT_WAIT_S)
+            return IdleReason(reason="memory", message=wanted.short, wait_s=SHORT_WAIT_S)
         return None
 
     @property
-    def late(self) -> Idle | None:
+    def late(self) -> IdleReason | None:
         """Return what forbids the next task while a late result waits to be submitted."""
         if any(self.outbox.holds(*key) for key in self.held.late):
-            return Idle(
+            return IdleReason(
                 reason="late", message=Sentence("submitting a late result before more is claimed")
             )
         return None
@@ -88,7 +90,9 @@ class Claimer:
         """Return True if all the tasks that were wanted are submitted."""
         return self.held.exhausted and not len(self.outbox)
 
-    async def claim(self, wanted: Wanted, *, share: float, long_poll: bool) -> LeaseInWork | Idle:
+    async def claim(
+        self, wanted: WantedWork, *, share: float, long_poll: bool
+    ) -> LeaseInWork | IdleReason:
         """Claim once; with `long_poll` the coordinator may keep the request until it has work.
 
         `share` is the part of the time in which the device works. Raises what ends the agent.
@@ -98,7 +102,7 @@ class Claimer:
         except FATAL:
             raise
         except VolunteerError as error:
-            return Idle(reason="refused", message=error.message, wait_s=REFUSED_WAIT_S)
+            return IdleReason(reason="refused", message=error.message, wait_s=REFUSED_WAIT_S)
         if isinstance(reply, Lease):
             return await self._accept(reply)
         if reply is None:
@@ -108,11 +112,11 @@ class Claimer:
             self.life.notify()
         wait = max(0.2, reply.retry_after_s) * self.rng.uniform(1.0, 1.2) if long_poll else 0.0
         message = idle(reply.reason, printable(reply.message))
-        return Idle(reason=reply.reason.value, message=message, wait_s=wait)
+        return IdleReason(reason=reply.reason.value, message=message, wait_s=wait)
 
     async def _request(
-        self, wanted: Wanted, share: float, wait_s: float
-    ) -> Lease | wire.Idle | None:
+        self, wanted: WantedWork, share: float, wait_s: float
+    ) -> Lease | wire.IdleReply | None:
         able = self.workloads()
         libraries = {each for workload in able.values() for each in libraries_here(workload)}
         request = ClaimRequest(
@@ -131,7 +135,7 @@ class Claimer:
         reply = await self.api.claim(request)
         return reply.lease or reply.idle
 
-    async def _accept(self, lease: Lease) -> LeaseInWork | Idle:
+    async def _accept(self, lease: Lease) -> LeaseInWork | IdleReason:
         """Store the lease, unless its result is here already or there is no room for it."""
         device = self.device.id
         stored = HeldLease(lease=lease, device=device, claim_id=self.leases.claim_id(device))
@@ -144,7 +148,7 @@ class Claimer:
         except StorageFull as error:
             self.leases.forget_claim(device)
             await self.ends.give_back(held, error.message, failed=False)
-            return Idle(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
+            return IdleReason(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
         if self.held.exhausted:  # another device was quicker
             await self.ends.give_back(held, Sentence("enough tasks were taken"), failed=False)
             return UNWANTED

@@ -15,7 +15,7 @@ from volunteer.net.transfers import Transfers
 from volunteer.net.weights import Weights
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
-from volunteer.storage.evidence import Evidence
+from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
@@ -23,7 +23,7 @@ from volunteer.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class RemoteCoordinator:
     """One coordinator: the account there, its endpoints, its files."""
 
     identity: Identity
@@ -42,7 +42,7 @@ class Store:
     leases: Leases
     residuals: Residuals
     receipts: ReceiptBook
-    evidence: Evidence
+    evidence: EvidenceFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.errors import Cancelled, Gone, NotFound, StorageFull, VolunteerError
 from shared.sentences import Sentence
-from volunteer.agent.claimer import AT_ONCE, DISK_WAIT_S, UNWANTED, Claimer, Idle
+from volunteer.agent.claimer import AT_ONCE, DISK_WAIT_S, UNWANTED, Claimer, IdleReason
 from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import FATAL, Lifecycle
@@ -135,7 +135,7 @@ class DeviceLoop:
                     return held
                 if self.life.finishing and not len(self.claimer.held):
                     message = Sentence("finished: no new work is taken until you resume")
-                    self.news.idle(Idle(reason="finished", message=message))
+                    self.news.idle(IdleReason(reason="finished", message=message))
                 await change
             finally:
                 change.close()
@@ -161,7 +161,7 @@ class DeviceLoop:
                 long_poll = True
         return None
 
-    async def _claim_once(self, *, long_poll: bool) -> LeaseInWork | Idle:
+    async def _claim_once(self, *, long_poll: bool) -> LeaseInWork | IdleReason:
         """Claim, but give it up when claiming ends or other work is chosen meanwhile."""
         device = self.device.id
         wanted = self.choice.wanted(device)
@@ -296,7 +296,7 @@ class DeviceLoop:
         elif isinstance(error, StorageFull):
             with self._rest():
                 await ends.without_result(held, "released", message)
-                self.news.idle(Idle(reason="disk_full", message=message, wait_s=DISK_WAIT_S))
+                self.news.idle(IdleReason(reason="disk_full", message=message, wait_s=DISK_WAIT_S))
                 await self._wait(DISK_WAIT_S)
         elif isinstance(error, OutOfMemory):  # other runs may fit
             self.choice.does_not_fit(held.lease.run, self.device.id, error.needed_bytes)
@@ -324,7 +324,7 @@ class DeviceLoop:
         why = Sentence(
             "a task failed on {device}: {message}", device=self.device.id, message=message
         )
-        self.news.idle(Idle(reason="failing", message=why, wait_s=wait))
+        self.news.idle(IdleReason(reason="failing", message=why, wait_s=wait))
         await self._wait(wait)
 
 

@@ -18,10 +18,10 @@ from shared.text import duration
 from shared.units import DAY_S
 from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
-from volunteer.agent.collaborators import Remote, ServerClock
+from volunteer.agent.collaborators import RemoteCoordinator, ServerClock
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import checked
 from volunteer.storage.receipts import KeptHead, ReceiptBook
@@ -38,9 +38,9 @@ NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 class Downloads:
     """Brings files into the cache and checks whose they are."""
 
-    remote: Remote
+    remote: RemoteCoordinator
     cache: Cache
-    hub: Hub
+    hub: EventBus
     server_clock: ServerClock
     receipts: ReceiptBook
     monotonic: Callable[[], float]

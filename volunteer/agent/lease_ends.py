@@ -10,7 +10,7 @@ from shared.sentences import Sentence
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.net.api import Api
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox, QueuedResult
@@ -28,7 +28,7 @@ class LeaseEnds:
     outbox: Outbox
     held: HeldLeases
     life: Lifecycle
-    hub: Hub
+    hub: EventBus
 
     async def give_back(self, held: LeaseInWork, reason: str, *, failed: bool) -> None:
         """Release a lease, after what waits of it to be submitted; `failed` counts it against the

@@ -11,11 +11,11 @@ from shared.clock import Clock
 from shared.workloads.base import Job
 from volunteer.account.profile import Home
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.model_step import ModelStep, key_of, newest
 from volunteer.machine.devices import default_threads, hardware
 from volunteer.settings.settings import Settings
-from volunteer.training.step_meter import Measured, StepMeter
+from volunteer.training.step_meter import StepFigures, StepMeter
 
 LEARNS = ("train", "learn")  # kinds of tasks whose steps are those of an optimiser
 
@@ -25,7 +25,7 @@ class ModelSteps:
     """Keeps the measured steps, announces them, and makes the meters of tasks."""
 
     home: Home
-    hub: Hub
+    hub: EventBus
     clock: Clock
     settings: Settings
     _torch: str = field(default_factory=lambda: hardware().torch, init=False)
@@ -51,7 +51,7 @@ class ModelSteps:
             return None
         key = self._key(job, version, device)
 
-        def tell(measured: Measured) -> None:
+        def tell(measured: StepFigures) -> None:
             pass_on(lambda: self.keep(step_of(measured, job, device, key, self.clock.now())))
 
         return StepMeter(device, tell)
@@ -71,7 +71,7 @@ def machine_of(device: str, settings: Settings, torch: str) -> tuple[str, ...]:
     return (device, str(threads if device == "cpu" else 0), str(settings.memory_gb), torch)
 
 
-def step_of(measured: Measured, job: Job, device: str, key: str, now: float) -> ModelStep:
+def step_of(measured: StepFigures, job: Job, device: str, key: str, now: float) -> ModelStep:
     """Return a measured step with what it is of."""
     return ModelStep(
         run=job.run,

@@ -11,7 +11,7 @@ from shared.sentences import Sentence
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
 from volunteer.control.commands import NEXT_LOGIN
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.machine.presence import newest_login
 from volunteer.training.trainer import Trainer
 
@@ -37,7 +37,7 @@ class PauseBoard:
     """
 
     def __init__(
-        self, life: Lifecycle, hub: Hub, logins: Callable[[], float] = newest_login
+        self, life: Lifecycle, hub: EventBus, logins: Callable[[], float] = newest_login
     ) -> None:
         self._life = life
         self._hub = hub

@@ -18,7 +18,7 @@ import msgspec
 
 from shared.local_data import LocalData
 from shared.protocol.leases import BeginReply
-from volunteer.agent.base_versions import Base, BaseVersions
+from volunteer.agent.base_versions import BaseVersion, BaseVersions
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import Lifecycle
@@ -46,7 +46,7 @@ class Pipeline:
     outbox: Outbox
     verdicts: Verdicts
     life: Lifecycle
-    files: Callable[[HeldLease, Base, LocalData], TaskFiles]
+    files: Callable[[HeldLease, BaseVersion, LocalData], TaskFiles]
 
     async def run(
         self, held: LeaseInWork, on_report: Callable[[TrainingReport], None]
@@ -91,7 +91,7 @@ class _LeaseRun:
         self._data = data
         self._on_report = on_report
         self._plan = LeasePlan.of(held.lease)
-        self._base: Base
+        self._base: BaseVersion
         self._pulled_at = 0  # the step before which the base was bound
         self._grip = ExitStack()  # on the weights that are trained from
         self._borrowed: Carried | None = None  # of the machine whose task is done again

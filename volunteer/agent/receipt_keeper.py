@@ -11,8 +11,8 @@ from shared.clock import Clock
 from shared.errors import VolunteerError
 from shared.sentences import Sentence
 from volunteer.account.record_check import RecordCheck
-from volunteer.agent.collaborators import Remote, Store
-from volunteer.control.event_bus import Hub
+from volunteer.agent.collaborators import RemoteCoordinator, Store
+from volunteer.control.event_bus import EventBus
 
 FETCH_S = 60.0  # between two looks for new payments
 CHECK_S = 3600.0  # between two checks of the record
@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 class ReceiptKeeper:
     """Keeps the receipts of one account."""
 
-    def __init__(self, remote: Remote, store: Store, hub: Hub, clock: Clock) -> None:
+    def __init__(
+        self, remote: RemoteCoordinator, store: Store, hub: EventBus, clock: Clock
+    ) -> None:
         identity = remote.identity
         self._book = store.receipts
         self._check = RecordCheck(

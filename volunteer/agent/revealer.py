@@ -10,11 +10,11 @@ from shared.errors import VolunteerError
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.sentences import Sentence
 from volunteer.agent.lifecycle import FATAL, Lifecycle
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.net.api import Api
 from volunteer.net.retry import passing
 from volunteer.net.transfers import Transfers
-from volunteer.storage.evidence import Evidence, Request
+from volunteer.storage.evidence import EvidenceFiles, Request
 
 PATIENCE_S = 600.0
 AGAIN_S = 60.0  # before the next try after trouble that may pass
@@ -26,9 +26,9 @@ class Revealer:
 
     api: Api
     transfers: Transfers
-    evidence: Evidence
+    evidence: EvidenceFiles
     life: Lifecycle
-    hub: Hub
+    hub: EventBus
 
     async def run(self) -> None:
         """Reveal until cancelled."""

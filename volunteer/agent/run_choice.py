@@ -16,19 +16,19 @@ from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.shortage import Shortage, of_run, shortage_words, with_new
 from volunteer.machine.devices import hardware
 from volunteer.net.api import Api
 from volunteer.settings.settings import Settings
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 from volunteer.text import origin_of
 
 ENDED = ("completed", "failed")
 LISTED_MAX = 20
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedWork(msgspec.Struct, frozen=True):
     """Work that a device claims."""
 
     runs: tuple[str, ...]  # () is any run
@@ -39,7 +39,9 @@ class Wanted(msgspec.Struct, frozen=True):
 class RunChoice:
     """Holds what to claim, and records consent to the licences of runs."""
 
-    def __init__(self, settings: Settings, api: Api, home: Home, hub: Hub, life: Lifecycle) -> None:
+    def __init__(
+        self, settings: Settings, api: Api, home: Home, hub: EventBus, life: Lifecycle
+    ) -> None:
         self._chosen = settings.runs  # empty = any
         self._rules = settings.rules
         self._any_licence = settings.consent == "all"
@@ -53,7 +55,7 @@ class RunChoice:
         self._chosen = runs
         self._life.notify()
 
-    def obey(self, rules: Rules) -> None:
+    def obey(self, rules: WorkRules) -> None:
         """Claim the kinds of tasks that these rules name, from the next task on."""
         self._rules = rules
         self._life.notify()
@@ -66,20 +68,20 @@ class RunChoice:
         runs = tuple(run for run in agreed if not self._chosen or run in self._chosen)
         return runs or None
 
-    def wanted(self, device: str) -> Wanted | None:
+    def wanted(self, device: str) -> WantedWork | None:
         """Return what a device claims; None is nothing."""
         runs, kinds = self.runs(), self._rules.kinds(device)
         if runs is None:
             return None
         short = {found.run: found for found in self._short_of(device)}
         if not short:
-            return Wanted(runs, kinds)
+            return WantedWork(runs, kinds)
         listed = self._hub.status.runs
         open_ = tuple(info.name for info in listed if info.state not in ENDED)
         known = runs or (open_ if listed else tuple(short))
         left = tuple(run for run in known if run not in short)
         met = next((found for run, found in short.items() if run in known), None)
-        return Wanted(left, kinds, "" if left or met is None else shortage_words(met))
+        return WantedWork(left, kinds, "" if left or met is None else shortage_words(met))
 
     def _short_of(self, device: str) -> list[Shortage]:
         """Return what does not fit the memory of a device by now."""

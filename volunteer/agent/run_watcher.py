@@ -21,7 +21,7 @@ from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.agent.verdicts import Verdicts
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Picture
 from volunteer.net.api import Api
 from volunteer.net.client import Client
@@ -72,7 +72,7 @@ class RunWatcher:
     api: Api
     transfers: Transfers
     home: Home
-    hub: Hub
+    hub: EventBus
     life: Lifecycle
     verdicts: Verdicts
     server_clock: ServerClock
@@ -284,7 +284,7 @@ def thumbnail(path: Path) -> Picture:
 TRAFFIC_S = 10.0
 
 
-async def keep_counting(transfers: Transfers, client: Client, hub: Hub, clock: Clock) -> None:
+async def keep_counting(transfers: Transfers, client: Client, hub: EventBus, clock: Clock) -> None:
     """Emit the counts when they have changed, until cancelled."""
     sent = (0, 0)
     while True:

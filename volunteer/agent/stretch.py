@@ -30,9 +30,9 @@ from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.model_steps import ModelSteps
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
-from volunteer.training.job import Assignment, Finished, Interrupted, TrainingReport
-from volunteer.training.local_task import LocalTask, Made
+from volunteer.control.event_bus import EventBus
+from volunteer.training.job import Finished, Interrupted, TrainingJob, TrainingReport
+from volunteer.training.local_task import LocalTask, PartResult
 from volunteer.training.trainer import Handle
 
 FOLLOW_S = 30.0  # before the next try to fetch a newer version
@@ -93,13 +93,13 @@ class StretchRunner:
     device: LentDevice
     downloads: Downloads
     life: Lifecycle
-    hub: Hub
+    hub: EventBus
     snapshot_s: float
     steps: ModelSteps
 
     async def run(
         self, held: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
-    ) -> Finished[Made | None] | Interrupted:
+    ) -> Finished[PartResult | None] | Interrupted:
         """Train a stretch; the value is what to submit, None where its part goes on."""
         loop = asyncio.get_running_loop()
         whole, job = held.lease.job, task.files.held.lease.job
@@ -122,7 +122,7 @@ class StretchRunner:
             on_loop(partial(self.hub.emit, event))
 
         handle = self.device.trainer.submit(
-            Assignment(
+            TrainingJob(
                 begin=task.begin,
                 finish=task.finish,
                 samples=job.stop - job.start,
@@ -168,7 +168,7 @@ class StretchRunner:
             )
         )
 
-    async def _follow(self, handle: Handle[Made | None], task: LocalTask) -> None:
+    async def _follow(self, handle: Handle[PartResult | None], task: LocalTask) -> None:
         """Bring newer versions to work that may go on with them, as heartbeats announce them."""
         lease, newest = task.files.held.lease, task.files.manifest.version
         if lease.job.kind != "selfplay":

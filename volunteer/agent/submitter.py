@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.errors import Cancelled, Gone, NotFound, VolunteerError
+from shared.errors import Cancelled, Gone, OffsetMismatch, Unreachable, VolunteerError
 from shared.protocol.contributions import SubmitReply, UploadRequest
 from shared.sentences import Sentence
 from shared.text import printable
@@ -14,7 +14,7 @@ from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.agent.verdicts import Verdicts
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.net.api import Api
 from volunteer.net.retry import passing
 from volunteer.net.transfers import Transfers
@@ -36,7 +36,7 @@ class Submitter:
     held: HeldLeases
     life: Lifecycle
     verdicts: Verdicts
-    hub: Hub
+    hub: EventBus
     _progress_at: float = field(default=float("-inf"), init=False)  # of the last event
 
     async def run(self) -> None:
@@ -59,20 +59,8 @@ class Submitter:
     async def _submit(self, entry: QueuedResult) -> None:
         """Try one result until there is a reply or others have waited long enough."""
         patience = ONE_S if len(self.outbox) > 1 else ONE_S * 10
-        missed = 0
-
-        async def once() -> SubmitReply:
-            nonlocal missed
-            try:
-                return await self._send(entry)
-            except NotFound:
-                missed += 1  # the upload may have been thrown away in between: once more
-                if missed > 1:
-                    raise
-                return await self._send(entry)
-
         try:
-            reply = await self.api.client.retrying(once, patience)
+            reply = await self.api.client.retrying(lambda: self._send(entry), patience)
         except FATAL as error:
             self.life.give_up(error)
             await self.life.clock.sleep(ODD_S)
@@ -113,7 +101,10 @@ class Submitter:
         except Gone:
             # Perhaps it was submitted before and the reply was lost: `submit` finds out.
             pass
-        return await self.api.submit(entry.task, submit)
+        try:
+            return await self.api.submit(entry.task, submit)
+        except OffsetMismatch as error:  # the server has the bytes no more
+            raise Unreachable(Sentence("the upload continues at another offset")) from error
 
     def _answered(self, entry: QueuedResult, reply: SubmitReply) -> None:
         verdict = reply.verdict()
@@ -136,7 +127,11 @@ class Submitter:
         self.verdicts.answered(entry.name, verdict)
 
     def _refused(self, entry: QueuedResult, error: VolunteerError) -> None:
-        """Drop a result that is refused for good, and its lease with it."""
+        """Drop a result that is refused for good, and its lease with it: somebody else holds the
+        task (Gone), the server knows no such task (NotFound), has another result of it (Conflict),
+        or does not take this one (BadRequest, TooLarge, Forbidden; InvalidFrame where the file
+        here is damaged). A reply of something in front of the server keeps it.
+        """
         how = "refused"
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"

@@ -19,8 +19,8 @@ from shared.sentences import Sentence, plural
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import PauseBoard
-from volunteer.control.event_bus import Hub
-from volunteer.storage.evidence import Evidence
+from volunteer.control.event_bus import EventBus
+from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.outbox import Outbox
 
 FLUSH_S = 8.0  # for results, when the agent is to end
@@ -56,8 +56,8 @@ class Supervisor:
     held: HeldLeases
     pauses: PauseBoard
     outbox: Outbox
-    evidence: Evidence
-    hub: Hub
+    evidence: EvidenceFiles
+    hub: EventBus
     quit_s: float  # for tasks that are nearly done, when the agent is to end
 
     async def run(self, devices: Sequence[Loop], loops: Sequence[Loop]) -> None:

@@ -12,10 +12,10 @@ from shared.protocol.contributions import Verdict
 from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.status import is_news
 from volunteer.storage.carried import Residuals
-from volunteer.storage.evidence import Evidence
+from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.outbox import QueuedResult
 
 UNDECIDED = ("received", "checking")
@@ -24,7 +24,9 @@ UNDECIDED = ("received", "checking")
 class Verdicts:
     """Stores verdicts, settles the residuals of what they judge, and announces them."""
 
-    def __init__(self, home: Home, residuals: Residuals, evidence: Evidence, hub: Hub) -> None:
+    def __init__(
+        self, home: Home, residuals: Residuals, evidence: EvidenceFiles, hub: EventBus
+    ) -> None:
         self._home = home
         self._residuals = residuals
         self._evidence = evidence

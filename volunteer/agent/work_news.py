@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from shared.clock import Clock
 from shared.sentences import Sentence
-from volunteer.agent.claimer import Idle
+from volunteer.agent.claimer import IdleReason
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 
 
 @dataclass(eq=False, kw_only=True)
@@ -18,7 +18,7 @@ class WorkNews:
     """Emits the events of one device; while it trains, being without a next task is no news."""
 
     device: str
-    hub: Hub
+    hub: EventBus
     clock: Clock
     server_clock: ServerClock
     at_work: bool = field(default=False, init=False)
@@ -38,9 +38,11 @@ class WorkNews:
     def claims(self) -> None:
         """Announce that the device claims, unless it works or a reason to idle is shown."""
         if not self.at_work and not self.hub.status.idle:
-            self.idle(Idle(reason="asking", message=Sentence("asking the coordinator for work")))
+            self.idle(
+                IdleReason(reason="asking", message=Sentence("asking the coordinator for work"))
+            )
 
-    def idle(self, why: Idle) -> None:
+    def idle(self, why: IdleReason) -> None:
         """Announce why there is nothing to do, once, and when the next claim is made."""
         until = self.clock.now() + why.wait_s if why.wait_s else None
         status = self.hub.status

@@ -12,7 +12,7 @@ from shared.errors import Unavailable
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from shared.text import left, printable
 from volunteer.account.join import connector
-from volunteer.account.profile import Profile
+from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.table import table
@@ -20,7 +20,6 @@ from volunteer.i18n.catalogue import N_, _, number, shown
 from volunteer.machine.benchmark import benchmark
 from volunteer.machine.devices import choose, default_threads, detect, hardware
 from volunteer.net.api import Api
-from volunteer.net.tls import Address
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories
 from volunteer.training.trainer import Trainer
@@ -118,12 +117,11 @@ def _remember(
     home.remember(benchmarks=benchmarks, disturbed=disturbed, torch=machine.torch)
     if identity.registered:
         request = BenchmarkRequest(benchmarks=benchmarks, hardware=machine)
-        address = Address(url=identity.url, tls_pin=identity.tls_pin)
-        asyncio.run(_publish(address, identity.token, request))
+        asyncio.run(_publish(identity, request))
 
 
-async def _publish(address: Address, token: str, request: BenchmarkRequest) -> None:
-    client = connector(SystemClock())(address, token)
+async def _publish(identity: Identity, request: BenchmarkRequest) -> None:
+    client = connector(SystemClock())(identity.address, identity.token)
     try:
         await Api(client).benchmark(request, patience_s=2.0)
     except Unavailable as error:

@@ -85,9 +85,11 @@ def start(
     given = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
     given |= {"ascii": ascii, "language": language}
     flags |= {name: value for name, value in given.items() if value is not None}
-    from volunteer.cli.start import Options, work
+    from volunteer.cli.start import StartOptions, work
 
-    return work(Options(profile=profile, flags=flags, screen=not no_ui, json=json, paused=paused))
+    return work(
+        StartOptions(profile=profile, flags=flags, screen=not no_ui, json=json, paused=paused)
+    )
 
 
 @app.command
@@ -349,11 +351,11 @@ def _speak(given: Mapping[str, Any]) -> None:
     environment. What machines read is the same everywhere. What is wrong with the settings is told
     by the command that needs them.
     """
-    from volunteer.i18n.catalogue import AUTO, Choice, choose, use
+    from volunteer.i18n.catalogue import AUTO, LanguageChoice, choose, use
     from volunteer.settings.settings import load
 
     if given.get("json"):
-        use(Choice())
+        use(LanguageChoice())
         return
     language = given.get("language") or AUTO
     with suppress(VolunteerError, OSError):

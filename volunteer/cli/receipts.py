@@ -15,7 +15,7 @@ from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 
 if TYPE_CHECKING:
     from volunteer.account.profile import Identity
-    from volunteer.account.record_check import Checked, RecordCheck
+    from volunteer.account.record_check import CheckedReceipt, RecordCheck
     from volunteer.settings.settings import Directories
     from volunteer.storage.receipts import ReceiptBook
 
@@ -143,7 +143,7 @@ def _opened(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
     return places, identity, ReceiptBook(mine.home(identity).receipts)
 
 
-def _checked(identity: Identity, book: ReceiptBook) -> list[Checked]:
+def _checked(identity: Identity, book: ReceiptBook) -> list[CheckedReceipt]:
     from volunteer.account.record_check import check_receipt
 
     return [
@@ -179,7 +179,7 @@ async def _fetched(profile: Any, check: RecordCheck) -> str:
         return ""
 
 
-def _row(checked: Checked) -> dict[str, Any]:
+def _row(checked: CheckedReceipt) -> dict[str, Any]:
     receipt = checked.receipt
     if receipt is None:
         return {"problem": checked.problem}
@@ -206,7 +206,7 @@ def _work(row: dict[str, Any]) -> str:
     return _("{contribution}, in version {version}", contribution=of_run, version=row["version"])
 
 
-def _named(checked: Checked) -> str:
+def _named(checked: CheckedReceipt) -> str:
     """Return the problem of a receipt, with which one it is."""
     receipt, problem = checked.receipt, shown(checked.problem)
     if receipt is None:

@@ -20,7 +20,7 @@ from shared.units import GIB
 from shared.workloads.base import load
 from volunteer.account.join import connector
 from volunteer.account.profile import Home, Identity, Profile
-from volunteer.agent.collaborators import Remote, ServerClock, usable_bytes
+from volunteer.agent.collaborators import RemoteCoordinator, ServerClock, usable_bytes
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.model_steps import machine_of, step_of
@@ -29,28 +29,27 @@ from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.start import NOT_JOINED
 from volunteer.cli.table import table
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.model_step import ModelStep, key_of, newest
 from volunteer.control.status import Status
 from volunteer.i18n.catalogue import _, shown
 from volunteer.i18n.formats import duration_words, size
 from volunteer.machine.devices import choose, default_threads, detect, hardware
 from volunteer.net.api import Api
-from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
-from volunteer.storage.evidence import Evidence
+from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.gradient_sum import Summed
-from volunteer.training.job import Assignment, TrainingReport
+from volunteer.training.job import TrainingJob, TrainingReport
 from volunteer.training.local_task import LocalTask, Place, TaskFiles
-from volunteer.training.step_meter import Measured, StepMeter
+from volunteer.training.step_meter import StepFigures, StepMeter
 from volunteer.training.trainer import Trainer
 
 LIMIT_S = 300.0  # for the steps of one device
@@ -101,8 +100,7 @@ class _Trial:
     async def measured(self, run: str, device: str) -> list[ModelStep]:
         """Return a measured step for each chosen device, and remember them."""
         clock = SystemClock()
-        address = Address(url=self.identity.url, tls_pin=self.identity.tls_pin)
-        api = Api(connector(clock)(address, self.identity.token))
+        api = Api(connector(clock)(self.identity.address, self.identity.token))
         trainer = Trainer("trial", threads=self.settings.threads or default_threads(), clock=clock)
         trainer.start()
         try:
@@ -137,14 +135,14 @@ class _Trial:
             remark(shown(printable(message)))
 
         return Downloads(
-            remote=Remote(
+            remote=RemoteCoordinator(
                 identity=self.identity,
                 api=api,
                 transfers=transfers,
                 weights=Weights(transfers, cache, say),
             ),
             cache=cache,
-            hub=Hub(clock, Status()),
+            hub=EventBus(clock, Status()),
             server_clock=ServerClock(clock),
             receipts=ReceiptBook(self.home.receipts),
             monotonic=clock.monotonic,
@@ -170,7 +168,7 @@ class _Trial:
                 weights=weights,
                 data=data,
                 carried=Residuals(self.scratch / "inner").of(run, device.id),
-                evidence=Evidence(self.scratch / "evidence", outbox.__contains__),
+                evidence=EvidenceFiles(self.scratch / "evidence", outbox.__contains__),
                 snapshot=self.scratch / "snapshot",
                 outbox=outbox,
                 memory_bytes=usable_bytes(device, self.settings.memory_gb),
@@ -182,11 +180,11 @@ class _Trial:
         return step_of(measured, lease.job, device.id, key, SystemClock().now())
 
 
-async def _steps(trainer: Trainer, device: str, task: LocalTask) -> Measured:
+async def _steps(trainer: Trainer, device: str, task: LocalTask) -> StepFigures:
     """Train the steps of a trial on the training thread. Raises TooLarge where they take too long,
     and what training raises.
     """
-    found: list[Measured] = []
+    found: list[StepFigures] = []
     tty, job = sys.stderr.isatty(), task.files.held.lease.job
 
     def report(told: TrainingReport) -> None:
@@ -195,7 +193,7 @@ async def _steps(trainer: Trainer, device: str, task: LocalTask) -> Measured:
             print(f"\r{device}: {step}", end="", file=sys.stderr, flush=True)
 
     handle = trainer.submit(
-        Assignment(
+        TrainingJob(
             begin=task.begin,
             finish=lambda work, spent: None,
             samples=job.stop - job.start,

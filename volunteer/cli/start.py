@@ -34,7 +34,7 @@ from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
 from volunteer.files import exports, private_directory, set_aside
-from volunteer.i18n.catalogue import N_, Choice, _, choose, shown, use
+from volunteer.i18n.catalogue import N_, LanguageChoice, _, choose, shown, use
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class StartOptions:
     """Options of the command line."""
 
     profile: str = ""
@@ -85,7 +85,7 @@ class Match:
     level: int = 1
 
 
-def work(options: Options) -> int:
+def work(options: StartOptions) -> int:
     """Train until told to end.
 
     Returns the exit code; raises Configuration and others before anything began.
@@ -98,7 +98,7 @@ def work(options: Options) -> int:
     settings = _settings(options, directories)
     spoken = choose(settings.display.language)
     # what machines read is the same everywhere
-    use(Choice() if options.json else spoken)
+    use(LanguageChoice() if options.json else spoken)
     if spoken.problem:
         remark(spoken.problem)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
@@ -128,7 +128,7 @@ def work(options: Options) -> int:
         time.sleep(TRY_S)
 
 
-def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
+def _is_ours(profile: Profile, held: ExitStack, options: StartOptions) -> bool:
     """Return True if no other instance held the profile; now this one does. Raises Configuration
     where another one is at work and a screen, which could show it, is not asked for.
     """
@@ -221,7 +221,7 @@ def _ports(directories: Directories, settings: Settings) -> Collection[int] | No
         return None
 
 
-def _settings(options: Options, directories: Directories) -> Settings:
+def _settings(options: StartOptions, directories: Directories) -> Settings:
     """The settings in force.
 
     A person at a damaged file may put it aside and go on; raises Configuration otherwise.
@@ -240,7 +240,7 @@ def _settings(options: Options, directories: Directories) -> Settings:
 
 
 async def _work(
-    options: Options,
+    options: StartOptions,
     directories: Directories,
     settings: Settings,
     listener: socket.socket | None,
@@ -357,7 +357,7 @@ async def _behind(
     return engine
 
 
-async def _attach(options: Options, profile: Profile, settings: Settings) -> int | None:
+async def _attach(options: StartOptions, profile: Profile, settings: Settings) -> int | None:
     """The screen of the instance at work here; None where none answers."""
     from volunteer.control.local_socket import attach
 
@@ -462,11 +462,9 @@ async def ask_coordinator(directories: Directories, question: Callable[[Api], Aw
     """
     from volunteer.account.join import connector
     from volunteer.net.api import Api
-    from volunteer.net.tls import Address
 
     identity = _identity(directories)
-    address = Address(url=identity.url, tls_pin=identity.tls_pin)
-    client = connector(SystemClock())(address, identity.token)
+    client = connector(SystemClock())(identity.address, identity.token)
     try:
         return await question(Api(client))
     finally:

@@ -20,7 +20,7 @@ from shared.errors import VolunteerError
 from shared.sentences import Sentence
 from shared.text import duration, printable
 from volunteer.control import events
-from volunteer.control.event_bus import Hub, Subscription
+from volunteer.control.event_bus import EventBus, Subscription
 from volunteer.control.events import AnyEvent
 from volunteer.i18n.catalogue import shown
 from volunteer.i18n.coordinator import judged
@@ -37,7 +37,7 @@ CHARS_MAX = 300
 TITLE = "volunteer"
 
 
-class Alert(msgspec.Struct, frozen=True, kw_only=True):
+class OwnerAlert(msgspec.Struct, frozen=True, kw_only=True):
     """Something that needs a person."""
 
     kind: str  # "ended", "failing", "rejected", "away"
@@ -68,7 +68,7 @@ class AlertRules:
         self._rejected = 0
         self._away_since: float | None = None
 
-    def hear(self, event: AnyEvent) -> Alert | None:
+    def hear(self, event: AnyEvent) -> OwnerAlert | None:
         """The alert that an event gives, if it is one and was not told lately."""
         alert = self._of(event)
         if alert is None:
@@ -79,15 +79,15 @@ class AlertRules:
         self._told[alert.kind] = event.at
         return alert
 
-    def _of(self, event: AnyEvent) -> Alert | None:
+    def _of(self, event: AnyEvent) -> OwnerAlert | None:
         match event:
             case events.Stopped(code=code, message=message) if code != 0:
-                return Alert(
+                return OwnerAlert(
                     kind="ended",
                     message=Sentence("the volunteer has ended: {message}", message=message),
                 )
             case events.Notice(level="error", message=message):
-                return Alert(kind="failing", message=message)
+                return OwnerAlert(kind="failing", message=message)
             case events.Judged(verdict=verdict):
                 return self._judged(verdict.state, judged(verdict))
             case events.Connection():
@@ -95,7 +95,7 @@ class AlertRules:
             case _:
                 return None
 
-    def _judged(self, state: str, why: str) -> Alert | None:
+    def _judged(self, state: str, why: str) -> OwnerAlert | None:
         if state in ("accepted", "merged", "superseded"):
             self._rejected = 0
         if state != "rejected":
@@ -104,11 +104,11 @@ class AlertRules:
         if self._rejected < REJECTED_TOLD:
             return None
         said = Sentence("{n} results in a row were rejected", n=self._rejected)
-        return Alert(
+        return OwnerAlert(
             kind="rejected", message=Sentence("{said}: {why}", said=said, why=why) if why else said
         )
 
-    def _connection(self, event: events.Connection) -> Alert | None:
+    def _connection(self, event: events.Connection) -> OwnerAlert | None:
         if event.online:
             self._away_since = None
             return None
@@ -122,7 +122,7 @@ class AlertRules:
             time=duration(away_s),
             message=event.message,
         )
-        return Alert(kind="away", message=said)
+        return OwnerAlert(kind="away", message=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +134,13 @@ class Ways:
     system: str = sys.platform
 
 
-class Alerts:
+class OwnerAlerts:
     """Follows the events of one volunteer and notifies its owner.
 
     `display` returns the settings in force.
     """
 
-    def __init__(self, hub: Hub, display: Callable[[], Display], ways: Ways) -> None:
+    def __init__(self, hub: EventBus, display: Callable[[], Display], ways: Ways) -> None:
         self._hub = hub
         self._display = display
         self._ways = ways
@@ -169,7 +169,7 @@ class Alerts:
             if alert is not None:
                 self.tell(alert, event.at)
 
-    def tell(self, alert: Alert, at: float) -> None:
+    def tell(self, alert: OwnerAlert, at: float) -> None:
         """Start telling, by all the ways that were chosen."""
         display = self._display()
         said = printable(alert.message, CHARS_MAX)

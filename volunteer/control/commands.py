@@ -311,7 +311,7 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
     event: AnyEvent
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+class StatusSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The first line back, and again to a client that fell behind."""
 
     status: Status

@@ -29,7 +29,7 @@ from volunteer.control.commands import (
     SettingRow,
 )
 from volunteer.control.commands import How as How  # part of this interface
-from volunteer.control.event_bus import Hub, Subscription
+from volunteer.control.event_bus import EventBus, Subscription
 from volunteer.control.status import Status
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Execute(Protocol):
 class Control:
     """One volunteer. Made by `Engine` in this process, by `local_socket.attach` for another one."""
 
-    def __init__(self, hub: Hub, execute: Execute, *, remote: bool = False) -> None:
+    def __init__(self, hub: EventBus, execute: Execute, *, remote: bool = False) -> None:
         self.remote = remote  # leaving a remote volunteer does not end it
         self._hub = hub
         self._execute = execute

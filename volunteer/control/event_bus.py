@@ -65,7 +65,7 @@ class Subscription:
             await self._arrived.wait()
 
 
-class Hub:
+class EventBus:
     """Stamps events, folds them into the status and hands them on. Belongs to one event loop."""
 
     def __init__(self, clock: Clock, status: Status | None = None) -> None:

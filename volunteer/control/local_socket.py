@@ -30,11 +30,11 @@ from volunteer.control.commands import (
     Asked,
     Command,
     EventLine,
-    Snapshot,
+    StatusSnapshot,
     reply_type,
 )
 from volunteer.control.control import Control, Execute
-from volunteer.control.event_bus import Hub, Subscription
+from volunteer.control.event_bus import EventBus, Subscription
 from volunteer.files import private_directory, read_record, write_record
 
 LINE_BYTES_MAX = 4 << 20
@@ -61,7 +61,9 @@ class Hello(msgspec.Struct, frozen=True):
 class ControlServer:
     """Serves one volunteer's control to other processes of the same user."""
 
-    def __init__(self, hub: Hub, execute: Execute, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self, hub: EventBus, execute: Execute, listener: socket.socket | None = None
+    ) -> None:
         self._hub = hub
         self._listener = listener
         self._execute = execute
@@ -117,7 +119,7 @@ class ControlServer:
     async def _talk(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, events: Subscription
     ) -> None:
-        await _send(writer, Snapshot(status=self._hub.status))
+        await _send(writer, StatusSnapshot(status=self._hub.status))
         telling = asyncio.create_task(self._tell(writer, events))
         try:
             while (asked := await _line(reader, Asked)) is not None:
@@ -139,11 +141,11 @@ class ControlServer:
         return Answered(id=asked.id, value=msgspec.Raw(msgspec.json.encode(value, enc_hook=parts)))
 
 
-class Remote:
+class RemoteVolunteer:
     """Talks to the volunteer of another process."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hub: Hub
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hub: EventBus
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -208,11 +210,11 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
         raise Unreachable(none) from error
     try:
         await _send(writer, Hello(endpoint.token))
-        first = await asyncio.wait_for(_line(reader, Snapshot), HELLO_S)
+        first = await asyncio.wait_for(_line(reader, StatusSnapshot), HELLO_S)
         if first is None:
             raise Unreachable(Sentence("the running volunteer does not answer"))
-        hub = Hub(clock, first.status)
-        remote = Remote(reader, writer, hub)
+        hub = EventBus(clock, first.status)
+        remote = RemoteVolunteer(reader, writer, hub)
         reading = asyncio.create_task(remote.read())
         try:
             yield Control(hub, remote.execute, remote=True)

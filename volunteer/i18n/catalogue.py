@@ -38,7 +38,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     form: Callable[[int], int] = lambda n: int(n != 1)  # which plural form a number takes
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class LanguageChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Language that a setting and the environment lead to, and what is to be said of it."""
 
     language: str = ENGLISH
@@ -67,7 +67,7 @@ def languages() -> tuple[str, ...]:
     return (ENGLISH, *sorted(file.stem for file in FOLDER.glob("*.po")))
 
 
-def choose(setting: str, environ: Mapping[str, str] | None = None) -> Choice:
+def choose(setting: str, environ: Mapping[str, str] | None = None) -> LanguageChoice:
     """Return the language of a setting; `auto` follows the environment as other programs do.
 
     A language without a translation is English, with a sentence where it was asked for by name.
@@ -77,12 +77,12 @@ def choose(setting: str, environ: Mapping[str, str] | None = None) -> Choice:
         found = _known(setting)
         known = ", ".join((AUTO, *languages()))
         problem = f'there is no language "{escaped(setting, 20)}": English is used; known: {known}'
-        return found or Choice(problem=problem)
+        return found or LanguageChoice(problem=problem)
     named = (environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
-    return _known(next(filter(None, named), "")) or Choice()
+    return _known(next(filter(None, named), "")) or LanguageChoice()
 
 
-def _known(locale: str) -> Choice | None:
+def _known(locale: str) -> LanguageChoice | None:
     """Return the choice for the name of a locale, such as `de_CH.UTF-8`, if it is spoken here."""
     name = locale.partition(".")[0].partition("@")[0].replace("-", "_")
     language, _, country = name.partition("_")
@@ -90,10 +90,12 @@ def _known(locale: str) -> Choice | None:
     if language not in languages():
         return None
     known = len(country) == 2 and country.isascii() and country.isalpha()
-    return Choice(language=language, locale=f"{language}_{country.upper()}" if known else language)
+    return LanguageChoice(
+        language=language, locale=f"{language}_{country.upper()}" if known else language
+    )
 
 
-def use(choice: Choice) -> None:
+def use(choice: LanguageChoice) -> None:
     """Speak a language from now on."""
     global _current
     if choice.language == ENGLISH:

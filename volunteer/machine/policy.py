@@ -18,7 +18,7 @@ from shared.sentences import Sentence, figure
 from shared.units import GIB
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import in_words, parse_schedule
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 
 # a hot device works again this many °C below its ceiling, so that it does not flutter
 COOL_BY = 5.0
@@ -45,7 +45,7 @@ class Rule(StrEnum):
 LIFTABLE = frozenset({Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY, Rule.PROGRAM, Rule.METERED})
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about this machine's other activity; None (or a missing device) is not known."""
 
     on_battery: bool | None = None
@@ -87,8 +87,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    rules: Rules,
-    facts: Facts,
+    rules: WorkRules,
+    facts: MachineFacts,
     now: datetime,
     devices: Sequence[str],
     standing: PolicyState | None = None,
@@ -137,7 +137,7 @@ def rest_after(busy_s: float, share: float) -> float:
 # The rules, one function each.
 
 
-def _schedule(rules: Rules, now: datetime) -> Hold | None:
+def _schedule(rules: WorkRules, now: datetime) -> Hold | None:
     hours = parse_schedule(rules.schedule)
     if hours.allows(now):
         return None
@@ -149,11 +149,11 @@ def _schedule(rules: Rules, now: datetime) -> Hold | None:
     )
 
 
-def _used(rules: Rules, facts: Facts) -> bool:
+def _used(rules: WorkRules, facts: MachineFacts) -> bool:
     return facts.unused_s is not None and facts.unused_s < rules.idle_minutes * 60
 
 
-def _in_use(rules: Rules, facts: Facts) -> Hold | None:
+def _in_use(rules: WorkRules, facts: MachineFacts) -> Hold | None:
     if rules.in_use != "pause" or not _used(rules, facts):
         return None
     return Hold(
@@ -166,7 +166,7 @@ def _in_use(rules: Rules, facts: Facts) -> Hold | None:
     )
 
 
-def _battery(rules: Rules, facts: Facts) -> Hold | None:
+def _battery(rules: WorkRules, facts: MachineFacts) -> Hold | None:
     if rules.on_battery or not facts.on_battery:
         return None
     charge = Sentence("on battery")
@@ -179,7 +179,7 @@ def _battery(rules: Rules, facts: Facts) -> Hold | None:
     )
 
 
-def _program(rules: Rules, facts: Facts) -> Hold | None:
+def _program(rules: WorkRules, facts: MachineFacts) -> Hold | None:
     wanted = {_bare(name): name for name in rules.programs}
     running = next((name for name in facts.programs or () if _bare(name) in wanted), None)
     if running is None:
@@ -192,7 +192,7 @@ def _program(rules: Rules, facts: Facts) -> Hold | None:
     )
 
 
-def _metered(rules: Rules, facts: Facts) -> Hold | None:
+def _metered(rules: WorkRules, facts: MachineFacts) -> Hold | None:
     if rules.metered == "work" or not facts.metered:
         return None
     return Hold(
@@ -202,7 +202,7 @@ def _metered(rules: Rules, facts: Facts) -> Hold | None:
     )
 
 
-def _disk(rules: Rules, facts: Facts) -> Hold | None:
+def _disk(rules: WorkRules, facts: MachineFacts) -> Hold | None:
     least = rules.disk_free_gb * GIB
     if facts.disk_free_bytes is None or facts.disk_free_bytes >= least:
         return None
@@ -217,7 +217,7 @@ def _disk(rules: Rules, facts: Facts) -> Hold | None:
 
 
 def _temperature(
-    rules: Rules, facts: Facts, devices: Sequence[str], hot: frozenset[str]
+    rules: WorkRules, facts: MachineFacts, devices: Sequence[str], hot: frozenset[str]
 ) -> list[Hold]:
     ceiling = rules.temperature_max
     holds = []
@@ -243,14 +243,14 @@ def _temperature(
     return holds
 
 
-def _shares(rules: Rules, facts: Facts) -> dict[str, float]:
+def _shares(rules: WorkRules, facts: MachineFacts) -> dict[str, float]:
     gentle = GENTLE if rules.in_use == "gentle" and _used(rules, facts) else 1.0
     duty = {"": rules.duty_percent, **rules.device_duty}
     shares = {device: percent / 100 * gentle for device, percent in duty.items()}
     return {device: share for device, share in shares.items() if device or share < 1.0}
 
 
-def _unknown(rules: Rules, facts: Facts, devices: Sequence[str]) -> tuple[str, ...]:
+def _unknown(rules: WorkRules, facts: MachineFacts, devices: Sequence[str]) -> tuple[str, ...]:
     said = []
     if rules.in_use != "work" and facts.unused_s is None:
         said.append(

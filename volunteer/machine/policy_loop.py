@@ -15,12 +15,12 @@ import msgspec
 from shared.clock import Clock
 from shared.sentences import Sentence
 from volunteer.machine.keep_awake import Awake
-from volunteer.machine.policy import Decision, Facts, Hold, decide, lift
-from volunteer.settings.work_rules import Rules
+from volunteer.machine.policy import Decision, Hold, MachineFacts, decide, lift
+from volunteer.settings.work_rules import WorkRules
 
 LOOK_S = 5.0
 
-Read: TypeAlias = Callable[[Rules, Sequence[str]], Facts]
+Read: TypeAlias = Callable[[WorkRules, Sequence[str]], MachineFacts]
 
 
 class Pausing(Protocol):
@@ -44,15 +44,15 @@ class Watched:
     clock: Clock
 
 
-class Guard:
+class PolicyGuard:
     """Applies the policy in a loop: reads facts, decides, pauses or resumes."""
 
-    def __init__(self, rules: Rules, watched: Watched, pausing: Pausing) -> None:
+    def __init__(self, rules: WorkRules, watched: Watched, pausing: Pausing) -> None:
         self.rules = rules
         self.decision = Decision()
         self._watched = watched
         self._pausing = pausing
-        self._facts = Facts()
+        self._facts = MachineFacts()
         self._said: set[str] = set()
         self._awake = Awake()
 
@@ -74,7 +74,7 @@ class Guard:
         if not self._awake.works:
             self._tell(Sentence("this system cannot be kept awake: keep_awake has no effect"))
 
-    def change(self, rules: Rules) -> None:
+    def change(self, rules: WorkRules) -> None:
         """Other rules hold from now on."""
         self.rules = rules
         self._decide()

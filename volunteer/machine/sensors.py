@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import psutil
 
 from shared.clock import Clock
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Sensed
 from volunteer.machine.energy import EnergyMeter, Rapl, guessed
 from volunteer.machine.surroundings import physical, temperatures
@@ -167,7 +167,7 @@ class Watch:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: EventBus,
         clock: Clock,
         read: Callable[[], tuple[Sensed, ...]],
         meter: EnergyMeter,

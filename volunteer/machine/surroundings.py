@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from volunteer.machine.policy import Facts
+from volunteer.machine.policy import MachineFacts
 from volunteer.machine.presence import Run, run_command, unused_s
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 
 PROGRAMS_MAX = 10_000
 # How old an answer may be, in seconds.
@@ -64,10 +64,10 @@ class Senses:
         self._monotonic = monotonic
         self._known: dict[str, tuple[float, Any]] = {}
 
-    def read(self, rules: Rules, devices: Sequence[str]) -> Facts:
+    def read(self, rules: WorkRules, devices: Sequence[str]) -> MachineFacts:
         """The facts now."""
         battery = None if rules.on_battery else _battery()
-        return Facts(
+        return MachineFacts(
             on_battery=None if battery is None else battery[0],
             battery_percent=None if battery is None else battery[1],
             unused_s=unused_s(self._system, self._run) if rules.in_use != "work" else None,

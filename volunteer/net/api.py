@@ -52,7 +52,7 @@ from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.sentences import Sentence
 from shared.workloads.base import DatasetManifest
-from volunteer.net.client import Call, Client
+from volunteer.net.client import ApiCall, Client
 from volunteer.net.retry import FOREVER
 
 ASK_S = 15.0  # patience of a request that a person waits for
@@ -98,9 +98,9 @@ class Api:
         body: Body | None = None,
         **options: Any,
     ) -> T:
-        """Send a request; `options` are fields of `Call`."""
+        """Send a request; `options` are fields of `ApiCall`."""
         path, query = endpoint.address(args)
-        call = Call(
+        call = ApiCall(
             method=endpoint.method,
             path=self.client.address.url + path if endpoint.root else path,
             reply=endpoint.reply,
@@ -119,9 +119,14 @@ class Api:
     ) -> RegisterReply:
         return await self._call(endpoints.REGISTER, {}, request, patience_s=patience_s)
 
-    async def challenge(self, volunteer_id: str, patience_s: float = FOREVER) -> Challenge:
-        """Return the proof of work that the registration of an account has to bring."""
-        args = {"volunteer": volunteer_id}
+    async def challenge(
+        self, volunteer_id: str, nickname: str, patience_s: float = FOREVER
+    ) -> Challenge:
+        """Return the proof of work that the registration of an account has to bring.
+
+        Raises InvalidName for a nickname that it cannot have.
+        """
+        args = {"volunteer": volunteer_id, "nickname": nickname}
         return await self._call(endpoints.CHALLENGE, args, secret=False, patience_s=patience_s)
 
     async def benchmark(self, request: BenchmarkRequest, patience_s: float = FOREVER) -> None:

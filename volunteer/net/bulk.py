@@ -34,7 +34,7 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class BulkReply:
     """The beginning of an answer."""
 
     status: int  # 200 or 206
@@ -74,7 +74,7 @@ def direct(address: Address) -> bool:
 
 
 @asynccontextmanager
-async def got(question: Question) -> AsyncIterator[Answer | None]:
+async def got(question: Question) -> AsyncIterator[BulkReply | None]:
     """The answer to a GET, or None for one that is not usual. Raises Lost, also while the body is
     read; then what came before was handed over.
     """
@@ -131,7 +131,7 @@ def _begun(wire: _Wire, question: Question, method: str) -> h11.Connection:
     return http
 
 
-async def _usual(wire: _Wire, http: h11.Connection) -> Answer | None:
+async def _usual(wire: _Wire, http: h11.Connection) -> BulkReply | None:
     http.send(h11.EndOfMessage())
     try:
         head = await _head(wire, http)
@@ -143,7 +143,7 @@ async def _usual(wire: _Wire, http: h11.Connection) -> Answer | None:
     if head.status_code not in (200, 206) or not length or strange:
         return None
     body = wire.body(http.trailing_data[0], int(length))
-    return Answer(status=head.status_code, headers=found, body=body)
+    return BulkReply(status=head.status_code, headers=found, body=body)
 
 
 async def _told(wire: _Wire, http: h11.Connection, bytes_max: int) -> WholeReply:

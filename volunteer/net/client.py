@@ -14,7 +14,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,6 +22,7 @@ import msgspec
 
 from shared import errors
 from shared.clock import Clock
+from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.protocol.limits import API, JSON_BYTES_MAX
@@ -31,6 +32,7 @@ from shared.tls_pin import WrongCertificate
 from volunteer.net import bulk
 from volunteer.net.errors import decoded, reason, refusal
 from volunteer.net.limits import Limit, Throttle
+from volunteer.net.peer import Peer, another
 from volunteer.net.retry import FOREVER, Backoff, passing
 from volunteer.net.tls import Address, context_for
 
@@ -55,7 +57,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[T]):
+class ApiCall(Generic[T]):
     """One request and what must come back."""
 
     method: str
@@ -70,12 +72,18 @@ class Call(Generic[T]):
     headers: Callable[[Mapping[str, str]], None] | None = None  # told those of the answer
 
 
-class Reply(msgspec.Struct, frozen=True):
+class StreamedReply(msgspec.Struct, frozen=True):
     """The beginning of a streamed answer."""
 
     status: int
     headers: Mapping[str, str]
     body: AsyncIterator[bytes | memoryview]  # a piece is good until the next one is asked for
+
+
+class _Proof(msgspec.Struct, frozen=True):
+    """Beginning of a `ServerInfo`, of which no more is read before it is believed."""
+
+    proof: str = ""
 
 
 class Client:
@@ -106,6 +114,7 @@ class Client:
         self._sleepers: dict[asyncio.Future[None], float] = {}  # until when each wants to wait
         self._context = context_for(address)
         self._bulk = transport is None and bulk.direct(address)
+        self._peer = Peer(address, self._prove)
         self._http = httpx.AsyncClient(
             base_url=address.url + API,
             transport=transport,
@@ -123,13 +132,15 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def call(self, call: Call[T]) -> T:
+    async def call(self, call: ApiCall[T]) -> T:
         """Send a request until it is answered.
 
         Raises what the coordinator said, or Unreachable after `patience_s`.
         """
 
         async def once() -> T:
+            if call.secret:
+                await self._peer.recognise()
             body = call.body() if callable(call.body) else call.body
             content = b"" if body is None else msgspec.json.encode(body, enc_hook=english)
             request = self._http.build_request(
@@ -139,6 +150,7 @@ class Client:
                 headers=self._headers({"Content-Type": "application/json"}, call.secret),
                 content=content or None,
                 timeout=_timeout(call.timeout_s),
+                extensions=self._traced() if call.secret else None,
             )
             limit = Limit(call.timeout_s + self.slack_s)
             async with self._answer(request, limit) as response:
@@ -153,24 +165,30 @@ class Client:
     @asynccontextmanager
     async def stream(
         self, path: str, headers: Mapping[str, str], size: int
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncIterator[StreamedReply]:
         """One GET of about `size` bytes, read piece by piece.
 
         Not retried: whoever reads knows where to go on.
         """
         headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
-        if self._bulk and size >= BULK_BYTES:
+        large = self._bulk and size >= BULK_BYTES
+        await self._recognise(anew=large)
+        if large:
             async with self._answered(limit), bulk.got(self._question(path, headers)) as answer:
                 if answer is not None:
                     body = self._pieces(answer.body, limit)
-                    yield Reply(answer.status, answer.headers, body)
+                    yield StreamedReply(answer.status, answer.headers, body)
                     return
         request = self._http.build_request(
-            "GET", path, headers=headers, timeout=_timeout(self.read_s)
+            "GET",
+            path,
+            headers=headers,
+            timeout=_timeout(self.read_s),
+            extensions=self._traced(),
         )
         async with self._answer(request, limit) as response:
             body = self._pieces(response.aiter_raw(), limit)
-            yield Reply(response.status_code, response.headers, body)
+            yield StreamedReply(response.status_code, response.headers, body)
 
     @asynccontextmanager
     async def events(
@@ -179,19 +197,21 @@ class Client:
         """One POST to a path beside /api/v1 whose answer is read as it comes. Not retried."""
         headers = self._headers({"Content-Type": "application/json"})
         limit = Limit(self.read_s + self.slack_s)
+        await self._recognise()
         request = self._http.build_request(
             "POST",
             self.address.url + path,
             headers=headers,
             content=body,
             timeout=_timeout(self.read_s),
+            extensions=self._traced(),
         )
         async with self._answer(request, limit) as response:
             self.sent_bytes += len(body)
             yield self._pieces(response.aiter_raw(), limit)
 
     @asynccontextmanager
-    async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
+    async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
         """One GET from another server, such as a model hub: without our token, and never over a
         connection that is not encrypted, but for one on this machine. Not retried.
 
@@ -228,7 +248,7 @@ class Client:
                                 )
                             )
                         body = self._pieces(response.aiter_raw(), limit)
-                        yield Reply(response.status_code, response.headers, body)
+                        yield StreamedReply(response.status_code, response.headers, body)
                         return
                     finally:
                         await response.aclose()
@@ -263,19 +283,79 @@ class Client:
         """One PUT of a streamed body; `headers` name its Content-Length. Not retried."""
         headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
         content = self._counted(body, limit)
-        if self._bulk and int(headers["Content-Length"]) >= BULK_BYTES:
+        large = self._bulk and int(headers["Content-Length"]) >= BULK_BYTES
+        await self._recognise(anew=large)
+        if large:
             async with self._answered(limit):
                 said = await bulk.put(self._question(path, headers), content, self.json_bytes_max)
                 self._received(len(said.data), limit)
             if said.status >= 300:
-                raise refusal(self.address.host, said.status, said.headers, said.data)
+                raise await self._refusal(said.status, said.headers, said.data)
             return decoded(said.data, reply)
         request = self._http.build_request(
-            "PUT", path, headers=headers, content=content, timeout=_timeout(self.read_s)
+            "PUT",
+            path,
+            headers=headers,
+            content=content,
+            timeout=_timeout(self.read_s),
+            extensions=self._traced(),
         )
         async with self._answer(request, limit) as response:
             data = await self._read(response, self.json_bytes_max, limit)
         return decoded(data, reply)
+
+    async def recognise(self) -> None:
+        """Wait until the coordinator that was joined answers, and no other."""
+        await self.retrying(self._recognise)
+
+    async def _recognise(self, anew: bool = False) -> None:
+        if anew and not self._encrypted:
+            self._peer.forget()  # a connection of its own comes
+        await self._peer.recognise()
+
+    @property
+    def _encrypted(self) -> bool:
+        return self.address.url.startswith("https://")
+
+    def _traced(self) -> dict[str, Any] | None:
+        """Extensions of a request with a secret: TLS says who answers a new connection, without it
+        the peer is asked.
+        """
+        return (
+            None
+            if self._encrypted or not self.address.public_key
+            else {"trace": self._peer.tracer()}
+        )
+
+    async def _prove(self, nonce: str) -> str:
+        """Return the signature, in hex, of whoever answers; "" for an answer without one."""
+        request = self._http.build_request(
+            "GET", "/server", params={"nonce": nonce}, timeout=_timeout(self.read_s)
+        )
+        limit = Limit(self.read_s + self.slack_s)
+        async with self._answered(limit):
+            response = await self._http.send(request, stream=True)
+            try:
+                data = await self._read(response, self.json_bytes_max, limit)
+            finally:
+                await response.aclose()
+        if response.status_code >= 300:
+            error = refusal(self.address.host, response.status_code, response.headers, data)
+            raise error if passing(error) else errors.Unreachable(another(self.address))
+        try:
+            return decode(data, _Proof).proof
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return ""
+
+    async def _refusal(
+        self, status: int, headers: Mapping[str, str], body: bytes
+    ) -> VolunteerError:
+        """Return the error of an answer; who does not know the account is asked who it is."""
+        error = refusal(self.address.host, status, headers, body)
+        if isinstance(error, errors.Unauthorized):
+            self._peer.forget()
+            await self._peer.recognise()
+        return error
 
     async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
         """Do `once` again after passing trouble, later each time, until `patience_s` would be over.
@@ -353,10 +433,12 @@ class Client:
             async with limit.running():
                 yield
         except TimeoutError as error:
+            self._peer.forget()
             raise errors.Unreachable(
                 Sentence("{url} did not answer in time", url=self.address.url)
             ) from error
         except (httpx.TransportError, bulk.Lost) as error:
+            self._peer.forget()
             raise _unreachable(error, self.address) from error
         except httpx.HTTPError as error:
             raise errors.Internal(
@@ -379,7 +461,7 @@ class Client:
                 )
             if response.status_code >= 300 and response.status_code != 304:
                 body = await self._read(response, ERROR_BYTES_MAX, limit)
-                raise refusal(self.address.host, response.status_code, response.headers, body)
+                raise await self._refusal(response.status_code, response.headers, body)
             yield response
         finally:
             await response.aclose()
@@ -469,7 +551,8 @@ def _unreachable(error: Exception, address: Address) -> VolunteerError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, WrongCertificate):
-            return errors.Configuration(
+            kind = errors.Unreachable if address.public_key else errors.Configuration
+            return kind(
                 Sentence(
                     "{host} presents another certificate than your join link names: ask your "
                     "organiser for a new link",

@@ -38,7 +38,7 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
         wait = _seconds(headers.get("retry-after"))
         if status in (408, 429, 502, 503, 504):
             return errors.Unreachable(unsaid, retry_after_s=wait)
-        return errors.Internal(unsaid) if status >= 500 else errors.BadRequest(unsaid)
+        return errors.Internal(unsaid) if status >= 500 else VolunteerError(unsaid)
     wait = said.retry_after_s or _seconds(headers.get("retry-after"))
     message = printable(said.message, SENTENCE_CHARS_MAX)
     message = message or errors.from_wire(said.code, "", status=status).message

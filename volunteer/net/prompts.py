@@ -19,17 +19,17 @@ EVENT_BYTES_MAX = 1 << 20
 DATA, DONE = b"data: ", b"[DONE]"
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Next words of a conversation."""
 
     content: str | None = None
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Next words of one sequence."""
 
     text: str = ""
-    delta: Delta = Delta()
+    delta: AnswerDelta = AnswerDelta()
     finish_reason: str | None = None
 
     @property
@@ -41,7 +41,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a stream."""
 
     model: str = ""
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[CompletionChoice, ...] = ()
     usage: Usage | None = None
     error: OpenAiError | None = None
 

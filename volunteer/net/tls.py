@@ -18,6 +18,7 @@ class Address:
 
     url: str
     tls_pin: str = ""  # SHA-256 of its certificate, hex; empty: the usual authorities
+    public_key: str = ""  # hex, of the coordinator that must answer; empty: nobody was joined yet
 
     @property
     def host(self) -> str:

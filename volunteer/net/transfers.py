@@ -5,6 +5,7 @@ the next bytes come.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from shared.cancel_safe_open import opened
-from shared.errors import BadRequest, Internal, InvalidFrame, OffsetMismatch, Unreachable
+from shared.errors import BadRequest, Conflict, Internal, InvalidFrame, NotFound, Unreachable
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import UPLOAD_PIECE_BYTES
 from shared.protocol.versions import BlobRef
 from shared.sentences import Sentence
 from volunteer.net.api import Api
-from volunteer.net.client import Reply
+from volunteer.net.client import StreamedReply
 from volunteer.storage.blob_cache import Cache, Partial
 
 SEND_BYTES = 512 << 10  # a piece of half the size takes a third more CPU
@@ -124,8 +125,17 @@ class Transfers:
     async def upload(self, request: UploadRequest, path: Path, on_bytes: OnBytes) -> UploadInfo:
         """Send the rest of a file.
 
-        One try: after a failure call it again, it goes on where the server says.
+        One try: after a failure call it again, it goes on where the server says. Raises
+        Unreachable also where the server lost the upload or has other bytes than the file.
         """
+        try:
+            return await self._upload(request, path, on_bytes)
+        except InvalidFrame as error:
+            if await asyncio.to_thread(_sha256, path) != request.sha256:
+                raise
+            raise Unreachable(Sentence("the upload arrived damaged")) from error
+
+    async def _upload(self, request: UploadRequest, path: Path, on_bytes: OnBytes) -> UploadInfo:
         info = await self._api.upload(request)
         on_bytes(info.offset)
         with path.open("rb") as file:
@@ -168,7 +178,7 @@ class Transfers:
 
         try:
             return await self._client.put(f"/uploads/{info.upload_id}", headers, body(), UploadInfo)
-        except OffsetMismatch as error:
+        except (Conflict, NotFound) as error:  # another request, or a sweep, came in between
             raise Unreachable(Sentence("the upload continues at another offset")) from error
 
 
@@ -183,12 +193,17 @@ def hub_address() -> str:
     return os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _rate(count: int, spent_s: float, before: float) -> float:
     """Bytes a second of a transfer; a small one says nothing."""
     return count / spent_s if count >= MEASURED_BYTES and spent_s > 0 else before
 
 
-async def _pump(reply: Reply, partial: Partial, on_bytes: OnBytes) -> None:
+async def _pump(reply: StreamedReply, partial: Partial, on_bytes: OnBytes) -> None:
     """Write in a thread what has come, while the next bytes come; keep them also when the
     connection breaks.
     """

@@ -20,7 +20,6 @@ from volunteer.account.profile import Identity, Profile
 from volunteer.control.local_socket import attach
 from volunteer.i18n.catalogue import N_
 from volunteer.net.api import Api
-from volunteer.net.tls import Address
 from volunteer.settings.settings import Directories
 from volunteer.storage.leases import Leases
 
@@ -114,7 +113,7 @@ async def _ended(profile: Profile, clock: Clock) -> None:
 
 async def _release(profile: Profile, identity: Identity, connect: Connect) -> str:
     leases = Leases(profile.home(identity).tasks)
-    client = connect(Address(url=identity.url, tls_pin=identity.tls_pin), identity.token)
+    client = connect(identity.address, identity.token)
     api, given = Api(client), 0
     try:
         for held in leases.stored():

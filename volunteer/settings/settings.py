@@ -23,7 +23,7 @@ from shared.text import escaped
 from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.display import Display
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 
 PREFIX = "VOLUNTEER_"
 # Variables that are no settings: where everything lies, which profile, how to join unattended.
@@ -37,7 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     In flags, variables and config.toml all of them stand side by side under their own names.
     """
 
-    rules: Rules = Rules()
+    rules: WorkRules = WorkRules()
     display: Display = msgspec.field(default_factory=Display)
     device: Annotated[
         str,
@@ -154,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "warning"
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+class LoadedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in force, and which source set each: "flag", "environment", "config.toml" or
     "default".
     """
@@ -214,14 +214,14 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     path: Path,
-) -> Loaded:
+) -> LoadedSettings:
     """The settings in force; flags that are None do not count.
 
     Raises BadRequest for a wrong flag, Configuration for what is wrong elsewhere.
     """
     file = path if path.exists() else None
     settings, sources = TABLE.load(flags or {}, os.environ if environ is None else environ, file)
-    return Loaded(settings=settings, sources=sources, path=path)
+    return LoadedSettings(settings=settings, sources=sources, path=path)
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ DEVICES_MAX = 64  # that have rules of their own
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):[0-9]{1,3}")
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules of when this machine may work, and of what it may use."""
 
     schedule: Annotated[

@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     contribution: int = 0
 
 
-class Evidence:
+class EvidenceFiles:
     """The directory of these files. Any thread may call it.
 
     `known` tells a result that waits from one that a killed process never finished.

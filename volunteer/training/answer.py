@@ -15,7 +15,7 @@ from shared.workloads.base import Config, Workload
 
 if TYPE_CHECKING:
     from shared.workloads.base import Decoder
-    from shared.workloads.generation.batch import Made
+    from shared.workloads.generation.batch import NextToken
 
 ONE = 1  # slot: a machine answers one prompt at a time
 
@@ -39,7 +39,7 @@ class AnswerModel:
         self._sha256 = ""
         self._decoder: Decoder | None = None
 
-    def made(self, version: AnswerFiles, task: AnswerTask) -> Iterator[Made]:
+    def made(self, version: AnswerFiles, task: AnswerTask) -> Iterator[NextToken]:
         """Yield an answer token by token. Raises InvalidFrame for what this version cannot read."""
         from shared.workloads.generation.batch import Batch, Sequence
 

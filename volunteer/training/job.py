@@ -38,7 +38,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment(Generic[T]):
+class TrainingJob(Generic[T]):
     """A task for the training thread.
 
     Every callable runs there; `report` and `halved` must only pass on what they get.

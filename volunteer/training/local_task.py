@@ -32,7 +32,7 @@ from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
 from volunteer.machine.device_memory import OutOfMemory, free_bytes
 from volunteer.storage.carried import Carried, InnerState
-from volunteer.storage.evidence import Evidence
+from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.tensor_files import load, store
@@ -61,7 +61,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PartResult:
     """Result of a part in memory, on the CPU: encoded and submitted while the device does
     something else.
     """
@@ -83,7 +83,7 @@ class TaskFiles:
     weights: Path
     data: LocalData
     carried: Carried
-    evidence: Evidence
+    evidence: EvidenceFiles
     snapshot: Path
     outbox: Outbox
     memory_bytes: int  # what the device may spend; 0 = unknown
@@ -200,7 +200,7 @@ class LocalTask:
         need = nbytes(self._schema) * (CPU_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
 
-    def finish(self, work: Work, spent: Spent) -> Made | None:
+    def finish(self, work: Work, spent: Spent) -> PartResult | None:
         """Add what was trained to its part; with the last stretch return what to submit.
 
         Raises InvalidFrame when the training diverged.
@@ -217,7 +217,7 @@ class LocalTask:
         if inner is not None:
             files.carried.lend(inner, files.manifest.global_step)
         whole = self._summed.whole
-        return Made(
+        return PartResult(
             result=whole.result,
             tensors=whole.tensors,
             spent=whole.spent,
@@ -225,7 +225,7 @@ class LocalTask:
             inner=inner,
         )
 
-    def submit(self, made: Made) -> QueuedResult:
+    def submit(self, made: PartResult) -> QueuedResult:
         """Encode what was made and put it into the outbox: from then on nothing else of the part is
         needed.
 
@@ -257,7 +257,7 @@ class LocalTask:
             if path is not None and files.held.lease.commit:
                 left.sha256 = files.evidence.add(path, files.carried.owner)
 
-    def _commitment(self, made: Made) -> Commitment:
+    def _commitment(self, made: PartResult) -> Commitment:
         """Return what this work can be done again from; nothing where a part of it is unknown."""
         lease, began, left = self._files.held.lease, self._began_with, made.inner
         unknown = (
@@ -297,7 +297,7 @@ class LocalTask:
         frame = open_frame(path or self._files.weights, self._schema, copy_on_write=True)
         return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
-    def _entry(self, made: Made) -> QueuedResult:
+    def _entry(self, made: PartResult) -> QueuedResult:
         files, lease = self._files, self._files.held.lease
         result, spent, place = made.result, made.spent, made.place
         name = f"{lease.task}-{lease.attempt}-{place.part}-{place.tries}"
@@ -352,7 +352,7 @@ class LocalTask:
             early=files.held.early,
         )
 
-    def _answer(self, made: Made, audit: AuditWork) -> bytes:
+    def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
         """Return the sums of the update that an audit made: all that the coordinator is sent."""
         if len(made.result.halved) > len(self._files.held.lease.job.halved):
             raise TooLarge(Sentence("memory was short: the batches could not be cut as they were"))

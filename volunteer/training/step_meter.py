@@ -17,7 +17,7 @@ STEPS = 3  # the first of them warms up and counts only where it is the only one
 LONG_S = 20.0  # after so long one step is enough
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of the first steps."""
 
     step_s: float
@@ -33,7 +33,7 @@ class StepMeter:
     A task that goes on from a snapshot is not measured.
     """
 
-    def __init__(self, device: str, tell: Callable[[Measured], None]) -> None:
+    def __init__(self, device: str, tell: Callable[[StepFigures], None]) -> None:
         self._device = device
         self._tell = tell
         self._memory: PeakMemory | None = None
@@ -88,7 +88,7 @@ class StepMeter:
         step_s = statistics.median(self._times[1:] or self._times)
         if step_s <= 0:
             return
-        measured = Measured(
+        measured = StepFigures(
             step_s=step_s,
             steps=len(self._times),
             peak_bytes=self.most(),

@@ -32,7 +32,7 @@ from volunteer.machine.device_memory import (
     release_device,
 )
 from volunteer.machine.policy import rest_after
-from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
+from volunteer.training.job import Finished, Interrupted, Spent, TrainingJob, TrainingReport
 
 REPORT_S = 0.25  # the event loop hears of progress at most this often
 SAVE_SHARE = 0.02  # at most this part of the time goes into snapshots
@@ -128,7 +128,7 @@ class Trainer:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, assignment: Assignment[T]) -> Handle[T]:
+    def submit(self, assignment: TrainingJob[T]) -> Handle[T]:
         """Train a task after whatever is under way; the future ends as Finished, Interrupted or
         with an error.
         """
@@ -232,7 +232,7 @@ class Trainer:
                 raise
             del job  # it holds the work of the last task
 
-    def _train(self, assignment: Assignment[T], handle: Handle[T]) -> None:
+    def _train(self, assignment: TrainingJob[T], handle: Handle[T]) -> None:
         if not handle.future.set_running_or_notify_cancel():
             return
         session = _Session(self, assignment, handle, self._clock)
@@ -289,7 +289,7 @@ class _Session(Generic[T]):
     """An assignment from its beginning to its end, on the thread."""
 
     def __init__(
-        self, trainer: Trainer, assignment: Assignment[T], handle: Handle[T], clock: Clock
+        self, trainer: Trainer, assignment: TrainingJob[T], handle: Handle[T], clock: Clock
     ) -> None:
         self._trainer = trainer
         self._assignment = assignment

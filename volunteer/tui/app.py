@@ -30,7 +30,7 @@ from volunteer.files import export, exports
 from volunteer.i18n.catalogue import _, shown
 from volunteer.tui import keys, themes
 from volunteer.tui.departure import Departure
-from volunteer.tui.event_feed import Feed, Listener
+from volunteer.tui.event_feed import EventFeed, Listener
 from volunteer.tui.look import Appearance, Look
 from volunteer.tui.page import Page
 from volunteer.tui.terminal.colourless import Colourless
@@ -94,7 +94,7 @@ class VolunteerApp(App[int]):
         self._ticks = 0
         self._hurried = False
         self._switch_s = sys.getswitchinterval()
-        self._feed: Feed | None = None
+        self._feed: EventFeed | None = None
         self.appearance.begin()
         self._waiting_control = control
 
@@ -123,7 +123,7 @@ class VolunteerApp(App[int]):
             ended=self._over,
             failed=self._failed,
         )
-        self._feed = Feed(control, self.clock, listener)
+        self._feed = EventFeed(control, self.clock, listener)
         self.publish()
 
     @property
@@ -392,7 +392,7 @@ def screenshot(app: VolunteerApp) -> None:
 
 
 def _entry(
-    app: VolunteerApp, command: keys.Command, target: App[Any] | Screen[Any]
+    app: VolunteerApp, command: keys.KeyCommand, target: App[Any] | Screen[Any]
 ) -> SystemCommand:
     def run() -> None:
         app.run_worker(target.run_action(command.action), group="palette")

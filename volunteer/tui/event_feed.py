@@ -39,7 +39,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     failed: Callable[[BaseException], None]  # a fault in our own code
 
 
-class Feed:
+class EventFeed:
     """Follows the volunteer's events and passes them to the screens.
 
     `view` is the newest; it begins with the snapshot.

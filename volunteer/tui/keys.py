@@ -46,7 +46,7 @@ PAGES = (
         name="runs",
         key="2",
         title=N_("Runs"),
-        source="volunteer.tui.screens.runs:Runs",
+        source="volunteer.tui.screens.runs:RunsPage",
         help=N_("All runs: help one, stop helping, share."),
     ),
     PageInfo(
@@ -67,7 +67,7 @@ PAGES = (
         name="leaderboard",
         key="5",
         title=N_("Ranks"),
-        source="volunteer.tui.screens.leaderboard:Leaderboard",
+        source="volunteer.tui.screens.leaderboard:LeaderboardPage",
         help=N_("Your week, your milestones, and the leaderboard."),
     ),
     PageInfo(
@@ -94,7 +94,7 @@ ONBOARDING = PageInfo(
 )
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class KeyCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Action in the table: `id` is its name in `[keys]`, `short` its word in the footer."""
 
     id: str
@@ -106,7 +106,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 50  # the lower, the longer it stays in a footer that is too short
 
 
-READ = Command(
+READ = KeyCommand(
     id="read",
     key="x",
     action="read",
@@ -115,7 +115,7 @@ READ = Command(
 )
 COMMANDS = (
     READ,
-    Command(
+    KeyCommand(
         id="pause",
         key="space",
         action="pause",
@@ -124,7 +124,7 @@ COMMANDS = (
         place="footer",
         rank=0,
     ),
-    Command(
+    KeyCommand(
         id="finish",
         key="f",
         action="finish",
@@ -133,7 +133,7 @@ COMMANDS = (
         place="footer",
         rank=30,
     ),
-    Command(
+    KeyCommand(
         id="retry",
         key="r",
         action="retry",
@@ -142,7 +142,7 @@ COMMANDS = (
         place="footer",
         rank=5,
     ),
-    Command(
+    KeyCommand(
         id="help",
         key="question_mark,f1",
         action="help",
@@ -151,7 +151,7 @@ COMMANDS = (
         place="footer",
         rank=20,
     ),
-    Command(
+    KeyCommand(
         id="palette",
         key="ctrl+p",
         action="command_palette",
@@ -160,7 +160,7 @@ COMMANDS = (
         place="footer",
         rank=60,
     ),
-    Command(
+    KeyCommand(
         id="quit",
         key="q",
         action="leave",
@@ -172,7 +172,7 @@ COMMANDS = (
         place="footer",
         rank=10,
     ),
-    Command(
+    KeyCommand(
         id="stop",
         key="",
         action="stop",
@@ -224,7 +224,7 @@ def shown(key: str) -> str:
     return (held + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
 
 
-def key_of(command: Command, keymap: Mapping[str, str]) -> str:
+def key_of(command: KeyCommand, keymap: Mapping[str, str]) -> str:
     """Return the key of an action under the user's key map."""
     return shown(keymap.get(command.id, command.key))
 
@@ -237,13 +237,13 @@ def load(info: PageInfo) -> type[Page]:
     return page
 
 
-def told(screen: object) -> tuple[Command, ...]:
+def told(screen: object) -> tuple[KeyCommand, ...]:
     """Return the commands of a page that do something there now, as its help tells them."""
-    useful: Callable[[Command], bool] | None = getattr(screen, "useful", None)
+    useful: Callable[[KeyCommand], bool] | None = getattr(screen, "useful", None)
     return tuple(c for c in page_commands(screen) if useful is None or useful(c))
 
 
-def page_commands(screen: object) -> tuple[Command, ...]:
+def page_commands(screen: object) -> tuple[KeyCommand, ...]:
     """Return the commands that a page adds to the footer: its class attribute `ACTIONS`."""
-    own: tuple[Command, ...] = getattr(screen, "ACTIONS", ())
+    own: tuple[KeyCommand, ...] = getattr(screen, "ACTIONS", ())
     return own

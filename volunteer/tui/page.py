@@ -31,7 +31,7 @@ class Page(Screen[None]):
     """
 
     NAME: ClassVar[str]
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = ()
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = ()
     BINDINGS: ClassVar[list[BindingType]] = []
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Page(Screen[None]):
         self.call_after_refresh(lambda: self.show(self.volunteer.scene(), at_once=True))
 
 
-def commands(pages: Sequence[type[Page]]) -> list[tuple[str, keys.Command]]:
+def commands(pages: Sequence[type[Page]]) -> list[tuple[str, keys.KeyCommand]]:
     """Return the commands of several pages, for help and palette."""
     found: list[tuple[str, Any]] = [(page.NAME, c) for page in pages for c in page.ACTIONS]
     return found

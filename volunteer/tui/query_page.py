@@ -29,7 +29,7 @@ AGED_S = EVERY_S + 3  # an answer older than this is drawn with its age: none co
 # left for a while; what it says may have been a few seconds old when it came
 
 
-class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """Reply to a query, its time, and the reply before it."""
 
     value: T | None = None
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return [((text, "dim"),) for text in wrap(empty, width, height)]
 
 
-RELOAD = keys.Command(
+RELOAD = keys.KeyCommand(
     id="reload", key="r", action="reload", short=N_("reload"), help=N_("Ask the coordinator again.")
 )
 OFFLINE = N_("shown as soon as the coordinator answers")
@@ -74,15 +74,15 @@ class QueryPage(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self._answers: dict[str, Answer[Any]] = {}
+        self._answers: dict[str, QueryReply[Any]] = {}
         self._asked_for: dict[str, Me | None] = {}  # the account when each query was sent
 
     @abstractmethod
     def queries(self) -> dict[str, PageQuery]:
         """Return the queries of this page by name."""
 
-    def answer(self, name: str) -> Answer[Any]:
-        return self._answers.get(name) or Answer()
+    def answer(self, name: str) -> QueryReply[Any]:
+        return self._answers.get(name) or QueryReply()
 
     def shown(self, scene: Scene) -> None:
         if self.volunteer.control is None or self.volunteer.view.ended is not None:
@@ -116,18 +116,18 @@ class QueryPage(Page):
         replies = await asyncio.gather(*(self._reply(name, work[name]) for name in work))
         self._publish(dict(zip(work, replies, strict=True)))
 
-    async def _reply(self, name: str, work: Awaitable[Any]) -> Answer[Any]:
+    async def _reply(self, name: str, work: Awaitable[Any]) -> QueryReply[Any]:
         known = self.answer(name)
         try:
             value = await work
         except VolunteerError as error:
             return msgspec.structs.replace(known, asking=False, error=shown(error.message))
-        reply = Answer(value=value, at=self.volunteer.clock.now(), tried_at=known.tried_at)
+        reply = QueryReply(value=value, at=self.volunteer.clock.now(), tried_at=known.tried_at)
         if known.value is None:  # nothing is drawn that it could contradict
             self._publish({name: reply})
         return reply
 
-    def _publish(self, replies: Mapping[str, Answer[Any]]) -> None:
+    def _publish(self, replies: Mapping[str, QueryReply[Any]]) -> None:
         for name, reply in replies.items():
             known = self.answer(name)
             if reply is not known and reply.tried_at >= known.tried_at:  # else: sent again since
@@ -153,8 +153,8 @@ class AccountPage(QueryPage):
     """Page that the Credits page opens and that leads back to it."""
 
     NAME = "history"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="back",
             key="escape",
             action="back",

@@ -56,7 +56,7 @@ class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of this machine in the last tasks that it trained."""
 
     device: str
@@ -65,7 +65,9 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     credits_per_hour: float  # waits included
 
 
-def pace(status: Status, run: str = "", devices: Collection[str] | None = None) -> Pace | None:
+def pace(
+    status: Status, run: str = "", devices: Collection[str] | None = None
+) -> MachinePace | None:
     """Return the pace of the last tasks (of a run) on the device that earns most in them, out of
     some or all; None before there are three, or as many as say how the run pays in the long run.
     """
@@ -82,7 +84,7 @@ def pace(status: Status, run: str = "", devices: Collection[str] | None = None) 
             if rate is None:
                 continue
             paces.append(
-                Pace(
+                MachinePace(
                     device=device,
                     tasks=len(last),
                     step_s=sum(w.train_s for w in last) / steps,

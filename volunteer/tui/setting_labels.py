@@ -13,7 +13,7 @@ from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, localized
 from volunteer.settings import settings
 from volunteer.settings.display import Display
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -118,7 +118,7 @@ WORDS = {
     ("on_battery", "no"): N_("pause"),
 }
 _AT_ONCE = frozenset(
-    field.name for kind in (Rules, Display) for field in msgspec.structs.fields(kind)
+    field.name for kind in (WorkRules, Display) for field in msgspec.structs.fields(kind)
 ) - {"pictures"}  # the terminal is asked before the screen starts
 SHORT_SOURCES = (N_("flag"), N_("environment"))  # as a table names them
 SOURCES = {

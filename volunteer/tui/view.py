@@ -43,7 +43,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     """Loss of a run's global model, by version, and where contributions of this volunteer went
     in.
     """
@@ -69,7 +69,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Status = Status()
     curves: tuple[Curve, ...] = ()  # the newest task last
-    models: dict[str, Model] = {}
+    models: dict[str, ModelView] = {}
     beats_at: dict[str, float] = {}  # when each run's countdown to the merge arrived
     entries: tuple[LogEntry, ...] = ()  # oldest first
     benchmark: events.BenchmarkProgress | None = None  # one that is under way
@@ -135,7 +135,7 @@ _SILENT = (
 def begin(status: Status) -> AgentView:
     """Return the view of a client that attaches now: the snapshot, without what came before."""
     models = {
-        info.name: Model(run=info.name, points=_ends(info)) for info in status.runs[:RUNS_MAX]
+        info.name: ModelView(run=info.name, points=_ends(info)) for info in status.runs[:RUNS_MAX]
     }
     view = AgentView(status=status, models=models)
     for beat in status.beats:
@@ -274,11 +274,11 @@ def _ends(info: RunInfo) -> tuple[Point, ...]:
     return tuple(ends)
 
 
-def _model(view: AgentView, run: str) -> Model:
-    return view.models.get(run) or Model(run=run)
+def _model(view: AgentView, run: str) -> ModelView:
+    return view.models.get(run) or ModelView(run=run)
 
 
-def _with(view: AgentView, model: Model) -> AgentView:
+def _with(view: AgentView, model: ModelView) -> AgentView:
     models = {**view.models, model.run: model}
     while len(models) > RUNS_MAX:
         models.pop(next(iter(models)))

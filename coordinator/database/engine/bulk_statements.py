@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 
-class _Text(NamedTuple):
+class _CompiledText(NamedTuple):
     """A compiled statement and where its parameters come from."""
 
     statement: str
@@ -56,7 +56,7 @@ class Lines:
         ]
         self._build = build
         self._blank = tuple(blank)
-        self._compiled: dict[tuple[str, int], _Text] = {}
+        self._compiled: dict[tuple[str, int], _CompiledText] = {}
 
     def execute(
         self, conn: Connection, rows: Sequence[Sequence[Any]], **others: Any
@@ -70,13 +70,13 @@ class Lines:
         cells += [others[name] for name in text.others]
         return conn.exec_driver_sql(text.statement, text.picked([*cells, *text.constants]))
 
-    def _text(self, dialect: Dialect, size: int) -> _Text:
+    def _text(self, dialect: Dialect, size: int) -> _CompiledText:
         key = (dialect.name, size)
         if key not in self._compiled:
             self._compiled[key] = self._compile(dialect, size)
         return self._compiled[key]
 
-    def _compile(self, dialect: Dialect, size: int) -> _Text:
+    def _compile(self, dialect: Dialect, size: int) -> _CompiledText:
         names = [[_name(index, each) for each in self._columns] for index in range(size)]
         data = [
             tuple(
@@ -91,7 +91,7 @@ class Lines:
         others = [name for name in beside if compiled.binds[name].required]
         constants = [name for name in beside if name not in others]
         place = {name: index for index, name in enumerate([*cells, *others, *constants])}
-        return _Text(
+        return _CompiledText(
             statement=str(compiled),
             others=tuple(others),
             constants=tuple(compiled.params[name] for name in constants),

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Table, delete, func, insert, select, text
 from sqlalchemy.sql.sqltypes import Boolean, LargeBinary
 
+from coordinator.database.engine.postgres import patiently
 from coordinator.database.engine.sqlite import CLOCK_KEY
 from coordinator.database.tables.schema import metadata
 from shared.errors import Configuration, Conflict
@@ -22,6 +23,7 @@ def begin_snapshot(conn: Connection) -> None:
     """Make a read see one instant over all its statements; to be called first."""
     if conn.dialect.name == "postgresql":
         conn.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+    patiently(conn)
 
 
 def names() -> tuple[str, ...]:

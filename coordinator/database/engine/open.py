@@ -206,8 +206,9 @@ async def is_new(url: str) -> bool:
     engine = postgres.engine(target.render_as_string(hide_password=False), pool_size=1)
     try:
         async with engine.connect() as connection:
+            await connection.run_sync(postgres.check_session)
             return await connection.run_sync(revision) is None
-    except OSError as error:
+    except (OSError, DBAPIError) as error:
         raise postgres.translate(error) from error
     finally:
         await engine.dispose()
@@ -247,7 +248,7 @@ async def migrate(url: str) -> None:
             lock = text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=MIGRATION_LOCK)
             await connection.execute(lock)
             await connection.run_sync(_migrate)
-    except OSError as error:
+    except (OSError, DBAPIError) as error:
         raise postgres.translate(error) from error
     finally:
         await engine.dispose()

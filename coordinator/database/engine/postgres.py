@@ -12,12 +12,12 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POOL = 12
+WRITES = (
+    9  # at once: a write that waits for a row leaves connections to what reads, and one listens
+)
+TURN_S = 20.0  # that a write waits for a connection
 ATTEMPTS = 8
 RETRY_S = 0.01  # twice this at most before the second attempt; doubled each time
 CLOCK_S = 60.0  # how often the database's clock is compared with ours
@@ -43,8 +47,18 @@ SERVER = {
     "jit": "off",  # compiling costs more than our statements
     "lock_timeout": "15s",
     "statement_timeout": "120s",
-    "idle_in_transaction_session_timeout": "120s",
+    # A frozen or vanished peer holds its row locks so long, then PostgreSQL ends its session.
+    "idle_in_transaction_session_timeout": "5s",
+    "tcp_user_timeout": "5s",
+    "tcp_keepalives_idle": "5s",
+    "tcp_keepalives_interval": "2s",
+    "tcp_keepalives_count": "3",
 }
+PATIENT_S = 120  # that a read of all rows may leave its connection idle
+POOLER = (
+    "something between this server and PostgreSQL (PgBouncer in transaction mode?) does not pass "
+    "on settings of a session: name PostgreSQL itself in --database"
+)
 RACES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
 
 
@@ -58,11 +72,23 @@ def engine(url: str, **options: Any) -> AsyncEngine:
         **{
             "pool_size": POOL,
             "max_overflow": 0,
-            "pool_timeout": 20,
+            "pool_timeout": TURN_S,
             "pool_use_lifo": True,
             **options,
         },
     )
+
+
+def patiently(conn: Connection) -> None:
+    """Let a read of all rows, which holds no lock of a row, take its time between two of them."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = '{PATIENT_S}s'"))
+
+
+def check_session(conn: Connection) -> None:
+    """Raises Configuration where the settings of a session do not arrive."""
+    if conn.execute(text("SHOW lock_timeout")).scalar_one() != SERVER["lock_timeout"]:
+        raise Configuration(POOLER)
 
 
 def sqlstate(error: BaseException) -> str:
@@ -77,6 +103,8 @@ def translate(error: BaseException) -> BaseException:
         return Unavailable("the database is busy with the same rows", retry_after_s=2)
     if code == "53100":
         return StorageFull("no space is left for the database: free some; work goes on by itself")
+    if code in ("26000", "42P05") or "unsupported startup parameter" in str(error):
+        return Configuration(POOLER)
     if code in ("28P01", "28000", "3D000"):
         return Configuration(f"PostgreSQL refuses: {getattr(error, 'orig', error)}")
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
@@ -114,9 +142,11 @@ class PostgresRunner:
         self._running = 0  # functions that have a connection
         self._idle = asyncio.Event()
         self._idle.set()
+        self._writes = asyncio.Semaphore(WRITES)
 
     async def start(self) -> None:
         """Compare clocks, now and then every minute. Raises Configuration, Unavailable."""
+        await self.read(check_session)
         if self._clock is None:
             return
         await self._compare_clocks(self._clock)
@@ -128,7 +158,8 @@ class PostgresRunner:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with self._counted():
-                    return await self._once(fn)
+                    async with self._turn():
+                        return await self._once(fn)
             except _Lost as lost:
                 if attempt == ATTEMPTS:
                     raise translate(lost.error) from lost.error
@@ -146,6 +177,19 @@ class PostgresRunner:
             self._running -= 1
             if not self._running:
                 self._idle.set()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Be one of those that write. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._writes.acquire()
+        except TimeoutError as error:
+            raise translate(PoolTimeout()) from error
+        try:
+            yield
+        finally:
+            self._writes.release()
 
     async def _once(self, fn: Callable[[Connection], T]) -> T:
         committing = False

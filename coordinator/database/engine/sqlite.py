@@ -119,7 +119,7 @@ def translate(error: BaseException) -> BaseException:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _WriteJob:
     fn: Callable[[Connection], Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
@@ -154,7 +154,7 @@ class SqliteRunner:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="db-read")
         self._mine = threading.local()
         self._views: list[Connection] = []
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(QUEUED_MAX)
+        self._jobs: queue.Queue[_WriteJob | None] = queue.Queue(QUEUED_MAX)
         self.failed = ""  # why nothing may be written any more
         self._file = _identity(path)
         self._closing = False
@@ -172,7 +172,7 @@ class SqliteRunner:
             raise Unavailable("the coordinator is shutting down")
         self._keep_clock()
         loop = asyncio.get_running_loop()
-        job = _Job(fn, loop, loop.create_future())
+        job = _WriteJob(fn, loop, loop.create_future())
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
@@ -285,7 +285,7 @@ class SqliteRunner:
                 continue
             if job is None:
                 break
-            done: list[_Job] = []
+            done: list[_WriteJob] = []
             try:
                 self._commit(job, done)
             except BaseException as error:
@@ -296,7 +296,7 @@ class SqliteRunner:
 
     def _drain(self) -> None:
         """Answer what is still queued, store the clock, let go of the file."""
-        left: list[_Job] = []
+        left: list[_WriteJob] = []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()
             if job is not None:
@@ -315,7 +315,7 @@ class SqliteRunner:
             self._check_file()
         return self._connection
 
-    def _commit(self, first: _Job, done: list[_Job]) -> None:
+    def _commit(self, first: _WriteJob, done: list[_WriteJob]) -> None:
         """One transaction: `first` and whoever waits behind it."""
         done.append(first)
         connection = self._open()
@@ -336,10 +336,10 @@ class SqliteRunner:
                 self._note(job.error)
                 job.error = translate(job.error)
 
-    def _run_joined(self, connection: Connection, done: list[_Job]) -> None:
+    def _run_joined(self, connection: Connection, done: list[_WriteJob]) -> None:
         until = time.monotonic() + JOINED_S
         driver: Any = connection.connection.driver_connection
-        job: _Job | None = done[0]
+        job: _WriteJob | None = done[0]
         while job is not None:
             driver.execute("SAVEPOINT job").close()
             job.run(connection)
@@ -359,7 +359,7 @@ class SqliteRunner:
                     break
                 done.append(job)
 
-    def _abandon(self, error: BaseException, done: list[_Job]) -> None:
+    def _abandon(self, error: BaseException, done: list[_WriteJob]) -> None:
         """The transaction is lost: nobody in it may believe otherwise, and nothing is tried
         again.
         """
@@ -410,12 +410,12 @@ def _call(loop: asyncio.AbstractEventLoop, fn: Callable[..., None], *values: Any
         pass  # the loop has ended; nobody waits any more
 
 
-def _deliver(done: list[_Job]) -> None:
+def _deliver(done: list[_WriteJob]) -> None:
     loops = {job.loop for job in done}
     for loop in loops:
         _call(loop, _deliver_all, [job for job in done if job.loop is loop])
 
 
-def _deliver_all(jobs: list[_Job]) -> None:
+def _deliver_all(jobs: list[_WriteJob]) -> None:
     for job in jobs:
         job.deliver()

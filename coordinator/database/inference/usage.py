@@ -111,7 +111,7 @@ def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -
     if cost and row["key_id"] is not None:
         keys.charge(conn, row["key_id"], cost)
     if pays:
-        asked = answer_pay.Asked(
+        asked = answer_pay.AnsweredRequest(
             id=request_id,
             run_id=row["run_id"],
             asker_id=row["volunteer_id"],

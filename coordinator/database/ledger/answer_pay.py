@@ -23,7 +23,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, insert, select, up
 
 from coordinator.database.engine.statements import among, its
 from coordinator.database.ledger import debts
-from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, insert_new, post
+from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, insert_new, post
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.inference import answer_stakes, answerers, api_keys, usage
 from coordinator.rules.serving import draw_chance, is_of_model, is_other_model
@@ -60,7 +60,7 @@ _UNSPEND = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that volunteers answered."""
 
     id: str
@@ -77,7 +77,7 @@ def lock(conn: Connection, who: Collection[str]) -> None:
 
 def pay(
     conn: Connection,
-    asked: Asked,
+    asked: AnsweredRequest,
     amounts: Mapping[str, int],
     roll: Callable[[], float],
     now: float,
@@ -93,7 +93,7 @@ def pay(
         drawn = known.untold or roll() < draw_chance(amount, mean, known.agreed)
         moves = (Move(SYSTEM, MINT, -amount), Move(who, "escrow", amount))
         key = f"answer:{asked.id}:{who}"
-        drafts.append(Draft(key=key, kind="answer", moves=moves, run_id=asked.run_id))
+        drafts.append(EventDraft(key=key, kind="answer", moves=moves, run_id=asked.run_id))
         waits = "drawn" if asked.replica else "untold"
         lines.append(
             {
@@ -192,9 +192,9 @@ def _free(conn: Connection, who: str, now: float) -> None:
     debts.repay(conn, {who: f"repaid:{free[-1].request_id}:{who}"}, now)
 
 
-def _draft(kind: str, row: Any, moves: tuple[Move, ...], memo: str = "") -> Draft:
+def _draft(kind: str, row: Any, moves: tuple[Move, ...], memo: str = "") -> EventDraft:
     key = f"{kind}:{row.request_id}:{row.volunteer_id}"
-    return Draft(key=key, kind=kind, moves=moves, run_id=row.run_id, memo=memo)
+    return EventDraft(key=key, kind=kind, moves=moves, run_id=row.run_id, memo=memo)
 
 
 def _about(conn: Connection, who: Collection[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select
 
 from coordinator.database.ledger import hash_chain
-from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, digest
+from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, digest
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import answer_stakes
 from coordinator.database.tables.ledger import accounts, events, postings
@@ -64,7 +64,7 @@ def _events(conn: Connection) -> Iterator[str]:
 def _event(row: Row[Any], moves: list[Move]) -> Iterator[str]:
     if (total := sum(move.amount_micro for move in moves)) != 0:
         yield f"event {row.id} ({row.key}): its postings sum to {total} instead of 0"
-    draft = Draft(
+    draft = EventDraft(
         key=row.key,
         kind=row.kind,
         moves=tuple(moves),

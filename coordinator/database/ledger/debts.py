@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, select
 
 from coordinator.database.engine.statements import among
-from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, lock, post
+from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, lock, post
 from coordinator.database.tables.ledger import accounts
 
 _A = accounts.c
@@ -31,7 +31,7 @@ def owe(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, no
         Move(owner, "earned", amount_micro),
         Move(SYSTEM, MINT, -2 * amount_micro),
     )
-    post(conn, [Draft(key=f"debt:{key}", kind="debt", moves=moves, memo=memo)], now)
+    post(conn, [EventDraft(key=f"debt:{key}", kind="debt", moves=moves, memo=memo)], now)
 
 
 def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:
@@ -45,7 +45,7 @@ def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:
         return
     names = [(owner, kind) for owner in owing for kind in ("debt", "earned")]
     held = lock(conn, [*names, (SYSTEM, MINT)])
-    drafts: list[Draft] = []
+    drafts: list[EventDraft] = []
     for owner in owing:
         amount = min(held[owner, "debt"], held[owner, "earned"])
         moves = (
@@ -54,5 +54,5 @@ def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:
             Move(SYSTEM, MINT, 2 * amount),
         )
         if amount > 0:
-            drafts.append(Draft(key=keys[owner], kind="repay", moves=moves))
+            drafts.append(EventDraft(key=keys[owner], kind="repay", moves=moves))
     post(conn, drafts, now)

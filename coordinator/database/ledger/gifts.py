@@ -15,7 +15,7 @@ from coordinator.database.ledger.postings import (
     AMOUNT_MAX,
     MINT,
     SYSTEM,
-    Draft,
+    EventDraft,
     Move,
     digests,
     post,
@@ -28,7 +28,7 @@ def grant(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, 
     """Give an account credit from the mint. Raises BadRequest for an amount that is none."""
     _check(amount_micro)
     moves = (Move(owner, "earned", amount_micro), Move(SYSTEM, MINT, -amount_micro))
-    post(conn, [Draft(key=f"grant:{key}", kind="grant", moves=moves, memo=memo)], now)
+    post(conn, [EventDraft(key=f"grant:{key}", kind="grant", moves=moves, memo=memo)], now)
     debts.repay(conn, {owner: f"repaid:grant:{key}"}, now)
 
 
@@ -43,7 +43,7 @@ def give(
     giver, taker = sides
     key = f"give:{giver}:{gift}"
     moves = (Move(giver, "earned", -amount_micro), Move(taker, "earned", amount_micro))
-    draft = Draft(key=key, kind="give", moves=moves, memo=f"from {giver} to {taker}")
+    draft = EventDraft(key=key, kind="give", moves=moves, memo=f"from {giver} to {taker}")
     new = not digests(conn, [key])
     post(conn, [draft], now)
     if new:

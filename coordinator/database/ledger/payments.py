@@ -33,7 +33,7 @@ from coordinator.database.ledger.postings import (
     BALANCE_MAX,
     MINT,
     SYSTEM,
-    Draft,
+    EventDraft,
     Move,
     digest,
     digests,
@@ -140,7 +140,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
         return self.earned_micro + self.held_micro + self.spent_micro - self.debt_micro
 
 
-def _draft(step: str, pay: Payment, memo: str = "") -> Draft:
+def _draft(step: str, pay: Payment, memo: str = "") -> EventDraft:
     if not 0 <= pay.amount_micro <= AMOUNT_MAX:
         raise BadRequest(f"a contribution earns between 0 and {AMOUNT_MAX} micro-credits")
     sides = {
@@ -155,7 +155,7 @@ def _draft(step: str, pay: Payment, memo: str = "") -> Draft:
     }
     source, target = sides[step]
     kind = KINDS.get(step, step)
-    return Draft(
+    return EventDraft(
         key=f"{kind}:{pay.contribution_id}",
         kind=kind,
         moves=(Move(*source, -pay.amount_micro), Move(*target, pay.amount_micro)),
@@ -170,7 +170,7 @@ def _step(conn: Connection, step: str, rows: Sequence[Payment], now: float, memo
     pays = {pay.contribution_id: pay for pay in rows}
     befores, nevers = ORDER[step]
 
-    def allowed(new: Sequence[Draft]) -> None:
+    def allowed(new: Sequence[EventDraft]) -> None:
         ids = [draft.contribution_id for draft in new if draft.contribution_id is not None]
         found = digests(conn, [f"{other}:{i}" for i in ids for other in (*befores, *nevers)])
         for i in ids:

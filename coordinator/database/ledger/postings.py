@@ -58,7 +58,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
     amount_micro: int
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class EventDraft(msgspec.Struct, frozen=True, kw_only=True):
     """An event before it is written."""
 
     key: str
@@ -69,7 +69,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     memo: str = ""
 
 
-def digest(draft: Draft) -> str:
+def digest(draft: EventDraft) -> str:
     """SHA-256 of all that an event says, whatever the order of its sides."""
     moves = sorted((m.owner, m.kind, m.amount_micro) for m in draft.moves)
     said = [draft.key, draft.kind, draft.run_id, draft.contribution_id, draft.memo, moves]
@@ -89,9 +89,9 @@ _ACCOUNTS = (
 
 def post(
     conn: Connection,
-    drafts: Sequence[Draft],
+    drafts: Sequence[EventDraft],
     now: float,
-    allowed: Callable[[Sequence[Draft]], None] | None = None,
+    allowed: Callable[[Sequence[EventDraft]], None] | None = None,
 ) -> None:
     """Write the events that are not there yet and move their balances: a handful of statements,
     however many drafts.
@@ -162,9 +162,9 @@ def _insert_new(dialect: str, table: Table, conflict: str) -> Any:
     )
 
 
-def _distinct(drafts: Sequence[Draft]) -> dict[str, Draft]:
+def _distinct(drafts: Sequence[EventDraft]) -> dict[str, EventDraft]:
     """By key, each checked. The same draft twice counts once."""
-    by_key: dict[str, Draft] = {}
+    by_key: dict[str, EventDraft] = {}
     for draft in drafts:
         if by_key.setdefault(draft.key, draft) != draft:
             raise Conflict(f'two different events in one posting are called "{draft.key}"')
@@ -172,7 +172,7 @@ def _distinct(drafts: Sequence[Draft]) -> dict[str, Draft]:
     return by_key
 
 
-def _check(draft: Draft) -> None:
+def _check(draft: EventDraft) -> None:
     if not 0 < len(draft.key) <= KEY_CHARS_MAX or len(draft.memo) > MEMO_CHARS_MAX:
         raise BadRequest(f'the event "{draft.key[:40]}" has too long a key or memo')
     if any(abs(move.amount_micro) > AMOUNT_MAX for move in draft.moves):
@@ -189,7 +189,7 @@ def _new_events(dialect: str) -> Any:
     return _insert_new(dialect, events, "key").returning(events.c.key, events.c.id)
 
 
-def _add_events(conn: Connection, by_key: Mapping[str, Draft], now: float) -> dict[str, int]:
+def _add_events(conn: Connection, by_key: Mapping[str, EventDraft], now: float) -> dict[str, int]:
     """Write the events that are new: their numbers by key.
 
     Raises Conflict for a key used otherwise.

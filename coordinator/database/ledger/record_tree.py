@@ -41,7 +41,7 @@ _AT_LEVEL = select(merkle_nodes.c.place, merkle_nodes.c.hash).where(
 )
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
+class RecordRoot(msgspec.Struct, frozen=True, kw_only=True):
     """Size and root of the tree, and the last row of each log that is in it."""
 
     size: int = 0
@@ -62,7 +62,7 @@ class Paid(msgspec.Struct, frozen=True, kw_only=True):
 _HEAD = select(meta.c.value).where(meta.c.key == KEY)
 
 
-def head(conn: Connection) -> Tree:
+def head(conn: Connection) -> RecordRoot:
     """Return the state of the tree."""
     return _read(conn.execute(_HEAD).scalar())
 
@@ -110,7 +110,7 @@ def extend(conn: Connection, limit: int = BATCH) -> int:
     if leaves:
         conn.execute(insert(merkle_leaves), leaves)
         conn.execute(insert(merkle_nodes), nodes)
-        new = Tree(size=edge.size, root=edge.root().hex(), **last)
+        new = RecordRoot(size=edge.size, root=edge.root().hex(), **last)
         value = msgspec.json.encode(new).decode()
         conn.execute(update(meta).where(meta.c.key == KEY).values(value=value))
     return len(leaves)
@@ -220,8 +220,8 @@ def check(conn: Connection) -> Iterator[str]:
         yield f"the root of the record of {tree.size} entries is not that of its rows"
 
 
-def _read(stored: str | None) -> Tree:
-    return Tree() if stored is None else decode(stored, Tree)
+def _read(stored: str | None) -> RecordRoot:
+    return RecordRoot() if stored is None else decode(stored, RecordRoot)
 
 
 def _check_size(conn: Connection, size: int) -> None:

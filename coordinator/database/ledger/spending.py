@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select
 
 from coordinator.database.ledger import debts
 from coordinator.database.ledger.payments import balances
-from coordinator.database.ledger.postings import AMOUNT_MAX, Draft, Move, digests, post
+from coordinator.database.ledger.postings import AMOUNT_MAX, EventDraft, Move, digests, post
 from coordinator.database.tables.ledger import accounts, events, postings
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 
@@ -37,7 +37,7 @@ def hold(
             f"this costs {amount_micro / 1e6:g} credits, and there are {have / 1e6:g} to spend"
         )
     moves = (Move(volunteer_id, "earned", -amount_micro), Move(volunteer_id, "held", amount_micro))
-    post(conn, [Draft(key=key, kind="hold", moves=moves, memo=memo)], now)
+    post(conn, [EventDraft(key=key, kind="hold", moves=moves, memo=memo)], now)
 
 
 def settle(conn: Connection, volunteer_id: str, hold_id: str, cost_micro: int, now: float) -> None:
@@ -50,7 +50,7 @@ def settle(conn: Connection, volunteer_id: str, hold_id: str, cost_micro: int, n
         moves.append(Move(volunteer_id, "earned", held - cost_micro))
     _end(
         conn,
-        Draft(key=f"settle:{hold_id}", kind="settle", moves=tuple(moves)),
+        EventDraft(key=f"settle:{hold_id}", kind="settle", moves=tuple(moves)),
         f"release:{hold_id}",
         now,
     )
@@ -61,12 +61,15 @@ def release(conn: Connection, volunteer_id: str, hold_id: str, now: float) -> No
     held = _held(conn, volunteer_id, hold_id)
     moves = (Move(volunteer_id, "held", -held), Move(volunteer_id, "earned", held))
     _end(
-        conn, Draft(key=f"release:{hold_id}", kind="release", moves=moves), f"settle:{hold_id}", now
+        conn,
+        EventDraft(key=f"release:{hold_id}", kind="release", moves=moves),
+        f"settle:{hold_id}",
+        now,
     )
 
 
-def _end(conn: Connection, draft: Draft, never: str, now: float) -> None:
-    def allowed(new: Sequence[Draft]) -> None:
+def _end(conn: Connection, draft: EventDraft, never: str, now: float) -> None:
+    def allowed(new: Sequence[EventDraft]) -> None:
         if digests(conn, [never]):
             raise Conflict(f'"{draft.key}" comes too late: "{never}" was posted before')
 

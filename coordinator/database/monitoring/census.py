@@ -24,11 +24,11 @@ from coordinator.database.volunteers import OFFLINE_S, worker_state
 from coordinator.rules.overview import (
     Census,
     CheckCounts,
+    ContributionWindow,
     DatabaseFigures,
     FailedLine,
     Flow,
-    Refusal,
-    Window,
+    RefusalCount,
     WorkerLine,
 )
 
@@ -89,7 +89,7 @@ def _newest(now: float) -> CTE:
     return select(some).where(some.c.received_at >= now - WINDOW_S).cte("newest")
 
 
-def _window(conn: Connection, newest: CTE, now: float) -> Window:
+def _window(conn: Connection, newest: CTE, now: float) -> ContributionWindow:
     n = newest.c
     query = select(
         func.count(),
@@ -100,7 +100,7 @@ def _window(conn: Connection, newest: CTE, now: float) -> Window:
         func.coalesce(func.sum(n.size), 0),
     )
     count, since, good, refused, undecided, size = conn.execute(query).one()
-    return Window(
+    return ContributionWindow(
         since=float(since),
         contributions=int(count),
         good=int(good or 0),
@@ -165,7 +165,7 @@ def _staleness(conn: Connection, newest: CTE) -> dict[str, tuple[float, int]]:
     }
 
 
-def _refusals(conn: Connection, newest: CTE) -> tuple[Refusal, ...]:
+def _refusals(conn: Connection, newest: CTE) -> tuple[RefusalCount, ...]:
     n = newest.c
     query = (
         select(n.reason, func.count().label("n"), func.max(n.id).label("last"))
@@ -179,7 +179,7 @@ def _refusals(conn: Connection, newest: CTE) -> tuple[Refusal, ...]:
     rows = conn.execute(last.where(_C.id.in_([row.last for row in counted])))
     said = {row.id: row for row in rows}
     return tuple(
-        Refusal(
+        RefusalCount(
             reason=row.reason or "other",
             count=int(row.n),
             newest=said[row.last].message[:TEXT_MAX],

@@ -41,7 +41,7 @@ async def health(call: Call[None]) -> Health:
 
 async def ready(call: Call[None]) -> Health:
     coordinator = call.coordinator
-    if coordinator.stopping.is_set():
+    if coordinator.draining.is_set() or coordinator.stopping.is_set():
         raise Unavailable("the coordinator is stopping", retry_after_s=5.0)
     await coordinator.server.ping()
     return Health(status="ready", read_only=coordinator.space.read_only)

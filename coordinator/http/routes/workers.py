@@ -24,7 +24,7 @@ from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import AnswerGoOn, AnswerOffer, AnswerTokens, AnswerWork
-from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, Idle
+from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, IdleReply
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ async def claim(call: Call[ClaimRequest]) -> ClaimReply:
     if coordinator.space.read_only:
         message = "the coordinator's disk is full; it goes on by itself when there is space again"
         return ClaimReply(
-            idle=Idle(reason=Reason.READ_ONLY, message=message, retry_after_s=RETRY_S)
+            idle=IdleReply(reason=Reason.READ_ONLY, message=message, retry_after_s=RETRY_S)
         )
     claiming = coordinator.claims.claim(call.principal, call.body)
     return await _while_wanted(claiming, call.receive, coordinator.stopping)

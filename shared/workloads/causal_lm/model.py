@@ -28,7 +28,7 @@ from shared.workloads.causal_lm.config import (
 from shared.workloads.causal_lm.frozen_matrix import FrozenMatrix
 from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
-from shared.workloads.training.step_loop import Measured
+from shared.workloads.training.step_loop import StepLoss
 
 IGNORED = -100  # a target that counts for nothing
 
@@ -65,7 +65,7 @@ class CausalModel:
         found: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
         return found
 
-    def loss(self, windows: Tensor, learnt_share: float | None = None) -> Measured:
+    def loss(self, windows: Tensor, learnt_share: float | None = None) -> StepLoss:
         """Mean loss in nats a token of windows (B, T + 1).
 
         With `learnt_share` their tokens are marked, and the sum of the losses is divided by how
@@ -74,10 +74,10 @@ class CausalModel:
         """
         losses = self.losses(windows, marked=learnt_share is not None)
         if learnt_share is None:
-            return Measured(losses.mean())
+            return StepLoss(losses.mean())
         usual = losses.numel() * learnt_share
         learnt = ((windows[:, 1:] & LEARNT) != 0).sum()
-        return Measured(losses.sum() / usual, weight=learnt / usual)
+        return StepLoss(losses.sum() / usual, weight=learnt / usual)
 
     def losses(self, windows: Tensor, *, marked: bool) -> Tensor:
         """Return the loss (B, T) of each target of windows (B, T + 1), in nats. Where tokens are

@@ -12,7 +12,7 @@ from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.training.devices import to_device
 from shared.workloads.training.dropout import sample_keys
-from shared.workloads.training.step_loop import Measured, StepWork
+from shared.workloads.training.step_loop import StepLoss, StepWork
 
 
 class CausalWork(StepWork):
@@ -39,7 +39,7 @@ class CausalWork(StepWork):
             flops=flops_per_sample(config),
         )
 
-    def measure(self, start: int, stop: int) -> Measured:
+    def measure(self, start: int, stop: int) -> StepLoss:
         tokens = to_device(
             torch.from_numpy(self._windows.read(start, stop)), self.device
         )  # (B, T + 1)

@@ -21,7 +21,7 @@ from shared.decoding import complaint, convert, decoder
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data import table_rows
-from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless, Message
+from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, DialogueTurn, Endless
 from shared.workloads.data.documents import LINES_SUFFIXES
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, lengths, told_languages
@@ -41,15 +41,15 @@ _LINE_BYTES_MAX = 4 << 20
 _CHUNK_TOKENS = 65_536
 
 
-class _Line(msgspec.Struct):
-    messages: list[Message] | None = None
+class _DialogueLine(msgspec.Struct):
+    messages: list[DialogueTurn] | None = None
     prompt: str | None = None
     completion: str | None = None
     instruction: str | None = None
     input: str = ""
     output: str | None = None
 
-    def dialogue(self) -> list[Message]:
+    def dialogue(self) -> list[DialogueTurn]:
         if self.messages is not None:
             return self.messages
         asked, answer = self.prompt, self.completion
@@ -60,7 +60,7 @@ class _Line(msgspec.Struct):
                 'it has neither "messages", nor "prompt" and "completion", nor "instruction" and'
                 ' "output"'
             )
-        return [Message("user", asked), Message("assistant", answer)]
+        return [DialogueTurn("user", asked), DialogueTurn("assistant", answer)]
 
 
 class _Dialogue(NamedTuple):
@@ -69,7 +69,7 @@ class _Dialogue(NamedTuple):
     answer_bytes: int
 
 
-class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
+class DialogueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a dataset of dialogues: the bytes of a tokenizer.json, and its template."""
 
     tokenizer: bytes
@@ -92,7 +92,7 @@ def build_chat(
 
     Lines of no use are added to `skipped`. Raises InvalidRunFile for none left, or a bad template.
     """
-    settings = ChatSettings(**options)
+    settings = DialogueSettings(**options)
     skipped = skipped if skipped is not None else Skipped()
     frame = settings.template.frame()
     tokenizer = load_tokenizer(settings.tokenizer)
@@ -142,7 +142,7 @@ def build_chat(
     )
 
 
-def _assets(settings: ChatSettings, put: Put, vocab_size: int) -> dict[str, ChunkRef]:
+def _assets(settings: DialogueSettings, put: Put, vocab_size: int) -> dict[str, ChunkRef]:
     """Store a tokenizer and its template."""
     found = {}
     form = msgspec.json.encode(settings.template)
@@ -152,7 +152,7 @@ def _assets(settings: ChatSettings, put: Put, vocab_size: int) -> dict[str, Chun
 
 
 def _encoded(
-    tokenizer: Any, template: ChatTemplate, messages: list[Message]
+    tokenizer: Any, template: ChatTemplate, messages: list[DialogueTurn]
 ) -> Iterator[_Dialogue]:
     for pieces in template.documents(messages):
         parts = []
@@ -188,9 +188,9 @@ def _bytes_per_token(dialogues: list[_Dialogue]) -> float:
 
 def _dialogues(
     sources: Iterable[str | Path], skipped: Skipped
-) -> Iterator[tuple[str, list[Message]]]:
+) -> Iterator[tuple[str, list[DialogueTurn]]]:
     """Each dialogue with its file and line."""
-    record = decoder(_Line)
+    record = decoder(_DialogueLine)
     for path in _files(sources, skipped):
         if table_rows.is_table(path):
             yield from _rows(path, skipped)
@@ -212,12 +212,12 @@ def _dialogues(
                     skipped.add(f"{place}: {error}")
 
 
-def _rows(path: Path, skipped: Skipped) -> Iterator[tuple[str, list[Message]]]:
+def _rows(path: Path, skipped: Skipped) -> Iterator[tuple[str, list[DialogueTurn]]]:
     """Each row of a table that is a dialogue."""
-    for number, row in enumerate(table_rows.rows(path, _Line.__struct_fields__), 1):
+    for number, row in enumerate(table_rows.rows(path, _DialogueLine.__struct_fields__), 1):
         place = f"{path} row {number}"
         try:
-            yield place, convert(row, _Line).dialogue()
+            yield place, convert(row, _DialogueLine).dialogue()
         except InvalidRunFile as error:
             skipped.add(f"{place}: {error.message}")
         except msgspec.ValidationError as error:

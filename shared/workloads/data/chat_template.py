@@ -41,14 +41,14 @@ class Endless(InvalidRunFile):
     """A template does not come to an end."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class DialogueTurn(msgspec.Struct, frozen=True):
     """One turn of a dialogue."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
-class Piece(msgspec.Struct, frozen=True):
+class DialoguePiece(msgspec.Struct, frozen=True):
     """A part of a rendered dialogue; `learnt` where it is an answer."""
 
     text: str
@@ -62,7 +62,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     bos_token: str = ""
     eos_token: str = ""
 
-    def documents(self, messages: Sequence[Message]) -> list[list[Piece]]:
+    def documents(self, messages: Sequence[DialogueTurn]) -> list[list[DialoguePiece]]:
         """The dialogue as one document; or, where the template writes earlier turns differently
         once later ones follow, as one for each answer.
 
@@ -72,16 +72,16 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         if not answers:
             raise InvalidRunFile("it has no answer of the assistant to learn from")
         turns = [self._turn(messages[: at + 1]) for at in answers]
-        whole: list[Piece] = []
+        whole: list[DialoguePiece] = []
         done = ""
         for asked, answer in turns:
             if not asked.startswith(done):
-                return [[Piece(a, False), Piece(b, True)] for a, b in turns]
-            whole += [Piece(asked[len(done) :], False), Piece(answer, True)]
+                return [[DialoguePiece(a, False), DialoguePiece(b, True)] for a, b in turns]
+            whole += [DialoguePiece(asked[len(done) :], False), DialoguePiece(answer, True)]
             done = asked + answer
         return [whole]
 
-    def asked(self, messages: Sequence[Message]) -> str:
+    def asked(self, messages: Sequence[DialogueTurn]) -> str:
         """Return a dialogue up to where its next answer begins.
 
         Raises InvalidRunFile for one that the template refuses.
@@ -93,10 +93,10 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
         Raises InvalidRunFile for a template that does not come to an end.
         """
-        asked = [Message("user", _QUESTION)]
+        asked = [DialogueTurn("user", _QUESTION)]
         try:
             text = self._rendered(asked, prompt=True)
-            told = self._rendered([*asked, Message("assistant", _ANSWER)], prompt=False)
+            told = self._rendered([*asked, DialogueTurn("assistant", _ANSWER)], prompt=False)
         except Endless:
             raise
         except InvalidRunFile:  # a dialogue that begins otherwise
@@ -105,7 +105,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
         return ChatFrame(before, after, told.rpartition(_ANSWER)[2]) if whole else None
 
-    def _turn(self, messages: Sequence[Message]) -> tuple[str, str]:
+    def _turn(self, messages: Sequence[DialogueTurn]) -> tuple[str, str]:
         """Return the text before the last message, and that message as it is answered."""
         asked = self._rendered(messages[:-1], prompt=True)
         whole = self._rendered(messages, prompt=False)
@@ -115,7 +115,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             raise InvalidRunFile("the template leaves out its answer")
         return whole[:same], whole[same:]  # a prompt may begin to think
 
-    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> str:
+    def _rendered(self, messages: Sequence[DialogueTurn], *, prompt: bool) -> str:
         import jinja2
 
         _check_length(sum(len(each.content) for each in messages))

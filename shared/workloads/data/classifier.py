@@ -41,7 +41,7 @@ _AT_ONCE = 256  # images
 _FILE_BYTES_MAX = 16 << 20
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class TrainedJudge(msgspec.Struct, frozen=True, kw_only=True):
     """A new judge as a file, and how good it is."""
 
     data: bytes
@@ -133,7 +133,7 @@ def train_judge(
     heldout: Tensor,
     expected: NDArray[np.int64],
     seed: int,
-) -> Judged:
+) -> TrainedJudge:
     """Teach a judge the classes `labels` of `images`; what was held out tells how well it knows
     them.
     """
@@ -161,7 +161,9 @@ def train_judge(
     shares = np.bincount(labels, minlength=classes) / len(labels)
     floor = frechet(spread(real), spread(other)) if len(other) >= _SPREAD_MIN else 0.0
     data = _write(network, spread(real), shares, floor)
-    return Judged(data=data, classes=classes, accuracy=float(right.mean()) if len(right) else 0.0)
+    return TrainedJudge(
+        data=data, classes=classes, accuracy=float(right.mean()) if len(right) else 0.0
+    )
 
 
 @torch.no_grad()

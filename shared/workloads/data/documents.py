@@ -42,7 +42,7 @@ class Document(msgspec.Struct, frozen=True):
     text: str
 
 
-class _Line(msgspec.Struct):
+class _TextLine(msgspec.Struct):
     text: str
 
 
@@ -156,7 +156,7 @@ def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
 
 def _numbered(path: Path, name: str) -> Iterator[tuple[int, Document | str]]:
     """Each line that is not blank, with its number: a document, or why it is none."""
-    record = decoder(_Line)
+    record = decoder(_TextLine)
     try:
         with path.open("rb") as file:
             number = 0

@@ -21,7 +21,7 @@ import numpy as np
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.image_files import Pixels
-from shared.workloads.data.image_sources import Picture, read_pictures
+from shared.workloads.data.image_sources import SourceImage, read_pictures
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.resize import grey, resize, square
 from shared.workloads.data.skipped import Skipped
@@ -38,7 +38,7 @@ _CLASSES_MAX = 1000
 _CLASS_IMAGES_MIN = 5  # with fewer on average, folders are no classes
 
 
-class Building(msgspec.Struct, frozen=True, kw_only=True):
+class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a build. `total` is 0 while it is not known yet."""
 
     stage: str  # "reading", "writing", "judge"
@@ -86,7 +86,7 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.channels * self.size * self.size
 
 
-class _Stored(NamedTuple):
+class _ScratchImage(NamedTuple):
     """An image in the temporary file."""
 
     digest: bytes
@@ -94,12 +94,12 @@ class _Stored(NamedTuple):
     label: str
 
 
-Tell = Callable[[Building], None]
+Tell = Callable[[ImageBuild], None]
 
 
 def build_images(
     name: str,
-    sources: Iterable[str | Path | Picture],
+    sources: Iterable[str | Path | SourceImage],
     put: Put,
     *,
     on_progress: Tell | None = None,
@@ -120,11 +120,11 @@ def build_images(
         stored, copies = _spool(pictures, spool, settings, tell)
         if len(stored) < _IMAGES_MIN:
             raise InvalidRunFile(_too_few(len(stored), skipped))
-        corpus = _Corpus(spool, stored, settings)
+        corpus = _ImageScratch(spool, stored, settings)
         train, held = corpus.split()
-        writer = _Writer(corpus, put, tell, total=len(stored))
+        writer = _ChunkWriter(corpus, put, tell, total=len(stored))
         chunks, heldout = writer.write(train), writer.write(held)
-        tell(Building(stage="judge", done=0, total=1))
+        tell(ImageBuild(stage="judge", done=0, total=1))
         judge, about = _judge(corpus, train, held)
     return DatasetManifest(
         name=name,
@@ -163,11 +163,11 @@ def fit(pixels: Pixels, size: int, channels: int) -> Pixels:
 
 
 def _spool(
-    pictures: Iterable[Picture], spool: BinaryIO, settings: ImageSettings, tell: Tell
-) -> tuple[list[_Stored], int]:
+    pictures: Iterable[SourceImage], spool: BinaryIO, settings: ImageSettings, tell: Tell
+) -> tuple[list[_ScratchImage], int]:
     """Write every new image to the temporary file."""
     seen: set[bytes] = set()
-    stored: list[_Stored] = []
+    stored: list[_ScratchImage] = []
     copies = 0
     for picture in pictures:
         data = fit(picture.pixels, settings.size, settings.channels).tobytes()
@@ -177,21 +177,23 @@ def _spool(
             continue
         seen.add(digest)
         spool.write(data)
-        stored.append(_Stored(digest, len(stored), picture.label))
+        stored.append(_ScratchImage(digest, len(stored), picture.label))
         if len(stored) % 64 == 0:
-            tell(Building(stage="reading", done=len(stored), total=0))
+            tell(ImageBuild(stage="reading", done=len(stored), total=0))
     return stored, copies
 
 
-class _Corpus:
+class _ImageScratch:
     """The temporary file and what lies in it."""
 
-    def __init__(self, spool: BinaryIO, stored: list[_Stored], settings: ImageSettings) -> None:
+    def __init__(
+        self, spool: BinaryIO, stored: list[_ScratchImage], settings: ImageSettings
+    ) -> None:
         self._spool = spool
         self._stored = stored
         self.settings = settings
 
-    def split(self) -> tuple[list[_Stored], list[_Stored]]:
+    def split(self) -> tuple[list[_ScratchImage], list[_ScratchImage]]:
         """(train, held out), shuffled and by digest."""
         by_digest = sorted(self._stored)
         held = max(1, round(self.settings.heldout_share * len(by_digest)))
@@ -199,7 +201,7 @@ class _Corpus:
         order = permutation(len(rest), self.settings.seed, 1)
         return [rest[index] for index in order], by_digest[:held]
 
-    def pixels(self, images: Iterable[_Stored]) -> Iterator[Pixels]:
+    def pixels(self, images: Iterable[_ScratchImage]) -> Iterator[Pixels]:
         """Each image, (C, size, size)."""
         size, shape = self.settings.image_bytes, (self.settings.channels, *[self.settings.size] * 2)
         for image in images:
@@ -207,10 +209,10 @@ class _Corpus:
             yield np.frombuffer(self._spool.read(size), np.uint8).reshape(shape)
 
 
-class _Writer:
+class _ChunkWriter:
     """Cuts a list of images into chunks."""
 
-    def __init__(self, corpus: _Corpus, put: Put, tell: Tell, *, total: int) -> None:
+    def __init__(self, corpus: _ImageScratch, put: Put, tell: Tell, *, total: int) -> None:
         self._corpus = corpus
         self._put = put
         self._tell = tell
@@ -219,19 +221,19 @@ class _Writer:
         wanted = max(settings.chunk_images, -(-total // _CHUNKS_MAX))
         self._images = max(1, min(wanted, _CHUNK_BYTES // settings.image_bytes))
 
-    def write(self, images: list[_Stored]) -> tuple[ChunkRef, ...]:
+    def write(self, images: list[_ScratchImage]) -> tuple[ChunkRef, ...]:
         chunks = []
         for start in range(0, len(images), self._images):
             part = images[start : start + self._images]
             blob = b"".join(image.tobytes() for image in self._corpus.pixels(part))
             chunks.append(ChunkRef(sha256=self._put(blob), size=len(blob), items=len(part)))
             self._done += len(part)
-            self._tell(Building(stage="writing", done=self._done, total=self._total))
+            self._tell(ImageBuild(stage="writing", done=self._done, total=self._total))
         return tuple(chunks)
 
 
 def _judge(
-    corpus: _Corpus, train: list[_Stored], held: list[_Stored]
+    corpus: _ImageScratch, train: list[_ScratchImage], held: list[_ScratchImage]
 ) -> tuple[bytes, dict[str, str | int | float]]:
     """The judge of this dataset, and what the manifest says of it."""
     from shared.workloads.data.classifier import cluster, shrink, train_judge

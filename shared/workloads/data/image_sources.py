@@ -27,7 +27,7 @@ _PIXELS_MAX = 1 << 26
 _SIDE_MIN = 2
 
 
-class Picture(msgspec.Struct, frozen=True):
+class SourceImage(msgspec.Struct, frozen=True):
     """One image: pixels (H, W) or (H, W, 3), the name to call it by, and what it shows where that
     is known.
     """
@@ -38,8 +38,8 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 def read_pictures(
-    sources: Iterable[str | Path | Picture], skipped: Skipped, side: int
-) -> Iterator[Picture]:
+    sources: Iterable[str | Path | SourceImage], skipped: Skipped, side: int
+) -> Iterator[SourceImage]:
     """Every image of `sources`, folders and archives in sorted order, labelled by the folder it
     lies in.
 
@@ -47,7 +47,7 @@ def read_pictures(
     a source that is not there.
     """
     for source in sources:
-        if isinstance(source, Picture):
+        if isinstance(source, SourceImage):
             yield source
             continue
         path = Path(source)
@@ -66,7 +66,7 @@ def read_pictures(
             raise InvalidRunFile(f"{path}: there is no such file or directory")
 
 
-def digit_pictures() -> Iterator[Picture]:
+def digit_pictures() -> Iterator[SourceImage]:
     """The 1,797 hand-written digits of 8 x 8 pixels that scikit-learn ships (Alpaydin and Kaynak
     1998).
     """
@@ -79,14 +79,14 @@ def digit_pictures() -> Iterator[Picture]:
     found = load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)
     for index, (image, label) in enumerate(zip(pixels, found.target.tolist(), strict=True)):
-        yield Picture(f"digit {index}", image, str(label))
+        yield SourceImage(f"digit {index}", image, str(label))
 
 
 def _is_archive(path: Path) -> bool:
     return path.suffix.lower() == ".zip" and path.is_file()
 
 
-def _file(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Picture]:
+def _file(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[SourceImage]:
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
             skipped.add(f"{name}: larger than {_FILE_BYTES_MAX >> 20} MiB")
@@ -98,7 +98,7 @@ def _file(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Pictur
     yield from _decoded(data, name, skipped, side)
 
 
-def _archive(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Picture]:
+def _archive(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[SourceImage]:
     """The images in a zip file, one member at a time."""
     try:
         archive = zipfile.ZipFile(path)
@@ -133,7 +133,7 @@ def _member(
     return data
 
 
-def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[Picture]:
+def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[SourceImage]:
     try:
         image = open_image(data, _FORMATS, _PIXELS_MAX, side=2 * side)
     except BadRequest as error:
@@ -142,7 +142,7 @@ def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[Pi
     if min(image.size) < _SIDE_MIN:
         skipped.add(f"{name}: {image.width} x {image.height} pixels are too few")
         return
-    yield Picture(name, _pixels(image, side), PurePosixPath(name).parent.name)
+    yield SourceImage(name, _pixels(image, side), PurePosixPath(name).parent.name)
 
 
 def _pixels(image: Image.Image, side: int) -> Pixels:

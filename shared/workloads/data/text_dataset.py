@@ -42,7 +42,7 @@ _TOKENIZER_BYTES = 64 << 20  # the tokenizer learns from at most this much
 _BATCH_BYTES = 1 << 20  # encoded at a time
 
 
-class Building(msgspec.Struct, frozen=True, kw_only=True):
+class TextBuild(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a build. `total` is 0 while it is not known yet."""
 
     stage: Literal["reading", "tokenizer", "writing"]
@@ -50,7 +50,7 @@ class Building(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
-class _Part(NamedTuple):
+class _DocumentPart(NamedTuple):
     """A document, or a part of a long one, in the temporary file."""
 
     digest: bytes
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
     size: int
 
 
-Tell = Callable[[Building], None]
+Tell = Callable[[TextBuild], None]
 
 
 def build_text(
@@ -86,7 +86,7 @@ def build_text(
         with tempfile.TemporaryFile() as spool:
             documents = read_documents(sources, skipped)
             parts, counts = _spool(documents, spool, settings.heldout_share, tell)
-            built = _build(_Corpus(spool, parts), put, settings, tell)
+            built = _build(_TextScratch(spool, parts), put, settings, tell)
         built.meta.update(counts, skipped=skipped.count)
     return DatasetManifest(
         name=name,
@@ -100,20 +100,20 @@ def build_text(
     )
 
 
-class _Corpus:
+class _TextScratch:
     """The temporary file and where each part lies in it."""
 
-    def __init__(self, spool: BinaryIO, parts: list[_Part]) -> None:
+    def __init__(self, spool: BinaryIO, parts: list[_DocumentPart]) -> None:
         self._spool = spool
         self.parts = parts
         self.bytes = sum(part.size for part in parts)
 
-    def texts(self, parts: Iterable[_Part]) -> Iterator[str]:
+    def texts(self, parts: Iterable[_DocumentPart]) -> Iterator[str]:
         for part in parts:
             self._spool.seek(part.offset)
             yield self._spool.read(part.size).decode()
 
-    def split(self, share: float) -> tuple[list[_Part], list[_Part]]:
+    def split(self, share: float) -> tuple[list[_DocumentPart], list[_DocumentPart]]:
         """(train, held out): both have at least one part."""
         by_digest = sorted(self.parts)
         held, size = 0, 0
@@ -125,10 +125,10 @@ class _Corpus:
 
 def _spool(
     documents: Iterable[Document], spool: BinaryIO, share: float, tell: Tell
-) -> tuple[list[_Part], dict[str, str | int | float]]:
+) -> tuple[list[_DocumentPart], dict[str, str | int | float]]:
     """Write every new document to the temporary file and cut the long ones."""
     seen: set[bytes] = set()
-    whole: list[_Part] = []
+    whole: list[_DocumentPart] = []
     some: list[str] = []
     offset = copies = 0
     for document in documents:
@@ -141,10 +141,10 @@ def _spool(
             if len(some) < SAMPLED:
                 some.append(document.text[:SAMPLED_CHARS])
             spool.write(data)
-            whole.append(_Part(digest, offset, len(data)))
+            whole.append(_DocumentPart(digest, offset, len(data)))
             offset += len(data)
             if len(whole) % 64 == 0:
-                tell(Building(stage="reading", done_bytes=offset, total_bytes=0))
+                tell(TextBuild(stage="reading", done_bytes=offset, total_bytes=0))
     limit = min(_PART_MAX, max(_PART_MIN, int(share * offset / 2)))
     parts = [piece for part in whole for piece in _cut(part, limit, spool)]
     if len(parts) < 2:
@@ -157,7 +157,7 @@ def _spool(
     return parts, counts | told_languages(some)
 
 
-def _cut(part: _Part, limit: int, spool: BinaryIO) -> Iterator[_Part]:
+def _cut(part: _DocumentPart, limit: int, spool: BinaryIO) -> Iterator[_DocumentPart]:
     """Parts of at most `limit` bytes, cut after a line where there is one and never inside a
     character.
     """
@@ -175,11 +175,11 @@ def _cut(part: _Part, limit: int, spool: BinaryIO) -> Iterator[_Part]:
                 size -= 1
             size = line or size
         digest = hashlib.sha256(part.digest + start.to_bytes(8, "little")).digest()
-        yield _Part(digest, part.offset + start, size)
+        yield _DocumentPart(digest, part.offset + start, size)
         start += size
 
 
-def _build(corpus: _Corpus, put: Put, settings: TextSettings, tell: Tell) -> Built:
+def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -> Built:
     by_digest, heldout = corpus.split(settings.heldout_share)
     shuffled = permutation(len(by_digest), settings.seed, 1)
     train = [by_digest[index] for index in shuffled]
@@ -189,7 +189,7 @@ def _build(corpus: _Corpus, put: Put, settings: TextSettings, tell: Tell) -> Bui
     end = end_of_text(tokenizer)
     done = 0
 
-    def encode(parts: list[_Part]) -> ChunkWriter:
+    def encode(parts: list[_DocumentPart]) -> ChunkWriter:
         nonlocal done
         writer = ChunkWriter(put, dtype_for(vocab_size), settings.chunk_tokens)
         for batch in _batches(parts):
@@ -198,7 +198,7 @@ def _build(corpus: _Corpus, put: Put, settings: TextSettings, tell: Tell) -> Bui
                 tokens = found.ids if end is None else [*found.ids, end]
                 writer.add(np.asarray(tokens, np.uint32))
             done += sum(part.size for part in batch)
-            tell(Building(stage="writing", done_bytes=done, total_bytes=corpus.bytes))
+            tell(TextBuild(stage="writing", done_bytes=done, total_bytes=corpus.bytes))
         return writer
 
     written, held = encode(train), encode(heldout)
@@ -215,10 +215,10 @@ def _build(corpus: _Corpus, put: Put, settings: TextSettings, tell: Tell) -> Bui
     return Built(written.close(), held.close(), assets, meta)
 
 
-def _learn(corpus: _Corpus, train: list[_Part], vocab_size: int, tell: Tell) -> bytes:
+def _learn(corpus: _TextScratch, train: list[_DocumentPart], vocab_size: int, tell: Tell) -> bytes:
     """Train a tokenizer on training text only, at most `_TOKENIZER_BYTES` of it."""
     total = min(_TOKENIZER_BYTES, sum(part.size for part in train))
-    tell(Building(stage="tokenizer", done_bytes=0, total_bytes=total))
+    tell(TextBuild(stage="tokenizer", done_bytes=0, total_bytes=total))
 
     def some() -> Iterator[str]:
         size = 0
@@ -229,12 +229,12 @@ def _learn(corpus: _Corpus, train: list[_Part], vocab_size: int, tell: Tell) -> 
                 return
 
     blob = train_tokenizer(some(), vocab_size)
-    tell(Building(stage="tokenizer", done_bytes=total, total_bytes=total))
+    tell(TextBuild(stage="tokenizer", done_bytes=total, total_bytes=total))
     return blob
 
 
-def _batches(parts: list[_Part]) -> Iterator[list[_Part]]:
-    batch: list[_Part] = []
+def _batches(parts: list[_DocumentPart]) -> Iterator[list[_DocumentPart]]:
+    batch: list[_DocumentPart] = []
     size = 0
     for part in parts:
         batch.append(part)

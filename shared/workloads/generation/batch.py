@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shared.errors import TooManyRequests
 from shared.workloads.base import Decoder, Reader
-from shared.workloads.generation.sampling import Chosen, choose, uniform
+from shared.workloads.generation.sampling import SampledToken, choose, uniform
 from shared.workloads.generation.text_stream import TextStream
 
 CHUNK = 256  # tokens of prompts that are read before the next token of all
@@ -42,12 +42,12 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     place: int = 0  # tokens of the answer that are in the prompt already
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class NextToken(msgspec.Struct, frozen=True, kw_only=True):
     """Next token of a sequence, with the text that is certain; `finish` ends it."""
 
     id: str
     text: str = ""
-    chosen: Chosen | None = None
+    chosen: SampledToken | None = None
     finish: Finish | None = None
 
 
@@ -60,7 +60,7 @@ class Continuation:
         self._end, self._context = reader.end, reader.context
         self._stream = TextStream(reader.decode, sequence.stop)
 
-    def draw(self, logits: NDArray[np.floating], number: int) -> Chosen:
+    def draw(self, logits: NDArray[np.floating], number: int) -> SampledToken:
         """Choose token `number` of the answer from logits (V,)."""
         asked = self.sequence
         return choose(
@@ -71,11 +71,11 @@ class Continuation:
             logprobs=asked.logprobs,
         )
 
-    def add(self, chosen: Chosen) -> Made:
+    def add(self, chosen: SampledToken) -> NextToken:
         """Take in the next token; return what it adds to the text."""
         asked = self.sequence
         if chosen.token == self._end or chosen.token in asked.ends:
-            return Made(id=asked.id, text=self._stream.end(), finish="stop")
+            return NextToken(id=asked.id, text=self._stream.end(), finish="stop")
         self.made += 1
         text = self._stream.add(chosen.token)
         finish: Finish | None = None
@@ -85,11 +85,11 @@ class Continuation:
         elif self.made >= asked.max_tokens or full:
             finish = "length"
             text += self._stream.end()
-        return Made(id=asked.id, text=text, chosen=chosen, finish=finish)
+        return NextToken(id=asked.id, text=text, chosen=chosen, finish=finish)
 
 
 @dataclass
-class _Running:
+class _RunningSequence:
     sequence: Sequence
     slot: int
     answer: Continuation
@@ -104,8 +104,8 @@ class Batch:
         self._decoder = decoder
         self._free = list(range(decoder.slots))
         self._waiting: deque[Sequence] = deque()
-        self._reading: deque[_Running] = deque()
-        self._running: dict[str, _Running] = {}
+        self._reading: deque[_RunningSequence] = deque()
+        self._running: dict[str, _RunningSequence] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._reading) + len(self._running)
@@ -129,7 +129,7 @@ class Batch:
         if (found := self._running.pop(id, None)) is not None:
             self._release(found)
 
-    def step(self) -> Iterator[Made]:
+    def step(self) -> Iterator[NextToken]:
         """Advance by a token; yield what was made."""
         self._admit()
         room = CHUNK
@@ -153,9 +153,9 @@ class Batch:
             sequence = self._waiting.popleft()
             self._free.sort()  # slots in a row from the first on are read without a copy
             answer = Continuation(sequence, self._decoder)
-            self._reading.append(_Running(sequence, self._free.pop(0), answer))
+            self._reading.append(_RunningSequence(sequence, self._free.pop(0), answer))
 
-    def _share(self, one: _Running) -> None:
+    def _share(self, one: _RunningSequence) -> None:
         """Take what a sequence with the same prompt has read: several answers read it once."""
         prompt = one.sequence.prompt
         for other in self._running.values():
@@ -165,12 +165,12 @@ class Batch:
                     self._decoder.share(other.slot, one.slot, one.read)
                 return
 
-    def _alike(self, room: int) -> list[_Running]:
+    def _alike(self, room: int) -> list[_RunningSequence]:
         """Return the next prompts where they are read faster at once: new ones, none that is read
         already, and about as long as each other.
         """
         known = {one.sequence.prompt for one in self._running.values()}
-        found: list[_Running] = []
+        found: list[_RunningSequence] = []
         longest = read = 0
         for one in self._reading:
             prompt = one.sequence.prompt
@@ -182,7 +182,7 @@ class Batch:
             found.append(one)
         return found
 
-    def _read_whole(self, ones: list[_Running]) -> Iterator[Made]:
+    def _read_whole(self, ones: list[_RunningSequence]) -> Iterator[NextToken]:
         ones.sort(key=lambda one: one.slot)
         for one in ones:
             self._reading.remove(one)
@@ -194,7 +194,7 @@ class Batch:
         for one, logits in zip(ones, rows, strict=True):
             yield self._next(one, logits)
 
-    def _read(self, one: _Running, part: tuple[int, ...]) -> Iterator[Made]:
+    def _read(self, one: _RunningSequence, part: tuple[int, ...]) -> Iterator[NextToken]:
         logits = self._decoder.prefill(one.slot, part, one.read)
         one.read += len(part)
         if one.read == len(one.sequence.prompt):
@@ -202,7 +202,7 @@ class Batch:
             self._running[one.sequence.id] = one
             yield self._next(one, logits)
 
-    def _decode(self) -> Iterator[Made]:
+    def _decode(self) -> Iterator[NextToken]:
         ones = sorted(self._running.values(), key=lambda one: one.slot)
         places = [len(one.sequence.prompt) + one.answer.made - 1 for one in ones]
         logits = self._decoder.decode_step(
@@ -211,7 +211,7 @@ class Batch:
         for one, row in zip(ones, logits, strict=True):
             yield self._next(one, row)
 
-    def _next(self, one: _Running, logits: NDArray[np.floating]) -> Made:
+    def _next(self, one: _RunningSequence, logits: NDArray[np.floating]) -> NextToken:
         chosen = one.answer.draw(logits, one.answer.made)
         made = one.answer.add(chosen)
         one.last = chosen.token
@@ -219,9 +219,9 @@ class Batch:
             self._end(one)
         return made
 
-    def _end(self, one: _Running) -> None:
+    def _end(self, one: _RunningSequence) -> None:
         self._running.pop(one.sequence.id)
         self._release(one)
 
-    def _release(self, one: _Running) -> None:
+    def _release(self, one: _RunningSequence) -> None:
         self._free.append(one.slot)

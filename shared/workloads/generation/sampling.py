@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 SLACK = 0.02  # nats that logits of the same weights may differ by on other hardware
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
     """A token, its log-probability under the model (temperature 1), and the likeliest ones."""
 
     token: int
@@ -42,7 +42,7 @@ def choose(
     temperature: float,
     top_p: float = 1.0,
     logprobs: int | None = None,
-) -> Chosen:
+) -> SampledToken:
     """Choose a token from logits (V,). `temperature` 0 takes the likeliest.
 
     What is no number (of a run that diverged) counts as zero. `logprobs` asks for the probability,
@@ -54,11 +54,11 @@ def choose(
     else:
         token = _drawn(scores / temperature, draw, top_p)
     if logprobs is None:
-        return Chosen(token=token)
+        return SampledToken(token=token)
     said = scores - scores.max()
     said -= math.log(float(np.exp(said).sum()))
     first = np.argsort(-said, kind="stable")[:logprobs]
-    return Chosen(
+    return SampledToken(
         token=token,
         logprob=float(said[token]),
         top=tuple((int(each), float(said[each])) for each in first),

@@ -23,7 +23,7 @@ from shared.workloads.generation.batch import Batch, Sequence
 from shared.workloads.generation.prompt_text import ending
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True):
+class SuiteTally(msgspec.Struct, frozen=True, kw_only=True):
     """Examples that were answered, and how many of them rightly; `cut` were too long for the model
     and lost their beginning.
     """
@@ -54,7 +54,7 @@ def score(
     budget_s: float,
     stop: Callable[[], bool],
     frame: ChatFrame | None = None,
-) -> Score:
+) -> SuiteTally:
     """Measure a suite in an order that is the same for every version. With `frame` a prompt is a
     question of a dialogue and what follows is its answer, as the model learnt them.
 
@@ -70,7 +70,7 @@ def score(
     for right, cut in marked(asking, _until(waiting, lambda: stop() or monotonic() > ends)):
         counts += (right, 1, cut)
     correct, examples, shortened = map(int, counts)
-    return Score(correct=correct, examples=examples, cut=shortened)
+    return SuiteTally(correct=correct, examples=examples, cut=shortened)
 
 
 def _until(examples: Iterator[Example], over: Callable[[], bool]) -> Iterator[Example]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from shared.workloads.gomoku.randomness import dirichlet, draw
 from shared.workloads.gomoku.records import GameRecord, Manner, flat
-from shared.workloads.gomoku.rules import Boards, Position, Rules
+from shared.workloads.gomoku.rules import BoardRules, Boards, Position
 from shared.workloads.gomoku.search import Evaluator, Floats, Search, SearchSettings
 
 
@@ -59,7 +59,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 class Seat:
     """A game in progress."""
 
-    def __init__(self, rules: Rules, plan: GamePlan) -> None:
+    def __init__(self, rules: BoardRules, plan: GamePlan) -> None:
         self.plan = plan
         self.position = Position(rules, plan.opening)
         self.visits: list[tuple[int, ...]] = []
@@ -85,7 +85,7 @@ class Arena:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: BoardRules,
         manner: Manner,
         slots: int,
         players: Mapping[str, Evaluator],

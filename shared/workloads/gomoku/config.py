@@ -17,7 +17,7 @@ from shared.errors import InvalidRunFile
 from shared.settings import read_table
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.gomoku.records import Manner
-from shared.workloads.gomoku.rules import SIZE_MAX, Rules
+from shared.workloads.gomoku.rules import SIZE_MAX, BoardRules
 
 PLANES = 3  # own stones, the other's stones, ones (so that the border is seen)
 POLICY_CHANNELS = 16
@@ -46,8 +46,8 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
-    def rules(self) -> Rules:
-        return Rules(size=self.size, win=self.win)
+    def rules(self) -> BoardRules:
+        return BoardRules(size=self.size, win=self.win)
 
     @property
     def cells(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.workloads.base import Config, Job, Weights
-from shared.workloads.elo import Score
+from shared.workloads.elo import MatchScore
 from shared.workloads.games import (
     Encounter,
     Games,
@@ -88,7 +88,7 @@ class GomokuGames(Games):
         wrong |= {sound[at]: complaint for at, complaint in told.items()}
         kept = [record for place, record in enumerate(records) if place not in wrong | stale]
         searched = sum(len(record.visits) for record in kept)
-        found = score(kept) if match else Score()
+        found = score(kept) if match else MatchScore()
         return Inspection(
             data=encode(kept) if kept else b"",
             games=len(kept),

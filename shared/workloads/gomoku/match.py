@@ -17,14 +17,14 @@ from shared.workloads.gomoku.network import NetEvaluator, read_weights
 from shared.workloads.gomoku.openings import fixed
 from shared.workloads.gomoku.play import ADVANCE_S, PlayWork
 from shared.workloads.gomoku.records import GameRecord, Manner, score
-from shared.workloads.gomoku.rules import Position, Rules, drawing
+from shared.workloads.gomoku.rules import BoardRules, Position, drawing
 
 OPPONENT = "opponent"  # the asset of a match task with the weights of the other version
 
 Held = Weights
 
 
-def plan(rules: Rules, game: int, one: str, other: str) -> GamePlan:
+def plan(rules: BoardRules, game: int, one: str, other: str) -> GamePlan:
     """Game `game` of a match: `one` has the first stones in even games."""
     players = (one, other) if game % 2 == 0 else (other, one)
     return GamePlan(game=game, seed=0, players=players, opening=fixed(rules, game // 2))
@@ -91,7 +91,7 @@ def exhibition(config: GomokuConfig, weights: Held, seed: int) -> Sample:
 
 
 def _play(
-    rules: Rules, manner: Manner, players: Mapping[str, NetEvaluator], plans: list[GamePlan]
+    rules: BoardRules, manner: Manner, players: Mapping[str, NetEvaluator], plans: list[GamePlan]
 ) -> list[Played]:
     """All these games, in their order."""
     following = iter(plans)
@@ -102,7 +102,7 @@ def _play(
     return sorted(played, key=lambda game: game.plan.game)
 
 
-def _told(rules: Rules, moves: tuple[int, ...]) -> str:
+def _told(rules: BoardRules, moves: tuple[int, ...]) -> str:
     """A game as a person reads it: the moves and the last position."""
     position = Position(rules, moves)
     names = [cell_name(move, rules.size) for move in moves]

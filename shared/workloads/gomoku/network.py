@@ -34,7 +34,7 @@ _CACHE_ELEMENTS = 480_000
 _GPU_BATCH = 4096
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """x + two(relu(one(x)))."""
 
     def __init__(self, channels: int) -> None:
@@ -68,7 +68,7 @@ class GomokuNet(nn.Module):
         C = config.width
         self.side = config.size
         self.stem = nn.Conv2d(PLANES, C, 3, padding=1)
-        self.blocks = nn.ModuleList([Block(C) for _ in range(config.depth)])
+        self.blocks = nn.ModuleList([ResidualBlock(C) for _ in range(config.depth)])
         self.policy = Head(
             nn.Conv2d(C, POLICY_CHANNELS, 1), nn.Conv2d(POLICY_CHANNELS, 1, 1, bias=False)
         )

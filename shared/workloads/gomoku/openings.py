@@ -5,14 +5,14 @@ matches.
 from __future__ import annotations
 
 from shared.workloads.gomoku.randomness import words
-from shared.workloads.gomoku.rules import Position, Rules, completes
+from shared.workloads.gomoku.rules import BoardRules, Position, completes
 
 _MATCH_SEED = 0x0_9E_41
 _MATCH_PLIES = 2  # one stone of each player
 _STREAM = 1 << 32  # far from the streams of the plies
 
 
-def drawn(rules: Rules, seed: int, plies: int) -> tuple[int, ...]:
+def drawn(rules: BoardRules, seed: int, plies: int) -> tuple[int, ...]:
     """Up to `plies` moves anywhere, none of which ends the game: so that self-play sees more than
     its own favourites.
     """
@@ -30,7 +30,7 @@ def drawn(rules: Rules, seed: int, plies: int) -> tuple[int, ...]:
     return tuple(position.moves)
 
 
-def fixed(rules: Rules, number: int) -> tuple[int, ...]:
+def fixed(rules: BoardRules, number: int) -> tuple[int, ...]:
     """The opening that games 2 n and 2 n + 1 of every match begin with, near the centre."""
     side = min(rules.size, rules.size // 2 + 2)
     margin = (rules.size - side) // 2

@@ -8,7 +8,7 @@ import numpy as np
 
 from shared.errors import BadRequest
 from shared.workloads.base import Weights
-from shared.workloads.games import Look, Reply
+from shared.workloads.games import BoardAnalysis, MoveReply
 from shared.workloads.gomoku.config import GomokuConfig
 from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.randomness import fractions, words
@@ -27,17 +27,17 @@ class GomokuOpponent:
         self._rules = config.rules
         self._player = NetEvaluator(config, weights, "cpu")
 
-    def look(self, moves: Sequence[int]) -> Look:
+    def look(self, moves: Sequence[int]) -> BoardAnalysis:
         """See `Opponent.look`."""
         position = Position(self._rules, moves)
-        return Look(
+        return BoardAnalysis(
             board=tuple(position.board[0, :-1].tolist()),
             over=position.over,
             winner=position.winner,
             row=position.row(),
         )
 
-    def reply(self, moves: Sequence[int], level: int) -> Reply:
+    def reply(self, moves: Sequence[int], level: int) -> MoveReply:
         """Level 0 looks little and errs on purpose now and then, 2 looks far.
 
         Raises BadRequest when the game is over.
@@ -57,7 +57,7 @@ class GomokuOpponent:
         order = np.argsort(-visits, kind="stable")
         chance = float(fractions(words(len(moves), sum(moves) + 1, 1))[0])
         second = level <= 0 and chance < _SLOPPY and visits[order[1]] > 0
-        return Reply(
+        return MoveReply(
             move=int(order[1 if second else 0]),
             value=float(search.values()[0]),
             heat=tuple((visits / visits.sum()).tolist()),

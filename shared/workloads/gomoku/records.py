@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from shared.errors import BadRequest
 from shared.workloads.data.jsonl_zst import pack, unpack
-from shared.workloads.elo import Score
+from shared.workloads.elo import MatchScore
 from shared.workloads.games import cell_name
 from shared.workloads.gomoku.openings import drawn, fixed
 from shared.workloads.gomoku.randomness import draw
-from shared.workloads.gomoku.rules import IllegalMove, Position, Rules
+from shared.workloads.gomoku.rules import BoardRules, IllegalMove, Position
 
 FILE_BYTES_MAX = 256 << 20
 GAMES_MAX = 4096
@@ -96,7 +96,7 @@ def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
     return found
 
 
-def check(record: GameRecord, rules: Rules, manner: Manner) -> None:
+def check(record: GameRecord, rules: BoardRules, manner: Manner) -> None:
     """Play the game again and hold each move against its visits.
 
     Raises InvalidGame: which game, which move, what.
@@ -107,7 +107,7 @@ def check(record: GameRecord, rules: Rules, manner: Manner) -> None:
         raise InvalidGame(f"game {record.game}: {error.message}") from error
 
 
-def _check(record: GameRecord, rules: Rules, manner: Manner) -> None:
+def _check(record: GameRecord, rules: BoardRules, manner: Manner) -> None:
     if record.outcome not in (-1, 0, 1):
         raise InvalidGame(f"its outcome is {record.outcome}")
     _check_length(record, rules)
@@ -130,7 +130,7 @@ def _check(record: GameRecord, rules: Rules, manner: Manner) -> None:
         )
 
 
-def _check_length(record: GameRecord, rules: Rules) -> None:
+def _check_length(record: GameRecord, rules: BoardRules) -> None:
     if not 0 <= record.opening <= len(record.moves) <= rules.cells:
         raise InvalidGame(f"{len(record.moves)} moves do not make a game")
     if len(record.visits) != len(record.moves) - record.opening:
@@ -159,12 +159,12 @@ def _said(move: int, size: int) -> str:
     return cell_name(move, size) if 0 <= move < size * size else str(move)
 
 
-def score(records: Sequence[GameRecord]) -> Score:
+def score(records: Sequence[GameRecord]) -> MatchScore:
     """Of a match, as its records tell it: the measured version has the first stones of even
     games.
     """
     ends = [record.outcome if record.game % 2 == 0 else -record.outcome for record in records]
-    return Score(wins=ends.count(1), draws=ends.count(0), losses=ends.count(-1))
+    return MatchScore(wins=ends.count(1), draws=ends.count(0), losses=ends.count(-1))
 
 
 class Positions(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.results)
 
 
-def positions(records: Sequence[GameRecord], rules: Rules) -> Positions:
+def positions(records: Sequence[GameRecord], rules: BoardRules) -> Positions:
     """All searched positions of `records` in order.
 
     The records were checked when they came in: here only that they take no more memory than their

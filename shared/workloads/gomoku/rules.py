@@ -27,7 +27,7 @@ _DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1,
 Boards = NDArray[np.int8]
 
 
-class Rules(msgspec.Struct, frozen=True):
+class BoardRules(msgspec.Struct, frozen=True):
     """A square board of `size` and how many stones in a row win (more win too)."""
 
     size: int = 15
@@ -43,7 +43,7 @@ class IllegalMove(BadRequest):
 
 
 @lru_cache(maxsize=16)
-def rays(rules: Rules) -> NDArray[np.intp]:
+def rays(rules: BoardRules) -> NDArray[np.intp]:
     """For each cell and direction the next win - 1 cells, or the outside cell: (A, D, L)."""
     size, outside = rules.size, rules.cells
     found = np.full((rules.cells, len(_DIRECTIONS), rules.win - 1), outside, np.intp)
@@ -78,14 +78,14 @@ def inverse_symmetries(size: int) -> NDArray[np.intp]:
     return found
 
 
-def empty(rules: Rules, boards: int) -> Boards:
+def empty(rules: BoardRules, boards: int) -> Boards:
     """Boards without stones, (B, A + 1)."""
     found = np.zeros((boards, rules.cells + 1), np.int8)
     found[:, -1] = OUTSIDE
     return found
 
 
-def wins(rules: Rules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bool_]:
+def wins(rules: BoardRules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return whether the stone that was just laid on `moves` completes a row on its board, (B,)."""
     rows = np.arange(len(boards))
     stones = boards[rows, moves]
@@ -96,7 +96,7 @@ def wins(rules: Rules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bo
     return won
 
 
-def completes(rules: Rules, board: Boards, move: int, player: int) -> bool:
+def completes(rules: BoardRules, board: Boards, move: int, player: int) -> bool:
     """Return True if a stone of `player` on an empty cell of one board (1, A + 1) would complete a
     row.
     """
@@ -108,7 +108,7 @@ def completes(rules: Rules, board: Boards, move: int, player: int) -> bool:
 class Position:
     """One game, move by move, for people and for checking records."""
 
-    def __init__(self, rules: Rules, moves: Sequence[int] = ()) -> None:
+    def __init__(self, rules: BoardRules, moves: Sequence[int] = ()) -> None:
         self.rules = rules
         self.moves: list[int] = []
         self.board = empty(rules, 1)
@@ -160,7 +160,7 @@ class Position:
         return tuple(sorted(found))
 
 
-def drawing(rules: Rules, board: NDArray[np.int8], last: int = -1) -> str:
+def drawing(rules: BoardRules, board: NDArray[np.int8], last: int = -1) -> str:
     """The board as text: X first player, O second, the last stone in lower case."""
     lines = []
     for row in range(rules.size):

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.workloads.gomoku.rules import Boards, Rules, empty, wins
+from shared.workloads.gomoku.rules import BoardRules, Boards, empty, wins
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
@@ -71,7 +71,7 @@ class _Paths(msgspec.Struct, frozen=True, kw_only=True):
 class Search:
     """Room for `games` searches that advance together."""
 
-    def __init__(self, rules: Rules, settings: SearchSettings, games: int) -> None:
+    def __init__(self, rules: BoardRules, settings: SearchSettings, games: int) -> None:
         self.rules = rules
         self.settings = settings
         self.simulated = 0  # simulations finished, of each game

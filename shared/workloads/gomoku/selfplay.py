@@ -42,7 +42,7 @@ class Half(msgspec.Struct, frozen=True, kw_only=True):
     visits: tuple[tuple[int, ...], ...]
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
+class SavedGames(msgspec.Struct, frozen=True, kw_only=True):
     """All games of a task that began."""
 
     seed: int
@@ -77,7 +77,7 @@ class SelfPlayWork(PlayWork):
 
     def snapshot(self) -> dict[str, Tensor]:
         """The games so far, and the weights that those in progress are played with."""
-        saved = Saved(
+        saved = SavedGames(
             seed=self._job.seed,
             following=self._following,
             versions=tuple(self._versions[key] for key in self._players),
@@ -94,7 +94,7 @@ class SelfPlayWork(PlayWork):
     def restore(self, snapshot: Weights) -> None:
         """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
         try:
-            saved = decode(snapshot["games"].numpy().tobytes(), Saved)
+            saved = decode(snapshot["games"].numpy().tobytes(), SavedGames)
         except (KeyError, msgspec.DecodeError) as error:
             raise InvalidRunFile("this snapshot belongs to another task") from error
         if saved.seed != self._job.seed or not saved.versions:

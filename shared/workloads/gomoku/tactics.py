@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.workloads.gomoku.randomness import words
-from shared.workloads.gomoku.rules import Boards, Rules, rays
+from shared.workloads.gomoku.rules import BoardRules, Boards, rays
 from shared.workloads.gomoku.search import Evaluator
 
 KINDS = ("win", "block", "attack", "defend")
@@ -27,7 +27,7 @@ _SEED = 0x60_40_B0
 _TRIES = 125  # boards looked at for each position; on the smallest boards some kinds are rare
 
 
-class Suite(msgspec.Struct, frozen=True, kw_only=True):
+class TacticsSuite(msgspec.Struct, frozen=True, kw_only=True):
     """Boards (P, A) of whoever is to move, the cells that are right (P, A), and the kind of each as
     its number in KINDS.
     """
@@ -38,7 +38,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=8)
-def windows(rules: Rules) -> NDArray[np.intp]:
+def windows(rules: BoardRules) -> NDArray[np.intp]:
     """The cells of every row that wins, (W, win)."""
     along = rays(rules)[:, 0::2]  # one direction of each line: (A, 4, win - 1)
     start = np.broadcast_to(np.arange(rules.cells)[:, None, None], (*along.shape[:2], 1))
@@ -47,7 +47,7 @@ def windows(rules: Rules) -> NDArray[np.intp]:
     return found
 
 
-def completing(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
+def completing(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]:
     """The empty cells of each board (B, A) where `player` would complete a row at once."""
     found = np.zeros(boards.shape, np.bool_)
     board, rows = _short_of(rules, boards, player, 1)
@@ -57,7 +57,7 @@ def completing(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
     return found
 
 
-def forking(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
+def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]:
     """The empty cells (B, A) after which `player` can complete a row in two ways and the other in
     none.
 
@@ -76,7 +76,7 @@ def forking(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
     return found
 
 
-def kind_of(rules: Rules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
+def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
     """Return what a board (A,) asks of whoever is to move (+1), and the right cells; "" when it is
     none of KINDS.
     """
@@ -102,7 +102,7 @@ def kind_of(rules: Rules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool
 
 
 @lru_cache(maxsize=8)
-def suite(rules: Rules, each: int = EACH) -> Suite:
+def suite(rules: BoardRules, each: int = EACH) -> TacticsSuite:
     """`each` positions of every kind for this board, always the same; more of them begin with the
     fewer.
     """
@@ -117,14 +117,14 @@ def suite(rules: Rules, each: int = EACH) -> Suite:
         if all(len(rows) == each for rows in found.values()):
             break
     rows = [(KINDS.index(kind), *row) for kind in KINDS for row in found[kind]]
-    return Suite(
+    return TacticsSuite(
         boards=np.array([row[1] for row in rows], np.int8).reshape(-1, rules.cells),
         answers=np.array([row[2] for row in rows], np.bool_).reshape(-1, rules.cells),
         kinds=np.array([row[0] for row in rows], np.intp),
     )
 
 
-def score(rules: Rules, evaluator: Evaluator, each: int = EACH) -> dict[str, float]:
+def score(rules: BoardRules, evaluator: Evaluator, each: int = EACH) -> dict[str, float]:
     """The share of positions whose likeliest move is right, in all and for each kind; "loss": the
     mean of -log of what the policy gives to the right moves together.
     """
@@ -144,7 +144,7 @@ def score(rules: Rules, evaluator: Evaluator, each: int = EACH) -> dict[str, flo
 
 
 def _short_of(
-    rules: Rules, boards: Boards, player: int, missing: int
+    rules: BoardRules, boards: Boards, player: int, missing: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return which windows of which boards hold all but `missing` stones of `player` and none of
     the other: boards, windows.
@@ -156,7 +156,7 @@ def _short_of(
     return board, window
 
 
-def _scene(rules: Rules, number: int) -> NDArray[np.int8]:
+def _scene(rules: BoardRules, number: int) -> NDArray[np.int8]:
     """A board with the beginning of a row and stones around it, as many of either player or one
     more of the other (-1).
     """
@@ -182,7 +182,7 @@ def _scene(rules: Rules, number: int) -> NDArray[np.int8]:
     return board
 
 
-def _near(rules: Rules, board: NDArray[np.int8]) -> NDArray[np.intp]:
+def _near(rules: BoardRules, board: NDArray[np.int8]) -> NDArray[np.intp]:
     """Empty cells within two of a stone."""
     stones = np.flatnonzero(board)
     around = rays(rules)[stones][:, :, :2].reshape(-1)

@@ -20,7 +20,7 @@ from shared.workloads.gomoku.randomness import words
 from shared.workloads.gomoku.records import Positions, decode, positions
 from shared.workloads.gomoku.rules import symmetries
 from shared.workloads.training.devices import to_device
-from shared.workloads.training.step_loop import Measured, StepWork
+from shared.workloads.training.step_loop import StepLoss, StepWork
 
 _ILLEGAL = -1e9  # in place of minus infinity, which times a probability of zero is no number
 
@@ -101,8 +101,8 @@ class LearnWork(StepWork):
             flops=3 * forward_flops(config),
         )
 
-    def measure(self, start: int, stop: int) -> Measured:
+    def measure(self, start: int, stop: int) -> StepLoss:
         step, first = divmod(start, self.job.batch_size)
         drawn = self._batches.read(step, first, first + stop - start)
         boards, policies, results = (to_device(value, self.device) for value in drawn)
-        return Measured(*losses(self._net, boards, policies, results))
+        return StepLoss(*losses(self._net, boards, policies, results))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shared.workloads.base import Job
 from shared.workloads.gomoku.randomness import dirichlet, game_seed, words
 from shared.workloads.gomoku.records import GameRecord, InvalidGame, Manner, check, counts
-from shared.workloads.gomoku.rules import Boards, Rules, empty
+from shared.workloads.gomoku.rules import BoardRules, Boards, empty
 from shared.workloads.gomoku.search import Evaluator, Search, SearchSettings
 
 BATCH = 64  # positions searched together
@@ -37,7 +37,7 @@ DIFFER, DIFFER_MIN = 0.04, 3
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """Versions that may play, and the networks to query them."""
 
-    rules: Rules
+    rules: BoardRules
     manner: Manner
     hashes: Mapping[int, str]  # of the published weights of each version that may have played
     player: Callable[[int], Evaluator]
@@ -190,7 +190,7 @@ def search_again(spots: Sequence[Spot], bench: Bench, evaluator: Evaluator) -> N
     return search.visits()
 
 
-def _boards(spots: Sequence[Spot], rules: Rules) -> tuple[Boards, NDArray[np.int8]]:
+def _boards(spots: Sequence[Spot], rules: BoardRules) -> tuple[Boards, NDArray[np.int8]]:
     boards = empty(rules, len(spots))
     for board, spot in zip(boards, spots, strict=True):
         moves = np.array(spot.record.moves[: spot.ply], np.intp)

@@ -16,7 +16,7 @@ from shared.workloads.base import Data, Weights
 from shared.workloads.data.token_loss import Losses, Reading, heldout_loss
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
-from shared.workloads.gpt.model import Gpt, Kept, build
+from shared.workloads.gpt.model import Gpt, KeyValueCache, build
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,12 +108,12 @@ class TextGenerator:
         block = self._config.block_size
         generator = torch.Generator().manual_seed(seed & ((1 << 63) - 1))
         context = list(prompt)[-block:]
-        kept: list[Kept] = []
+        kept: list[KeyValueCache] = []
         fed = 0  # tokens of the context that `kept` holds
         for _ in range(sampling.max_tokens):
             if not kept or fed == block:  # begin, or the window is full: go on from its second half
                 context = context[-max(1, block // 2) :] if kept else context
-                kept = [Kept() for _ in range(self._config.n_layer)]
+                kept = [KeyValueCache() for _ in range(self._config.n_layer)]
                 fed = 0
             new = torch.tensor([context[fed:]])  # (1, T)
             hidden = self._model.hidden(new, kept, fed)

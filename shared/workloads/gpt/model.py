@@ -20,7 +20,7 @@ EPSILON = 1e-5  # of the norms
 ROTARY_BASE = 10_000.0  # the slowest pair turns once in about so many places
 
 
-class Kept:
+class KeyValueCache:
     """Keys and values of the tokens that one attention layer has seen, for generating token by
     token.
     """
@@ -69,7 +69,7 @@ class Attention(nn.Module):
         found: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return found
 
-    def forward(self, x: Tensor, turn: Tensor | None, kept: Kept | None) -> Tensor:
+    def forward(self, x: Tensor, turn: Tensor | None, kept: KeyValueCache | None) -> Tensor:
         q, k, v = self.split(x, turn)
         if kept is not None:
             k, v = kept.extend(k, v)
@@ -139,7 +139,7 @@ class Block(nn.Module):
         self.drop_attn = SampleDropout(config.dropout, keys, place)
         self.drop_mlp = SampleDropout(config.dropout, keys, place + 1)
 
-    def forward(self, x: Tensor, turn: Tensor | None, kept: Kept | None) -> Tensor:
+    def forward(self, x: Tensor, turn: Tensor | None, kept: KeyValueCache | None) -> Tensor:
         x = x + self.drop_attn(self.attn(self.ln1(x), turn, kept))
         x = x + self.drop_mlp(self.mlp(self.ln2(x)))
         return x
@@ -188,7 +188,9 @@ class Gpt(nn.Module):
         turn: Tensor = self.turns[:, places]
         return x, turn if isinstance(places, slice) else turn.unsqueeze(2)  # for all heads
 
-    def hidden(self, tokens: Tensor, kept: list[Kept] | None = None, start: int = 0) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, kept: list[KeyValueCache] | None = None, start: int = 0
+    ) -> Tensor:
         """The last layer's output (B, T, C) for tokens at positions `start`, `start` + 1, ..."""
         x, turn = self.placed(tokens, slice(start, start + tokens.shape[1]))  # (B, T, C)
         x = self.drop(x)

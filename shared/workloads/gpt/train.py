@@ -11,7 +11,7 @@ from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import build
 from shared.workloads.training.devices import to_device
 from shared.workloads.training.dropout import sample_keys
-from shared.workloads.training.step_loop import Measured, StepWork
+from shared.workloads.training.step_loop import StepLoss, StepWork
 
 
 class GptWork(StepWork):
@@ -36,7 +36,7 @@ class GptWork(StepWork):
             flops=flops_per_sample(config),
         )
 
-    def measure(self, start: int, stop: int) -> Measured:
+    def measure(self, start: int, stop: int) -> StepLoss:
         tokens = to_device(
             torch.from_numpy(self._windows.read(start, stop)), self.device
         )  # (B, T + 1)
@@ -44,7 +44,7 @@ class GptWork(StepWork):
             step, first = divmod(start, self.job.batch_size)
             keys = sample_keys(self.job.seed, step, first, stop - start)
             self._dropping.keys = to_device(keys, self.device)
-        return Measured(self.model(tokens[:, :-1], tokens[:, 1:]))
+        return StepLoss(self.model(tokens[:, :-1], tokens[:, 1:]))
 
     def _spare(self) -> bool:
         spared, self._gpt.spares = self._gpt.spares, True

@@ -41,7 +41,7 @@ class Listening(Protocol):
         """
 
 
-class Pace:
+class MicroBatchPace:
     """The size of the next micro-batch: it starts from a guess and follows the measured time;
     memory may cap it.
     """

@@ -22,7 +22,7 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, Progress, Result, Weights
 from shared.workloads.training.devices import autocast, release, to_host
 from shared.workloads.training.learner import Learner
-from shared.workloads.training.micro_batch import Pace
+from shared.workloads.training.micro_batch import MicroBatchPace
 
 _READ_S = 0.2
 _COUNTERS = "counters"
@@ -33,7 +33,7 @@ _WORD = (1 << 63) - 1
 _EVERY_S = 0.02
 
 
-class Measured(NamedTuple):
+class StepLoss(NamedTuple):
     """Loss and figures of samples of one step."""
 
     loss: Tensor  # the mean over them, whose gradient is taken
@@ -67,7 +67,7 @@ class StepWork(ABC):
         self.device = device
         self._samples = samples
         self._autocast = autocast(job.train.precision, device)
-        self._pace = Pace(min(job.batch_size, samples), flops, device)
+        self._pace = MicroBatchPace(min(job.batch_size, samples), flops, device)
         self._lookout: Lookout | None = None
         learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._learner = Learner(learnt, job, inner)
@@ -81,7 +81,7 @@ class StepWork(ABC):
         self._busy_s = 0.0  # spent on them
 
     @abstractmethod
-    def measure(self, start: int, stop: int) -> Measured:
+    def measure(self, start: int, stop: int) -> StepLoss:
         """Measure samples [start, stop) of the task, all of one step.
 
         Must be the same for the same samples, however often it is asked.

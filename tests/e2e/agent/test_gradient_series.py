@@ -35,7 +35,7 @@ async def contributions(home: LocalCoordinator) -> list[Any]:
     return await home.coordinator.db.read(read)
 
 
-async def measured(home: LocalCoordinator) -> list[evaluations.Measured]:
+async def measured(home: LocalCoordinator) -> list[evaluations.VersionLoss]:
     return await home.coordinator.db.read(lambda conn: evaluations.measured(conn, 1, 1000))
 
 

@@ -24,7 +24,7 @@ OPEN: dict[str, Any] = {"open": True, "proof_of_work_bits": BITS}
 
 async def proved(home: LocalCoordinator, request: RegisterRequest) -> RegisterRequest:
     """The request with what an open coordinator asks for."""
-    given = await home.coordinator.volunteers.challenge(request.volunteer_id)
+    given = await home.coordinator.volunteers.challenge(request.volunteer_id, "")
     assert given.bits == BITS
     nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
     values = {name: getattr(request, name) for name in request.__struct_fields__}

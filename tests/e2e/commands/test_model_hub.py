@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load
 
-from coordinator.runs.model_hub import Hub
+from coordinator.runs.model_hub import HubRepository
 from shared.errors import BadRequest, Configuration
 from tests.support.fake_hub import TOKEN, FakeHub, fake_hub
 from tests.support.local_coordinator import local_coordinator
@@ -98,10 +98,10 @@ def test_what_the_hub_refuses_is_said(hub: FakeHub, tmp_path: Path) -> None:
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(Configuration, match="the extra `hub`"):
-        Hub.of("hub:ann/tiny")
+        HubRepository.of("hub:ann/tiny")
 
 
 @pytest.mark.parametrize("target", ["hub:", "hub:tiny", "hub:a/b/c", "hub:../x", "hub:a b/c"])
 def test_what_names_no_repository_is_refused(target: str) -> None:
     with pytest.raises(BadRequest, match="hub:OWNER/NAME"):
-        Hub.of(target)
+        HubRepository.of(target)

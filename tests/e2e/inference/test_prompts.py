@@ -14,7 +14,7 @@ from tests.support.answering import Answering, answering
 from tests.support.counting_engine import CountingEngine, expected
 from volunteer.account.prompts import RUNNING_MAX, Prompts
 from volunteer.control.commands import AskModel
-from volunteer.i18n.catalogue import Choice, choose, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address
@@ -122,7 +122,7 @@ async def test_a_failure_of_ours_ends_the_answer_and_is_told(
     try:
         assert "kann nicht gelesen werden" in shown(error)
     finally:
-        use(Choice())
+        use(LanguageChoice())
 
 
 async def test_an_answer_without_an_end_is_cut_off(

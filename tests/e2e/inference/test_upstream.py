@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from coordinator.inference.engine import Generation, ModelVersion, Piece
+from coordinator.inference.engine import AnswerPiece, Generation, ModelVersion
 from coordinator.inference.upstream import Upstream, UpstreamEngine
 from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
 from tests.support.answering import Answering, answering
@@ -214,11 +214,11 @@ async def server(behave: Behaviour) -> AsyncIterator[str]:
         listening.close()
 
 
-async def _pieces(engine: UpstreamEngine, request: Generation) -> list[Piece]:
+async def _pieces(engine: UpstreamEngine, request: Generation) -> list[AnswerPiece]:
     return [piece async for piece in engine.generate(request)]
 
 
-def _text(pieces: list[Piece]) -> str:
+def _text(pieces: list[AnswerPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
@@ -295,7 +295,7 @@ async def asked_at(
             await engine.close()
 
 
-async def _told(behave: Behaviour, asked: Generation, house: Answering) -> list[Piece]:
+async def _told(behave: Behaviour, asked: Generation, house: Answering) -> list[AnswerPiece]:
     async with asked_at(house, behave) as engine:
         return await _pieces(engine, asked)
 

@@ -50,7 +50,7 @@ async def webhook() -> AsyncIterator[tuple[str, list[Alert]]]:
 async def strangers(home: LocalCoordinator, names: range) -> None:
     for number in names:
         worker = Worker(home, f"S{number}")
-        given = await home.coordinator.volunteers.challenge(worker.volunteer_id)
+        given = await home.coordinator.volunteers.challenge(worker.volunteer_id, "")
         nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
         proof = {"challenge": given.challenge, "nonce": f"{nonce:x}"}
         reply = await worker.post("/workers/register", worker.registration(**proof))

@@ -15,11 +15,11 @@ from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol.heartbeat import ANNOUNCEMENTS_MAX, Announcement, HeartbeatReply
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
-from volunteer.account.profile import Home, Memory
+from volunteer.account.profile import Home, ProfileState
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.run_watcher import RunWatcher
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.sentences import announcement_words
 from volunteer.headless import status_lines
 
@@ -77,7 +77,7 @@ async def test_announcements_at_once_are_all_kept_and_few(home: LocalCoordinator
         await of(home).add("one more")
 
 
-def watcher(home: LocalCoordinator, hub: Hub, kept: Any) -> RunWatcher:
+def watcher(home: LocalCoordinator, hub: EventBus, kept: Any) -> RunWatcher:
     unused: Any = None
     verdicts: Any = SimpleNamespace(apply=lambda news, me, until: None)
     return RunWatcher(
@@ -94,7 +94,7 @@ def watcher(home: LocalCoordinator, hub: Hub, kept: Any) -> RunWatcher:
 async def test_a_volunteer_sees_each_until_it_is_read(
     home: LocalCoordinator, tmp_path: Path
 ) -> None:
-    hub, kept = Hub(home.clock), Home(tmp_path)
+    hub, kept = EventBus(home.clock), Home(tmp_path)
     one = Announcement(id=1, text="down \x1b[2Jtonight")
     two = Announcement(id=2, text="again", run="tiny")
 
@@ -110,11 +110,11 @@ async def test_a_volunteer_sees_each_until_it_is_read(
     assert any("announcement: down" in text for text in status_lines(hub.status))
     seen.read_announcements()
     assert shown() == []
-    again = watcher(home, Hub(home.clock), Home(tmp_path))  # a restart
+    again = watcher(home, EventBus(home.clock), Home(tmp_path))  # a restart
     again.heard(says(one, two))
     assert [each.id for each in again.hub.status.announcements] == [2]
     again.read_announcements()
     again.heard(says())
     again.read_announcements()
-    assert kept.memory == Memory(read=(1,))
+    assert kept.memory == ProfileState(read=(1,))
     assert Home(tmp_path).memory.read == ()

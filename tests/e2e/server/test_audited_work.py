@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.database.audits import Work
+from coordinator.database.audits import AuditLease
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import audits
 from coordinator.rules import audits as rules
@@ -128,14 +128,14 @@ async def done(
             yield home, bob
 
 
-async def lent(home: LocalCoordinator) -> Work:
+async def lent(home: LocalCoordinator) -> AuditLease:
     """The lease of the audit, as it is stored."""
 
     def read(conn: Connection) -> str:
         first = select(audits.c.work).order_by(audits.c.contribution_id).limit(1)
         return str(conn.execute(first).scalar_one())
 
-    return decode(await home.coordinator.db.read(read), Work)
+    return decode(await home.coordinator.db.read(read), AuditLease)
 
 
 KINDS = [

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.admin.checker import Checker, CheckerResult, CheckerStep, Downloads
-from coordinator.admin.client import Remote
+from coordinator.admin.checker import BlobFolder, Checker, CheckerResult, CheckerStep
+from coordinator.admin.client import RemoteServer
 from coordinator.admin.registry import COMMANDS
 from coordinator.checking.redo import machine_of
 from coordinator.compute import Compute
 from coordinator.database import recomputes
 from coordinator.database.tables.trust import recomputes as rows
-from coordinator.rules.checks import HOLD_S, Machine
+from coordinator.rules.checks import HOLD_S, ComputeDevice
 from shared.decoding import convert
 from shared.errors import BadRequest, Configuration, Internal, NotFound, Unauthorized
 from tests.e2e.server.test_recomputes import balances, lazy, results, run_file
@@ -30,8 +30,8 @@ from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.served import served
 
-CPU = Machine(kind="cpu")
-CARD = Machine(kind="cuda", model="A Card 12 GB")
+CPU = ComputeDevice(kind="cpu")
+CARD = ComputeDevice(kind="cuda", model="A Card 12 GB")
 TASKS = 3
 
 
@@ -85,7 +85,7 @@ def asks(home: LocalCoordinator) -> Any:
 
 
 def checker(
-    home: LocalCoordinator, machine: Machine, told: list[CheckerStep | CheckerResult]
+    home: LocalCoordinator, machine: ComputeDevice, told: list[CheckerStep | CheckerResult]
 ) -> Checker:
     of = (f"desk/{machine.kind}", "cpu", machine)  # whatever it says: there is no card here
     return Checker(asks(home), home.coordinator.blobs, Compute("checker"), of, told.append)
@@ -95,7 +95,7 @@ async def test_a_checker_elsewhere_does_honest_work_again(
     tmp_path: Path, database_url: str
 ) -> None:
     async with revealed(tmp_path, database_url) as home, served(home) as url:
-        server = Remote.of(url, home.coordinator.settings.admin_token_file)
+        server = RemoteServer.of(url, home.coordinator.settings.admin_token_file)
 
         async def ask(name: str, /, **request: Any) -> Any:
             command = COMMANDS[name]
@@ -105,7 +105,7 @@ async def test_a_checker_elsewhere_does_honest_work_again(
         folder = tmp_path / "fetched"
         folder.mkdir()
         told: list[CheckerStep | CheckerResult] = []
-        blobs = Downloads(server, folder, most=0)
+        blobs = BlobFolder(server, folder, most=0)
         one = Checker(ask, blobs, Compute("checker"), ("desk/cpu", "cpu", CPU), told.append)
         await one.run(asyncio.Event(), once=True)
         assert {result for result, _ in await results(home, TASKS)} == {"passed"}
@@ -244,7 +244,7 @@ async def test_the_server_leaves_to_checkers_what_they_are_there_for(tmp_path: P
 
 async def test_any_blob_is_for_the_organiser_alone(tmp_path: Path) -> None:
     async with revealed(tmp_path, "", tasks=1) as home, served(home) as url:
-        server = Remote.of(url, home.coordinator.settings.admin_token_file)
+        server = RemoteServer.of(url, home.coordinator.settings.admin_token_file)
         taken = await asks(home)("checker.take", name="x", kind="cpu", hold="a" * 32)
         name, path = taken.task.given.commitment.left, tmp_path / "left"
         await asyncio.to_thread(server.blob, name, path)
@@ -262,7 +262,7 @@ async def test_any_blob_is_for_the_organiser_alone(tmp_path: Path) -> None:
         token = tmp_path / "token"
         token.write_text("0" * 64)
         with pytest.raises(Unauthorized):
-            await asyncio.to_thread(Remote.of(url, token).blob, name, path)
+            await asyncio.to_thread(RemoteServer.of(url, token).blob, name, path)
         worker = await home.join("Eve")
         assert (await worker.get(f"/admin/blobs/{name}")).status_code in (401, 403)
         assert (await worker.get(f"/blobs/{name}")).status_code == 404

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from coordinator.database import runs
-from coordinator.database.statistics import Work, work
+from coordinator.database.statistics import WorkTotals, work
 from coordinator.http.app import create_app
 from shared.protocol.accounts import (
     Benchmark,
@@ -220,7 +220,7 @@ async def test_the_counts_of_an_account_are_exact_whatever_came_since_they_were_
         async def counted() -> tuple[int, int, int]:
             who = ann.volunteer_id
             found = await home.coordinator.db.read(lambda c: work(c, volunteer_id=who))
-            mine = found.get(who, Work())
+            mine = found.get(who, WorkTotals())
             return mine.accepted, mine.merged, mine.refused
 
         assert await counts() == (0, 0, 0)

@@ -51,7 +51,7 @@ Update = NDArray[np.float32]
 
 async def stranger(home: LocalCoordinator, name: str) -> Worker:
     worker = Worker(home, name)
-    given = await home.coordinator.volunteers.challenge(worker.volunteer_id)
+    given = await home.coordinator.volunteers.challenge(worker.volunteer_id, "")
     nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
     proof = {"challenge": given.challenge, "nonce": f"{nonce:x}"}
     decode(await worker.post("/workers/register", worker.registration(**proof)), RegisterReply)
@@ -139,10 +139,10 @@ async def test_the_rule_is_settled_when_the_run_is_made_and_shown(tmp_path: Path
 @pytest.mark.parametrize("said", ["yes", "no"])
 async def test_a_command_knows_what_the_last_server_was(tmp_path: Path, said: str) -> None:
     """`run create` beside a server, or after it, is another process with settings of its own."""
-    from coordinator.accounts.server_identity import Address
+    from coordinator.accounts.server_identity import ServerAddress
 
     async with local_coordinator(tmp_path / "coordinator", open=said == "yes") as home:
-        await home.coordinator.server.set_address(Address(url="http://127.0.0.1:1"))
+        await home.coordinator.server.set_address(ServerAddress(url="http://127.0.0.1:1"))
     async with local_coordinator(tmp_path / "coordinator") as home:
         shown = await admin.show(home.coordinator, Named(name=await home.start_run(PLAIN)))
         assert shown.gate is (said == "yes")

@@ -62,7 +62,7 @@ async def head(home: LocalCoordinator) -> int:
 async def stranger(home: LocalCoordinator, name: str) -> Worker:
     """An account that nobody vouches for."""
     worker = Worker(home, name)
-    given = await home.coordinator.volunteers.challenge(worker.volunteer_id)
+    given = await home.coordinator.volunteers.challenge(worker.volunteer_id, "")
     nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
     proof = {"challenge": given.challenge, "nonce": f"{nonce:x}"}
     decode(await worker.post("/workers/register", worker.registration(**proof)), RegisterReply)

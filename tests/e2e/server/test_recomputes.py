@@ -30,7 +30,7 @@ from tests.support.local_coordinator import LocalCoordinator, decode, local_coor
 from tests.support.local_volunteer import LocalMachine
 from volunteer.agent.revealer import Revealer
 from volunteer.control import events
-from volunteer.storage.evidence import Evidence, Request
+from volunteer.storage.evidence import EvidenceFiles, Request
 
 TASKS = 4
 Tensors = Mapping[str, torch.Tensor]
@@ -296,14 +296,14 @@ async def test_the_class_of_a_device_is_that_of_the_lease_whatever_a_result_says
 async def test_garbage_as_evidence_proves_nothing_and_earns_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep = Evidence.add
+    keep = EvidenceFiles.add
 
-    def garbage(evidence: Evidence, path: Path, owner: str) -> str:
+    def garbage(evidence: EvidenceFiles, path: Path, owner: str) -> str:
         other = path.with_suffix(".garbage")
         other.write_bytes(b"no file of tensors" * 8)
         return keep(evidence, other, owner)
 
-    monkeypatch.setattr(Evidence, "add", garbage)
+    monkeypatch.setattr(EvidenceFiles, "add", garbage)
     async with local_coordinator(tmp_path / "coordinator", open=True, proof_of_work_bits=0) as home:
         await home.start_run(run_file())
         async with home.coordinator.working():

@@ -4,10 +4,13 @@ told.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from coordinator.config import Settings
@@ -15,8 +18,9 @@ from coordinator.http.server import welcome
 from coordinator.services import opened
 from shared.errors import Configuration
 from shared.signing import SigningKey
+from tests.support.balancer import balanced
 from tests.support.databases import Postgres, _run
-from tests.support.server_process import command
+from tests.support.server_process import Process, command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("logging_as_it_was")]
 
@@ -98,3 +102,28 @@ async def test_a_command_that_signs_nothing_needs_the_database_alone(
     await first_replica(shared, tmp_path / "r1")
     listed = command("volunteer", "list", shared[0])
     assert listed.returncode == 0, listed.stderr
+
+
+async def test_a_replica_that_stops_is_left_out_before_it_refuses(
+    shared: tuple[str, str], tmp_path: Path
+) -> None:
+    await first_replica(shared, tmp_path / "r1")
+    (tmp_path / "r2").mkdir()
+    shutil.copy(tmp_path / "r1" / "signing.key", tmp_path / "r2")
+    options = (*shared, "--port=0", "--log-level=warning")
+    with Process(tmp_path / "r1", *options) as one, Process(tmp_path / "r2", *options) as two:
+        async with balanced(one.port, two.port) as url, httpx.AsyncClient(base_url=url) as client:
+            one.signal(signal.SIGTERM)
+            statuses = []
+            while one.child.poll() is None:
+                async with httpx.AsyncClient(base_url=one.url) as direct:
+                    try:
+                        ready = (await direct.get("/ready")).status_code
+                    except httpx.HTTPError:
+                        ready = 0
+                statuses.append((ready, (await client.get("/api/v1/server")).status_code))
+                await asyncio.sleep(0.05)
+            assert {status for _, status in statuses} == {200}
+            assert 503 in {ready for ready, _ in statuses}
+            assert one.ended() == 0
+            two.signal(signal.SIGKILL)

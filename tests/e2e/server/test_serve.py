@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.accounts.server_identity import Address
-from coordinator.admin.client import Remote
+from coordinator.accounts.server_identity import ServerAddress
+from coordinator.admin.client import RemoteServer
 from coordinator.admin.command import Nothing
 from coordinator.admin.registry import COMMANDS
 from coordinator.cli.main import main
@@ -103,7 +103,7 @@ async def test_it_names_the_command_that_brings_the_newest_run_on(tmp_path: Path
     folder = tmp_path / "my data"
     documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
     async with opened(Settings(data_dir=str(folder))) as coordinator:
-        await coordinator.server.set_address(Address(url="http://127.0.0.1:1"))
+        await coordinator.server.set_address(ServerAddress(url="http://127.0.0.1:1"))
         there = f"--data-dir '{folder}'"
         assert (await welcome(coordinator))[-1].endswith(
             f"coordinator run create --example {there}"
@@ -176,14 +176,14 @@ def test_beyond_loopback_it_encrypts_and_the_link_pins_the_certificate(tmp_path:
         with socket.create_connection(("127.0.0.1", server.port)) as no_handshake:
             assert until_closed(no_handshake) == b""
         assert len(link.tls_pin) == 64
-        remote = Remote.of(server.link, server.token_file)
+        remote = RemoteServer.of(server.link, server.token_file)
         reply = COMMANDS["run.list"].reply
         assert remote.call("run.list", Nothing(), reply) == ()
         other = server.link.replace(link.tls_pin, "0" * 64)
         with pytest.raises(Unauthorized, match="another certificate"):
-            Remote.of(other, server.token_file).call("run.list", Nothing(), reply)
+            RemoteServer.of(other, server.token_file).call("run.list", Nothing(), reply)
         with pytest.raises(Configuration, match="whole join link"):
-            Remote.of(link.url, server.token_file).call("run.list", Nothing(), reply)
+            RemoteServer.of(link.url, server.token_file).call("run.list", Nothing(), reply)
         assert server.stop() == 0
     assert (tmp_path / "tls.key").stat().st_mode & 0o777 == 0o600
     with Process(tmp_path, "--host", "0.0.0.0", "--port", "0") as again:

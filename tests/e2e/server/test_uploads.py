@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from coordinator.config import Constants
 from coordinator.database import contributions, recomputes
-from coordinator.database.recomputes import Order
+from coordinator.database.recomputes import DrawTerms
 from coordinator.database.tables.contributions import uploads as rows
 from coordinator.database.volunteers import set_volunteer
 from coordinator.request import ClientGone
@@ -227,7 +227,7 @@ async def asked_for(home: LocalCoordinator, evidence: bytes) -> tuple[Worker, Le
         wanted = [hashlib.sha256(evidence).hexdigest()]
         row = contributions.by_id(conn, number)
         due = home.clock.now() + 60
-        order = Order(wanted=wanted, work="{}", flops=1.0, kind="cpu", due_at=due)
+        order = DrawTerms(wanted=wanted, work="{}", flops=1.0, kind="cpu", due_at=due)
         recomputes.add(conn, row, order)
         set_volunteer(conn, ann.volunteer_id, standing="probation")
 

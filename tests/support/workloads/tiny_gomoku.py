@@ -15,7 +15,7 @@ from torch import Tensor
 from shared.errors import NotFound
 from shared.workloads.base import ChunkRef, DatasetManifest, Job, Result, TrainSettings, Work
 from shared.workloads.gomoku.records import GameRecord, decode, encode
-from shared.workloads.gomoku.rules import Boards, Rules
+from shared.workloads.gomoku.rules import BoardRules, Boards
 from shared.workloads.gomoku.workload import GomokuWorkload
 
 WORKLOAD = GomokuWorkload()
@@ -125,6 +125,6 @@ def opinion(boards: Boards) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return np.sin(mixed).astype(np.float32), np.tanh(mixed[:, 0] / 8).astype(np.float32)
 
 
-def scattered(rules: Rules, seed: int, stones: int) -> list[int]:
+def scattered(rules: BoardRules, seed: int, stones: int) -> list[int]:
     """Moves of a game that goes anywhere."""
     return [int(move) for move in np.random.default_rng(seed).permutation(rules.cells)[:stones]]

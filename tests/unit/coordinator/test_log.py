@@ -9,7 +9,7 @@ import logging
 import pytest
 import structlog
 
-from coordinator.log import Sparing, configure, hide
+from coordinator.log import OnceACause, Sparing, configure, hide
 
 CANARY = "c4n4ry-5ecret"
 
@@ -93,3 +93,26 @@ def test_a_library_says_the_same_ten_times_a_minute_at_most() -> None:
     assert passed(1000) == 10
     now = 61.0
     assert passed(1000) == 10
+
+
+def test_one_line_a_cause_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    configure("info", as_json=True)
+    processors = structlog.get_config()["processors"]
+    spare = next(each for each in processors if isinstance(each, OnceACause))
+    spare._monotonic = lambda: now[0]
+    log = structlog.get_logger("test")
+    for second in range(90):
+        now[0] = 100.0 + second
+        for job in ("merger", "queue"):
+            log.error("background job waits", job=job, error="the database cannot be reached")
+        try:
+            raise KeyError(3)
+        except KeyError:
+            log.exception("background job failed", job="upkeep")
+        log.info("joined", nickname="Mia")  # about no failure: each is told
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    about = [line for line in lines if line["event"] != "joined"]
+    assert len(lines) - len(about) == 90
+    assert len(about) == 4
+    assert [line.get("kept_back") for line in about] == [None, None, 119, 59]

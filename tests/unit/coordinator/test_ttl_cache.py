@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from coordinator.ttl_cache import Fresh, Kept
+from coordinator.ttl_cache import CachedValue, KeyedCache
 from shared.errors import Unavailable
 from tests.support.virtual_clock import VirtualClock
 
@@ -32,7 +32,7 @@ class Source:
 
 async def test_all_who_ask_at_once_share_one_load() -> None:
     source, clock = Source(), VirtualClock()
-    fresh = Fresh(source.load, 1.0, clock)
+    fresh = CachedValue(source.load, 1.0, clock)
     asking = [asyncio.create_task(fresh.get()) for _ in range(100)]
     await asyncio.sleep(0)
     source.open.set()
@@ -46,7 +46,7 @@ async def test_all_who_ask_at_once_share_one_load() -> None:
 
 async def test_one_who_leaves_does_not_spoil_it_for_the_others() -> None:
     source = Source()
-    fresh = Fresh(source.load, 1.0, VirtualClock())
+    fresh = CachedValue(source.load, 1.0, VirtualClock())
     first, second = asyncio.create_task(fresh.get()), asyncio.create_task(fresh.get())
     await asyncio.sleep(0)
     first.cancel()
@@ -58,7 +58,7 @@ async def test_a_failure_is_told_and_not_kept() -> None:
     source = Source()
     source.open.set()
     source.fails = True
-    fresh = Fresh(source.load, 1.0, VirtualClock())
+    fresh = CachedValue(source.load, 1.0, VirtualClock())
     with pytest.raises(Unavailable):
         await fresh.get()
     source.fails = False
@@ -68,7 +68,7 @@ async def test_a_failure_is_told_and_not_kept() -> None:
 async def test_what_was_dropped_is_loaded_anew() -> None:
     source = Source()
     source.open.set()
-    fresh = Fresh(source.load, 60.0, VirtualClock())
+    fresh = CachedValue(source.load, 60.0, VirtualClock())
     assert await fresh.get() == 1
     fresh.drop()
     assert await fresh.get() == 2
@@ -77,7 +77,7 @@ async def test_what_was_dropped_is_loaded_anew() -> None:
 async def test_under_way_the_next_value_keeps_nobody_waiting() -> None:
     source, clock = Source(), VirtualClock()
     source.open.set()
-    fresh = Fresh(source.load, 1.0, clock)
+    fresh = CachedValue(source.load, 1.0, clock)
     assert fresh.peek() is None
     assert await fresh.get() == 1
     source.open.clear()
@@ -92,7 +92,7 @@ async def test_under_way_the_next_value_keeps_nobody_waiting() -> None:
 
 async def test_a_load_that_was_dropped_is_not_taken() -> None:
     source, clock = Source(), VirtualClock()
-    fresh = Fresh(source.load, 60.0, clock)
+    fresh = CachedValue(source.load, 60.0, clock)
     first = asyncio.create_task(fresh.get())
     await asyncio.sleep(0)
     fresh.drop()
@@ -105,7 +105,7 @@ async def test_a_load_that_was_dropped_is_not_taken() -> None:
 
 async def test_what_takes_long_to_load_is_loaded_less_often() -> None:
     source, clock = Source(), VirtualClock()
-    fresh = Fresh(source.load, 1.0, clock, rest=20.0)
+    fresh = CachedValue(source.load, 1.0, clock, rest=20.0)
     asking = asyncio.create_task(fresh.get())
     await asyncio.sleep(0)
     await clock.advance(3)  # it takes so long
@@ -128,7 +128,7 @@ async def test_values_are_kept_by_key_and_the_oldest_question_is_forgotten() -> 
 
         return await kept.get(name, load)
 
-    kept: Kept[str, str] = Kept(60.0, VirtualClock(), most=2)
+    kept: KeyedCache[str, str] = KeyedCache(60.0, VirtualClock(), most=2)
     assert [await ask(name) for name in "abab"] == ["A", "B", "A", "B"]
     assert asked == ["a", "b"]
     assert [await ask(name) for name in "cba"] == ["C", "B", "A"]  # c put a out

@@ -64,8 +64,8 @@ def naive(entries: list[bytes]) -> bytes:
     return sha256(b"\x01" + naive(entries[:k]) + naive(entries[k:])).digest()
 
 
-def grown(entries: list[bytes]) -> merkle.Tree:
-    tree = merkle.Tree()
+def grown(entries: list[bytes]) -> merkle.MerkleTree:
+    tree = merkle.MerkleTree()
     for entry in entries:
         tree.append(entry)
     return tree
@@ -163,7 +163,7 @@ def test_a_log_that_only_grew_is_consistent_and_a_rewritten_one_is_not(
 @example(8)
 @example(4096)
 def test_what_an_entry_finishes_is_known_without_the_tree(size: int) -> None:
-    tree = merkle.Tree()
+    tree = merkle.MerkleTree()
     for _ in range(size - 1):
         tree.append_leaf(merkle.EMPTY)
     assert [(level, index) for level, index, _ in tree.append_leaf(merkle.EMPTY)] == list(

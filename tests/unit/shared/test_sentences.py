@@ -13,7 +13,7 @@ from shared.decoding import decode
 from shared.errors import Unreachable, why
 from shared.sentences import Sentence, Words, english, figure, parts, plural
 from shared.text import printable
-from volunteer.i18n.catalogue import Choice, choose, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 
 AWAY = Sentence(
     "{url} cannot be reached: {why}",
@@ -30,7 +30,7 @@ class Told(msgspec.Struct, frozen=True):
 def german():  # type: ignore[no-untyped-def]
     use(choose("de"))
     yield
-    use(Choice())
+    use(LanguageChoice())
 
 
 def test_it_is_its_english_in_logs_and_in_json() -> None:

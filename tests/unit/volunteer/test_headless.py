@@ -22,7 +22,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.control.status import PauseStatus, Status, TaskStatus, fold
 from volunteer.headless import Headless, status_lines
-from volunteer.i18n.catalogue import Choice, choose, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, use
 
 NOW = 1_700_000_000.0
 
@@ -184,7 +184,7 @@ async def test_what_is_measured_has_its_own_name() -> None:
     try:
         assert (await lines(drawn))[0].endswith("r Version 4: Fréchet-Abstand 337,2")
     finally:
-        use(Choice())
+        use(LanguageChoice())
 
 
 async def test_training_does_not_flood_the_log() -> None:

@@ -8,7 +8,7 @@ from shared.errors import Forbidden, InvalidName, VolunteerError
 from shared.text import printable
 from volunteer.i18n.catalogue import N_, _, number, shown
 from volunteer.i18n.formats import size
-from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
+from volunteer.tui.onboarding.step import BACK, NEXT, OnboardingChoice, Step, said
 from volunteer.tui.text import Line, flops, left
 from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
@@ -22,7 +22,7 @@ class BenchmarkStep(Step):
     HEADING = N_("What can this machine do?")
     KEYS = (*NEXT, ("s", N_("skip"), "skip"), *BACK)
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: OnboardingChoice) -> None:
         super().__init__(choice)
         self._trouble = ""
         self._joining = False

@@ -17,7 +17,7 @@ from shared.protocol.accounts import ServerInfo
 from shared.text import printable
 from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.text import clock_words
-from volunteer.tui.onboarding.step import Choice, Step, said
+from volunteer.tui.onboarding.step import OnboardingChoice, Step, said
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field
@@ -52,7 +52,7 @@ class JoinStep(Step):
     TITLE = N_("Join")
     HEADING = N_("Which coordinator do you want to help?")
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: OnboardingChoice) -> None:
         super().__init__(choice)
         self._trouble = ""
         self._busy = ""

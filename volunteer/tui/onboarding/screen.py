@@ -21,7 +21,7 @@ from volunteer.tui.onboarding.limits import LimitsStep
 from volunteer.tui.onboarding.name import NameStep
 from volunteer.tui.onboarding.ready import ReadyStep
 from volunteer.tui.onboarding.run import RunStep
-from volunteer.tui.onboarding.step import Choice, Step
+from volunteer.tui.onboarding.step import OnboardingChoice, Step
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, Span
 from volunteer.tui.widgets.bars import Bar
@@ -69,8 +69,8 @@ class Onboarding(Page):
 
     NAME = "onboarding"
     AUTO_FOCUS = ""
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="next",
             key="enter",
             action="next",
@@ -79,14 +79,14 @@ class Onboarding(Page):
             place="footer",
             rank=1,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="go_on",
             key="n",
             action="go_on",
             short=N_("go on"),
             help=N_("On to the next step, as enter."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="back",
             key="escape",
             action="back",
@@ -95,28 +95,28 @@ class Onboarding(Page):
             place="footer",
             rank=2,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="skip",
             key="s",
             action="skip",
             short=N_("skip the benchmark"),
             help=N_("Do without measuring for now."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="hide",
             key="ctrl+o",
             action="hide",
             short=N_("hide my name"),
             help=N_("Keep the nickname from the leaderboard, or show it."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="preset",
             key="p",
             action="preset",
             short=N_("preset"),
             help=N_("Set the limits together: gentle, evenings, everything."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="start",
             key="space",
             action="start",
@@ -171,7 +171,7 @@ class Onboarding(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self.choice = Choice()
+        self.choice = OnboardingChoice()
         self.at = 0
         self._met = False
 
@@ -198,7 +198,7 @@ class Onboarding(Page):
         self.choice.joined = control.status.joined
         self._go(self._begins)
 
-    def useful(self, command: keys.Command) -> bool:
+    def useful(self, command: keys.KeyCommand) -> bool:
         """Return True if a key does something on the present step."""
         match command.id:
             case "back":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
 
 
-class Choice(msgspec.Struct, kw_only=True):
+class OnboardingChoice(msgspec.Struct, kw_only=True):
     """Answers of the user so far."""
 
     link: str = ""
@@ -54,7 +54,7 @@ class Step(Vertical):
             self.step = step
             self.why = why
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: OnboardingChoice) -> None:
         super().__init__(id=self.NAME.lower())
         self.choice = choice
 

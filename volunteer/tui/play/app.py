@@ -15,8 +15,8 @@ from textual.containers import Horizontal
 from textual.filter import LineFilter
 
 from shared.errors import VolunteerError
-from shared.workloads.games import LEVELS, Reply
-from shared.workloads.games import Look as Position
+from shared.workloads.games import LEVELS, MoveReply
+from shared.workloads.games import BoardAnalysis as Position
 from volunteer.i18n.catalogue import shown
 from volunteer.tui import themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
@@ -42,10 +42,10 @@ class Partner(Protocol):
 
     def look(self, moves: Sequence[int]) -> Position: ...
 
-    async def reply(self, moves: Sequence[int], level: int) -> Reply: ...
+    async def reply(self, moves: Sequence[int], level: int) -> MoveReply: ...
 
 
-class State(Bar):
+class GameBar(Bar):
     """Row with the state of the game."""
 
     game = Game()
@@ -54,7 +54,7 @@ class State(Bar):
         return (state_line(self.game, width, scene.glyphs.ellipsis),)
 
 
-class Facts(Panel):
+class GameFacts(Panel):
     """Panel beside the board: version, level, moves, hint."""
 
     game = Game()
@@ -123,10 +123,10 @@ class PlayApp(App[int]):
         self.set_class(look.ascii, "-ascii")
 
     def compose(self) -> ComposeResult:
-        yield State(id="state")
+        yield GameBar(id="state")
         with Horizontal(id="game"):
             yield Board()
-            yield Facts(id="facts", classes="card")
+            yield GameFacts(id="facts", classes="card")
         yield Keys(id="keys")
 
     def on_mount(self) -> None:
@@ -218,7 +218,7 @@ class PlayApp(App[int]):
     def _draw(self) -> None:
         """Redraw all panels; they are small."""
         game, scene = self.game, Scene(glyphs=self.glyphs)
-        self.query_one(State).game = self.query_one(Facts).game = game
+        self.query_one(GameBar).game = self.query_one(GameFacts).game = game
         board = self.query_one(Board)
         board.laid = BoardState(
             size=game.size,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.workloads.games import Look, Reply, cell_name
+from shared.workloads.games import BoardAnalysis, MoveReply, cell_name
 from volunteer.i18n.catalogue import N_, _, number, pgettext
-from volunteer.tui.keys import Command
+from volunteer.tui.keys import KeyCommand
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.board import STONES
 
 BEST = 5  # moves of a hint that are listed
 MOVES_SHOWN = 6
 LEVEL_WORDS = (N_("easy"), N_("middle"), N_("hard"))  # of LEVELS
-EMPTY = Look(board=(), over=False)
+EMPTY = BoardAnalysis(board=(), over=False)
 
 
 class Game(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +27,10 @@ class Game(msgspec.Struct, frozen=True, kw_only=True):
     moves: tuple[int, ...] = ()
     mine: int = 1  # 1 = I have the first stones
     level: int = 1
-    position: Look = EMPTY
+    position: BoardAnalysis = EMPTY
     thinking: bool = False
     asking: bool = False  # for a hint
-    hint: Reply | None = None
+    hint: MoveReply | None = None
     value: float | None = None  # the version's own estimate of its last position, -1 to 1
     trouble: str = ""
 
@@ -44,7 +44,7 @@ class Game(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ACTIONS = (
-    Command(
+    KeyCommand(
         id="lay",
         key="enter,space",
         action="lay",
@@ -52,7 +52,7 @@ ACTIONS = (
         help=N_("Lay a stone."),
         place="footer",
     ),
-    Command(
+    KeyCommand(
         id="hint",
         key="i",
         action="hint",
@@ -61,7 +61,7 @@ ACTIONS = (
         place="footer",
         rank=10,
     ),
-    Command(
+    KeyCommand(
         id="back",
         key="u,backspace",
         action="take_back",
@@ -70,7 +70,7 @@ ACTIONS = (
         place="footer",
         rank=20,
     ),
-    Command(
+    KeyCommand(
         id="new",
         key="n",
         action="new",
@@ -79,7 +79,7 @@ ACTIONS = (
         place="footer",
         rank=30,
     ),
-    Command(
+    KeyCommand(
         id="colour",
         key="c",
         action="colour",
@@ -88,7 +88,7 @@ ACTIONS = (
         place="footer",
         rank=40,
     ),
-    Command(
+    KeyCommand(
         id="level",
         key="l",
         action="level",
@@ -97,7 +97,7 @@ ACTIONS = (
         place="footer",
         rank=45,
     ),
-    Command(
+    KeyCommand(
         id="older",
         key="left_square_bracket,minus",
         action="version(-1)",
@@ -106,7 +106,7 @@ ACTIONS = (
         place="footer",
         rank=60,
     ),
-    Command(
+    KeyCommand(
         id="newer",
         key="right_square_bracket,plus",
         action="version(1)",
@@ -115,7 +115,7 @@ ACTIONS = (
         place="footer",
         rank=61,
     ),
-    Command(
+    KeyCommand(
         id="leave", key="q", action="leave", short=N_("quit"), help=N_("Leave."), place="footer"
     ),
 )

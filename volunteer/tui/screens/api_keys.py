@@ -22,7 +22,7 @@ from volunteer.i18n.catalogue import N_, _, number
 from volunteer.i18n.formats import credit
 from volunteer.text import key_state
 from volunteer.tui import keys
-from volunteer.tui.query_page import AccountPage, Answer, PageQuery
+from volunteer.tui.query_page import AccountPage, PageQuery, QueryReply
 from volunteer.tui.screens.copy_text import CopyText
 from volunteer.tui.text import ago
 from volunteer.tui.widgets.panel import Scene
@@ -47,13 +47,13 @@ EMPTY = N_(
 ONCE = N_("Keep it: the coordinator stores only its hash, so it is shown this once. Base URL: /v1")
 
 
-class ApiKeys(AccountPage):
+class ApiKeysPage(AccountPage):
     """Page of the account's keys."""
 
     AUTO_FOCUS = "#keys-list"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         *AccountPage.ACTIONS,
-        keys.Command(
+        keys.KeyCommand(
             id="new_key",
             key="n",
             action="new",
@@ -62,7 +62,7 @@ class ApiKeys(AccountPage):
             place="footer",
             rank=2,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="revoke_key",
             key="delete,d",
             action="revoke",
@@ -83,7 +83,7 @@ class ApiKeys(AccountPage):
         return self.answer("keys").value or ()
 
     def _filling(self, scene: Scene) -> Filling:
-        answer: Answer[tuple[KeyInfo, ...]] = self.answer("keys")
+        answer: QueryReply[tuple[KeyInfo, ...]] = self.answer("keys")
         found = sorted(self._keys(), key=lambda each: (each.state != "active", -each.id))
         working = sum(each.state == "active" for each in found)
         count = (

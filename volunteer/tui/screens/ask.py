@@ -67,7 +67,7 @@ KNOBS = (
 )
 
 
-class Answering(Vertical):
+class AnswerView(Vertical):
     """The words of one version as they come."""
 
     def __init__(self, id: str) -> None:
@@ -90,27 +90,28 @@ class Answering(Vertical):
         self.query_one(VerticalScroll).scroll_end(animate=False)
 
 
-class Ask(Screen[None]):
+class AskScreen(Screen[None]):
     """Screen for prompts to one run; escape stops an answer, another one closes."""
 
     CSS = """
-    Ask { layout: vertical; background: $background; }
-    Ask #about { height: auto; padding: 0 1; color: $dim; }
-    Ask #prompt { height: 3; border: round $primary; background: $background; }
-    Ask.-ascii #prompt, .-ascii Ask #prompt { border: ascii $primary; }
-    Ask #knobs { height: 1; padding: 0 1; }
-    Ask #knobs Static { width: auto; color: $dim; }
-    Ask #knobs Field { height: 1; border: none; padding: 0; margin: 0 2 0 1; }
-    Ask #knobs Field { color: $accent; background: $panel; }
-    Ask #answers { height: 1fr; }
-    Ask Answering { width: 1fr; height: 1fr; }
-    Ask #before { display: none; }
-    Ask.-both #before { display: block; }
-    Ask .words { width: 100%; height: auto; }
-    Ask #said { height: auto; min-height: 1; max-height: 3; padding: 0 1; color: $foreground; }
-    Ask #hint { height: 1; padding: 0 1; color: $dim; background: $panel; }
-    Ask.-low #about { display: none; }
-    Ask.-slim #top_p, Ask.-slim #top_p-title { display: none; }
+    AskScreen { layout: vertical; background: $background; }
+    AskScreen #about { height: auto; padding: 0 1; color: $dim; }
+    AskScreen #prompt { height: 3; border: round $primary; background: $background; }
+    AskScreen.-ascii #prompt, .-ascii AskScreen #prompt { border: ascii $primary; }
+    AskScreen #knobs { height: 1; padding: 0 1; }
+    AskScreen #knobs Static { width: auto; color: $dim; }
+    AskScreen #knobs Field { height: 1; border: none; padding: 0; margin: 0 2 0 1; }
+    AskScreen #knobs Field { color: $accent; background: $panel; }
+    AskScreen #answers { height: 1fr; }
+    AskScreen AnswerView { width: 1fr; height: 1fr; }
+    AskScreen #before { display: none; }
+    AskScreen.-both #before { display: block; }
+    AskScreen .words { width: 100%; height: auto; }
+    AskScreen #said { height: auto; min-height: 1; max-height: 3; padding: 0 1; }
+    AskScreen #said { color: $foreground; }
+    AskScreen #hint { height: 1; padding: 0 1; color: $dim; background: $panel; }
+    AskScreen.-low #about { display: none; }
+    AskScreen.-slim #top_p, AskScreen.-slim #top_p-title { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "close", show=False),
@@ -145,8 +146,8 @@ class Ask(Screen[None]):
                 field.styles.width = knob.width
                 yield field
         with Horizontal(id="answers"):
-            yield Answering("before")
-            yield Answering("after")
+            yield AnswerView("before")
+            yield AnswerView("after")
         yield Static("", id="said", markup=False)
         yield Static(
             _("enter ask  tab options  ↑ earlier  ^b before, after  ^r erase  esc close"),
@@ -238,9 +239,9 @@ class Ask(Screen[None]):
             self._say(str(error))
             return
         chosen = f"{self._info.name}@{knobs.version}" if knobs.version else self._info.name
-        asked = [(self.query_one("#after", Answering), chosen)]
+        asked = [(self.query_one("#after", AnswerView), chosen)]
         if self.has_class("-both"):
-            asked.append((self.query_one("#before", Answering), self._info.name + FIRST))
+            asked.append((self.query_one("#before", AnswerView), self._info.name + FIRST))
         self._used, self._stopping = [], False
         self._say(_("asking"))
         for pane, model in asked:
@@ -256,7 +257,7 @@ class Ask(Screen[None]):
             )
             self.run_worker(self._follow(control, pane, command), group=pane.id or "")
 
-    async def _follow(self, control: Control, pane: Answering, command: AskModel) -> None:
+    async def _follow(self, control: Control, pane: AnswerView, command: AskModel) -> None:
         """Draw an answer until its end."""
         seen = 0
         try:
@@ -281,7 +282,7 @@ class Ask(Screen[None]):
             self._past = await control.prompts()
             self._at = len(self._past)
 
-    def _ended(self, pane: Answering, used: Usage) -> None:
+    def _ended(self, pane: AnswerView, used: Usage) -> None:
         self._used.append(used)
         pane.border_subtitle = _("{n} tokens", n=used.completion_tokens)
         self._say(
@@ -319,7 +320,7 @@ class Ask(Screen[None]):
     def action_past(self, step: int) -> None:
         """Show an earlier or later prompt of this machine, with its answer."""
         self._at = max(0, min(len(self._past), self._at + step))
-        field, pane = self.query_one("#prompt", Input), self.query_one("#after", Answering)
+        field, pane = self.query_one("#prompt", Input), self.query_one("#after", AnswerView)
         if self._asked or not self._past:
             return
         if self._at == len(self._past):

@@ -19,7 +19,7 @@ from shared.text import printable
 from volunteer.i18n.catalogue import N_, _
 from volunteer.text import loss, measured
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import PageQuery, QueryPage, QueryReply
 from volunteer.tui.sample_history import SampleHistory
 from volunteer.tui.screens.samples import version_words
 from volunteer.tui.text import Line, fit, spread, width
@@ -37,56 +37,56 @@ class CurvePage(QueryPage):
     """Page of one curve, opened over Home or Runs; escape closes it."""
 
     NAME = "chart"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="cursor_left", key="left,h", action="move(-1)", short=N_("cursor"),
             help=N_("Read the version before."), place="footer", rank=31,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="cursor_right", key="right,l", action="move(1)", short=N_("cursor"),
             help=N_("Read the next version."), place="footer", rank=31,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="zoom_in", key="plus,equals_sign,up", action="zoom(1)", short=N_("zoom"),
             help=N_("Show fewer versions, around the cursor."), place="footer", rank=32,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="zoom_out", key="minus,down", action="zoom(-1)", short=N_("zoom out"),
             help=N_("Show more versions."), place="footer", rank=32,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="pan_left", key="shift+left,comma", action="pan(-1)", short=N_("pan left"),
             help=N_("Look at earlier versions."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="pan_right", key="shift+right,full_stop", action="pan(1)", short=N_("pan right"),
             help=N_("Look at later versions."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="whole", key="0", action="whole", short=N_("all"), help=N_("Show the whole curve."),
             place="footer", rank=38,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="log_scale", key="y", action="log_scale", short=N_("log scale"),
             help=N_("Draw the losses on a logarithmic scale, and back."), place="footer", rank=34,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="overlay", key="n", action="overlay", short=N_("other run"),
             help=N_("Draw the next run's curve beside this one, and at last none."),
             place="footer", rank=35,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="first",
             key="home",
             action="end(-1)",
             short=N_("first"),
             help=N_("Read the first version."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="newest", key="end", action="end(1)", short=N_("newest"),
             help=N_("Read the newest version, and each that comes."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="close", key="escape,c", action="close", short=N_("back"),
             help=N_("Back to the page before."), place="footer", rank=12,
         ),
@@ -119,7 +119,7 @@ class CurvePage(QueryPage):
 
     def points(self, scene: Scene, run: str) -> list[Point]:
         """Return the curve of a run: as the coordinator tells it, and what came since."""
-        answer: Answer[Sequence[LossPoint]] = self.answer(f"loss {run}")
+        answer: QueryReply[Sequence[LossPoint]] = self.answer(f"loss {run}")
         found = {float(p.version): p.loss for p in answer.value or ()}
         model = scene.view.models.get(run)
         for version, value in model.points if model else ():

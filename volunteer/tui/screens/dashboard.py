@@ -97,8 +97,8 @@ class Dashboard(Page):
     """Page with the device, the task, the credits, the run and the curves."""
 
     NAME = "dashboard"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="view",
             key="v",
             action="turn",
@@ -107,14 +107,14 @@ class Dashboard(Page):
             place="footer",
             rank=25,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="device",
             key="d",
             action="device",
             short=N_("next device"),
             help=N_("Show the task of the next device."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="log_scale",
             key="y",
             action="log_scale",
@@ -123,7 +123,7 @@ class Dashboard(Page):
             place="footer",
             rank=65,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="window",
             key="w",
             action="window",

@@ -22,7 +22,7 @@ from volunteer.control.status import GAMES
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.formats import duration_words, size
 from volunteer.tui import keys
-from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.run_estimate import estimate, part_words
 from volunteer.tui.screens.copy_text import CopyText, for_others
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
@@ -50,8 +50,8 @@ class DevicePage(QueryPage):
 
     NAME = "device"
     AUTO_FOCUS = "#devices"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="benchmark",
             key="b",
             action="benchmark",
@@ -60,7 +60,7 @@ class DevicePage(QueryPage):
             place="footer",
             rank=33,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="pause_device",
             key="p",
             action="pause_device",
@@ -69,7 +69,7 @@ class DevicePage(QueryPage):
             place="footer",
             rank=35,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="less_duty",
             key="minus",
             action="duty(-10)",
@@ -78,7 +78,7 @@ class DevicePage(QueryPage):
             place="footer",
             rank=37,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="more_duty",
             key="plus,equals_sign",
             action="duty(10)",
@@ -87,7 +87,7 @@ class DevicePage(QueryPage):
             place="footer",
             rank=38,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="link",
             key="l",
             action="link",
@@ -213,7 +213,7 @@ class DevicePage(QueryPage):
         if device is None:
             return []
         history: Sequence[Benchmark] = self.answer("measured").value or ()
-        workers: Answer[Sequence[WorkerInfo]] = self.answer("workers")
+        workers: QueryReply[Sequence[WorkerInfo]] = self.answer("workers")
         return benchmark_lines(device, history, workers.value or (), scene, width)[:height]
 
     def _now_title(self, scene: Scene) -> tuple[str, str]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FIRST = "@0"  # the version before any training
 
 
-class Drawing(Vertical):
+class DrawingView(Vertical):
     """The pictures of one version."""
 
     def __init__(self, id: str) -> None:
@@ -60,7 +60,7 @@ class Draw(Screen[None]):
         color: $accent; background: $panel;
     }
     Draw #drawings { height: 1fr; }
-    Draw Drawing { width: 1fr; height: 1fr; }
+    Draw DrawingView { width: 1fr; height: 1fr; }
     Draw #before { display: none; }
     Draw.-both #before { display: block; }
     Draw #said { height: auto; min-height: 1; max-height: 3; padding: 0 1; color: $foreground; }
@@ -88,8 +88,8 @@ class Draw(Screen[None]):
             yield Static(_("version"), markup=False)
             yield Field("", placeholder=_("newest"), id="version", compact=True)
         with Horizontal(id="drawings"):
-            yield Drawing("before")
-            yield Drawing("after")
+            yield DrawingView("before")
+            yield DrawingView("after")
         yield Static("", id="said", markup=False)
         yield Static(
             _("enter draw  tab options  ^b before, after  ^s save  esc close"),
@@ -158,7 +158,7 @@ class Draw(Screen[None]):
                 found = await control.draw(model, seed)
                 cost += found.cost_micro
                 if found.images:
-                    await self.query_one(f"#{pane}", Drawing).show(model, found.images[0])
+                    await self.query_one(f"#{pane}", DrawingView).show(model, found.images[0])
         except VolunteerError as error:
             self._say(shown(error.message))
         else:
@@ -176,7 +176,7 @@ class Draw(Screen[None]):
 
     def action_save(self) -> None:
         """Write the drawing into the folder of exports."""
-        png = self.query_one("#after", Drawing).png
+        png = self.query_one("#after", DrawingView).png
         if not png:
             self._say(_("nothing is drawn yet: press enter"))
             return

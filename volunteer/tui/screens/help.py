@@ -48,7 +48,7 @@ def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
 
 
 def help_lines(
-    own: Sequence[keys.Command], scene: Scene, cells: int, *, first: bool = False
+    own: Sequence[keys.KeyCommand], scene: Scene, cells: int, *, first: bool = False
 ) -> list[Line]:
     """Return the whole help text for this width; at the `first` start without what comes later."""
     lines: list[Line] = []
@@ -67,7 +67,7 @@ def help_lines(
     )
 
 
-def _command(command: keys.Command, scene: Scene) -> tuple[str, str, str, str]:
+def _command(command: keys.KeyCommand, scene: Scene) -> tuple[str, str, str, str]:
     return keys.key_of(command, scene.keys), "key", _(command.short), _(command.help)
 
 
@@ -90,7 +90,7 @@ def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) 
 class HelpText(Panel):
     """Panel that is as high as its text."""
 
-    def __init__(self, own: Sequence[keys.Command], *, first: bool) -> None:
+    def __init__(self, own: Sequence[keys.KeyCommand], *, first: bool) -> None:
         super().__init__(id="help-text")
         self._own = own
         self._first = first
@@ -112,7 +112,7 @@ class Help(ModalScreen[None]):
     ]
 
     def __init__(
-        self, scene: Scene, own: Sequence[keys.Command] = (), *, first: bool = False
+        self, scene: Scene, own: Sequence[keys.KeyCommand] = (), *, first: bool = False
     ) -> None:
         super().__init__()
         self._scene = scene

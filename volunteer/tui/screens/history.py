@@ -26,7 +26,7 @@ from volunteer.i18n.formats import credit
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
 from volunteer.tui import keys
-from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.text import Line, clock_time, fit, left, spark, when, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
@@ -71,8 +71,8 @@ class History(QueryPage):
 
     NAME = "history"
     AUTO_FOCUS = "#work"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="kind",
             key="w",
             action="kind",
@@ -81,7 +81,7 @@ class History(QueryPage):
             place="footer",
             rank=35,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="filter",
             key="slash",
             action="filter",
@@ -90,7 +90,7 @@ class History(QueryPage):
             place="footer",
             rank=36,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="export",
             key="e",
             action="export",
@@ -99,7 +99,7 @@ class History(QueryPage):
             place="footer",
             rank=37,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="api_keys",
             key="a",
             action="api_keys",
@@ -108,7 +108,7 @@ class History(QueryPage):
             place="footer",
             rank=32,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="usage",
             key="u",
             action="usage",
@@ -172,7 +172,7 @@ class History(QueryPage):
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return all known verdicts, newest first, each contribution once by its newest state."""
-        answer: Answer[Page] = self.answer("history")
+        answer: QueryReply[Page] = self.answer("history")
         found: dict[int, Verdict] = {}
         for verdict in (
             *reversed(self.volunteer.view.status.verdicts),
@@ -190,7 +190,7 @@ class History(QueryPage):
         return frozenset(row.contribution or -1 for row in rows if row.kind == "earned")
 
     def _filling(self, scene: Scene) -> Filling:
-        answer: Answer[Page] = self.answer("history")
+        answer: QueryReply[Page] = self.answer("history")
         known = self.verdicts()
         paid = self.paid()
         chosen = [v for v in known if chosen_by(v, self.kind, self.needle, paid)]
@@ -270,14 +270,14 @@ class History(QueryPage):
         return detail_lines(verdict, rows, scene, width, height)
 
     def _totals(self, scene: Scene, width: int, height: int) -> list[Line]:
-        answer: Answer[Sequence[LedgerRow]] = self.answer("ledger")
+        answer: QueryReply[Sequence[LedgerRow]] = self.answer("ledger")
         return aged(total_lines(answer.value or (), scene, width, height), scene)
 
     def action_api_keys(self) -> None:
         """Show the keys for programs."""
-        from volunteer.tui.screens.api_keys import ApiKeys
+        from volunteer.tui.screens.api_keys import ApiKeysPage
 
-        self.app.push_screen(ApiKeys())
+        self.app.push_screen(ApiKeysPage())
 
     def action_usage(self) -> None:
         """Show what was asked, and what it cost."""
@@ -380,7 +380,7 @@ def way(state: str, scene: Scene) -> Line:
     return tuple(spans)
 
 
-def _empty(answer: Answer[Page], known: Sequence[Verdict]) -> str:
+def _empty(answer: QueryReply[Page], known: Sequence[Verdict]) -> str:
     if known:
         return _("nothing of this kind; w shows others, / searches for another text")
     if answer.error:

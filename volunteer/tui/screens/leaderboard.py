@@ -20,7 +20,7 @@ from volunteer.i18n.formats import credit, day_initials, ordinal
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import CREDITS, Milestone, Week, milestones, recap_since, week
 from volunteer.tui import keys
-from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.run_estimate import time_to
 from volunteer.tui.text import Line, bar, count, fit, left, shown_name, spark, spread, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
@@ -51,13 +51,13 @@ class Moment(NamedTuple):
     rows: Sequence[LedgerRow]  # of the last two weeks
 
 
-class Leaderboard(QueryPage):
+class LeaderboardPage(QueryPage):
     """Page of the leaderboard."""
 
     NAME = "leaderboard"
     AUTO_FOCUS = "#ranks"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="window",
             key="w",
             action="window",
@@ -66,7 +66,7 @@ class Leaderboard(QueryPage):
             place="footer",
             rank=35,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="hide",
             key="h",
             action="hide",
@@ -80,7 +80,7 @@ class Leaderboard(QueryPage):
         RELOAD,
     )
     CSS = """
-    Leaderboard {
+    LeaderboardPage {
         #mine { width: 40; }
         #week { height: 11; }
         #goals { height: 11; }
@@ -164,7 +164,7 @@ class Leaderboard(QueryPage):
         known = self._moments()
         return known.me if known else scene.view.status.me
 
-    def _ranks(self) -> Answer[Moment]:
+    def _ranks(self) -> QueryReply[Moment]:
         return self.answer(f"ranks {self.window}")
 
     def _leaders(self) -> Sequence[LeaderRow]:
@@ -198,7 +198,7 @@ class Leaderboard(QueryPage):
         return aged(goal_lines(milestones(me), scene, width, height), scene)
 
 
-def _empty(answer: Answer[Moment]) -> str:
+def _empty(answer: QueryReply[Moment]) -> str:
     if answer.error:
         return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
     if answer.value is not None:

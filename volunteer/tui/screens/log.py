@@ -64,8 +64,8 @@ class LogPage(Page):
 
     NAME = "log"
     AUTO_FOCUS = "#entries"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="level",
             key="w",
             action="level",
@@ -74,7 +74,7 @@ class LogPage(Page):
             place="footer",
             rank=35,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="filter",
             key="slash",
             action="filter",
@@ -83,14 +83,14 @@ class LogPage(Page):
             place="footer",
             rank=36,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="follow",
             key="end",
             action="follow",
             short=N_("follow"),
             help=N_("Stay with the newest line."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="diagnostics",
             key="c",
             action="diagnostics",

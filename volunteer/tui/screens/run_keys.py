@@ -17,12 +17,12 @@ from shared.errors import Unreachable
 from shared.protocol.accounts import RunInfo
 from volunteer.i18n.catalogue import N_, _
 from volunteer.machine import outside
-from volunteer.tui.keys import Command
+from volunteer.tui.keys import KeyCommand
 
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
 
-SAMPLES = Command(
+SAMPLES = KeyCommand(
     id="samples",
     key="m",
     action="samples",
@@ -31,7 +31,7 @@ SAMPLES = Command(
     place="footer",
     rank=31,
 )
-CHART = Command(
+CHART = KeyCommand(
     id="chart",
     key="c",
     action="chart",
@@ -40,7 +40,7 @@ CHART = Command(
     place="footer",
     rank=35,
 )
-MODEL = Command(
+MODEL = KeyCommand(
     id="ask",
     key="p",
     action="model",
@@ -49,7 +49,7 @@ MODEL = Command(
     place="footer",
     rank=34,
 )
-WEB = Command(
+WEB = KeyCommand(
     id="web",
     key="o",
     action="web",
@@ -64,10 +64,10 @@ GRAPHICAL = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 def show_samples(app: VolunteerApp, run: str) -> None:
     """Open the viewer of samples."""
-    from volunteer.tui.screens.samples import Samples
+    from volunteer.tui.screens.samples import SamplesPage
 
     if run and app.control is not None:
-        app.push_screen(Samples(run))
+        app.push_screen(SamplesPage(run))
 
 
 def show_chart(app: VolunteerApp, run: str) -> None:
@@ -80,13 +80,13 @@ def show_chart(app: VolunteerApp, run: str) -> None:
 
 def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
     """Open a prompt for a run that continues texts or draws, a board for one that plays."""
-    from volunteer.tui.screens.ask import Ask, answers
+    from volunteer.tui.screens.ask import AskScreen, answers
     from volunteer.tui.screens.draw import Draw, draws
 
     if info is None or app.control is None:
         return
     if answers(info):
-        app.push_screen(Ask(info))
+        app.push_screen(AskScreen(info))
     elif draws(info):
         app.push_screen(Draw(info))
     elif _plays(info):

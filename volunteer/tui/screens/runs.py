@@ -20,7 +20,7 @@ from volunteer.i18n.catalogue import N_, NP_, _, number, pgettext
 from volunteer.i18n.formats import size
 from volunteer.text import loss, measure_word, measured, origin_of
 from volunteer.tui import keys
-from volunteer.tui.query_page import RELOAD, Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.run_estimate import STATES, STATES_SHORT, RunEstimate, estimate
 from volunteer.tui.screens import run_keys
 from volunteer.tui.screens.copy_text import CopyText, for_others
@@ -43,13 +43,13 @@ COLUMNS = (
 )
 
 
-class Runs(QueryPage):
+class RunsPage(QueryPage):
     """Page of the runs."""
 
     NAME = "runs"
     AUTO_FOCUS = "#list"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="help_run",
             key="enter",
             action="help_run",
@@ -58,7 +58,7 @@ class Runs(QueryPage):
             place="footer",
             rank=33,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="any_run",
             key="a",
             action="any_run",
@@ -67,7 +67,7 @@ class Runs(QueryPage):
             place="footer",
             rank=35,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="no_new_tasks",
             key="n",
             action="no_new_tasks",
@@ -76,7 +76,7 @@ class Runs(QueryPage):
             place="footer",
             rank=37,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="share",
             key="s",
             action="share",
@@ -86,7 +86,7 @@ class Runs(QueryPage):
             rank=36,
         ),
         *run_keys.SHARED,
-        keys.Command(
+        keys.KeyCommand(
             id="licence",
             key="y",
             action="licence",
@@ -96,7 +96,7 @@ class Runs(QueryPage):
         RELOAD,
     )
     CSS = """
-    Runs {
+    RunsPage {
         #about { width: 46; }
         #curve { height: 16; display: none; }
         &.-wide.-tall #curve { display: block; }
@@ -131,11 +131,11 @@ class Runs(QueryPage):
 
     def infos(self) -> tuple[RunInfo, ...]:
         """Return the runs of the newest reply, or of the last event."""
-        answer: Answer[tuple[RunInfo, ...]] = self.answer("runs")
+        answer: QueryReply[tuple[RunInfo, ...]] = self.answer("runs")
         return answer.value or self.volunteer.view.status.runs
 
     def _setting(self, name: str) -> tuple[str, ...]:
-        answer: Answer[Sequence[SettingRow]] = self.answer("settings")
+        answer: QueryReply[Sequence[SettingRow]] = self.answer("settings")
         found = next((row.value for row in answer.value or () if row.name == name), ())
         return tuple(found)
 
@@ -199,7 +199,7 @@ class Runs(QueryPage):
     def _chart(self, scene: Scene) -> Chart:
         info = self._under_cursor()
         name = info.name if info else ""
-        answer: Answer[Sequence[LossPoint]] = self.answer(f"loss {name}")
+        answer: QueryReply[Sequence[LossPoint]] = self.answer(f"loss {name}")
         known = scene.view.models.get(name)
         points = [(float(p.version), p.loss) for p in answer.value or ()]
         if known is not None and len(known.points) > len(points):
@@ -312,7 +312,7 @@ def helped(info: RunInfo, chosen: Sequence[str]) -> bool:
     return not chosen or info.name in chosen
 
 
-def _empty(answer: Answer[tuple[RunInfo, ...]]) -> str:
+def _empty(answer: QueryReply[tuple[RunInfo, ...]]) -> str:
     if answer.error:
         return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
     if answer.value is not None:

@@ -27,12 +27,12 @@ BOTH_CELLS = 74  # less shows one version at a time
 NEWS_S = 3.0  # at least between two looks for newer versions
 
 
-class Samples(Page):
+class SamplesPage(Page):
     """Page of samples, opened over Home or Runs; escape closes it."""
 
     NAME = "samples"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="older",
             key="left_square_bracket,left",
             action="step(-1)",
@@ -41,7 +41,7 @@ class Samples(Page):
             place="footer",
             rank=31,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="newer",
             key="right_square_bracket,right",
             action="step(1)",
@@ -50,28 +50,28 @@ class Samples(Page):
             place="footer",
             rank=31,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="older_far",
             key="left_curly_bracket,pageup",
             action="step(-10)",
             short=N_("10 older"),
             help=N_("Ten versions back."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="newer_far",
             key="right_curly_bracket,pagedown",
             action="step(10)",
             short=N_("10 newer"),
             help=N_("Ten versions on."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="first",
             key="home",
             action="end(-1)",
             short=N_("first"),
             help=N_("The first version with a sample."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="newest",
             key="end",
             action="end(1)",
@@ -80,7 +80,7 @@ class Samples(Page):
             place="footer",
             rank=36,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="beside",
             key="b",
             action="beside",
@@ -89,7 +89,7 @@ class Samples(Page):
             place="footer",
             rank=33,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="pin",
             key="full_stop,enter",
             action="pin",
@@ -98,17 +98,17 @@ class Samples(Page):
             place="footer",
             rank=37,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="up", key="up,k", action="scroll(-1)", short=N_("up"), help=N_("Scroll the text up.")
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="down",
             key="down,j",
             action="scroll(1)",
             short=N_("down"),
             help=N_("Scroll the text down."),
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="close",
             key="escape,m",
             action="close",
@@ -119,9 +119,9 @@ class Samples(Page):
         ),
     )
     CSS = """
-    Samples #slider { height: 1; padding: 0 1; background: $surface; }
-    Samples #both { height: 1fr; }
-    Samples SampleView { width: 1fr; height: 1fr; }
+    SamplesPage #slider { height: 1; padding: 0 1; background: $surface; }
+    SamplesPage #both { height: 1fr; }
+    SamplesPage SampleView { width: 1fr; height: 1fr; }
     """
 
     def __init__(self, run: str) -> None:

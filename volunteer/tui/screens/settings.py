@@ -16,7 +16,7 @@ from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import presets, settings
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.query_page import PageQuery, QueryPage, QueryReply
 from volunteer.tui.screens.picker import of_languages, of_themes
 from volunteer.tui.setting_labels import SOURCES, choices, help_of, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
@@ -36,8 +36,8 @@ class SettingsPage(QueryPage):
 
     NAME = "settings"
     AUTO_FOCUS = "Listing"
-    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
-        keys.Command(
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
             id="change",
             key="enter",
             action="change",
@@ -46,7 +46,7 @@ class SettingsPage(QueryPage):
             place="footer",
             rank=33,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="default",
             key="delete,backspace",
             action="default",
@@ -55,7 +55,7 @@ class SettingsPage(QueryPage):
             place="footer",
             rank=36,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="undo",
             key="u",
             action="undo",
@@ -64,7 +64,7 @@ class SettingsPage(QueryPage):
             place="footer",
             rank=34,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="search",
             key="slash",
             action="search",
@@ -73,7 +73,7 @@ class SettingsPage(QueryPage):
             place="footer",
             rank=35,
         ),
-        keys.Command(
+        keys.KeyCommand(
             id="preset",
             key="p",
             action="preset",
@@ -114,7 +114,7 @@ class SettingsPage(QueryPage):
         return {"settings": lambda control: control.settings()}
 
     def rows(self) -> tuple[SettingRow, ...]:
-        answer: Answer[tuple[SettingRow, ...]] = self.answer("settings")
+        answer: QueryReply[tuple[SettingRow, ...]] = self.answer("settings")
         return answer.value or ()
 
     def _empty(self) -> str:

@@ -9,7 +9,7 @@ from shared.protocol.inference import UsageRow
 from shared.text import printable
 from volunteer.i18n.catalogue import N_, _, ngettext, number
 from volunteer.i18n.formats import credit
-from volunteer.tui.query_page import AccountPage, Answer, PageQuery
+from volunteer.tui.query_page import AccountPage, PageQuery, QueryReply
 from volunteer.tui.text import Line, count, when
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
@@ -51,7 +51,7 @@ class UsageLog(AccountPage):
         return self.answer("usage").value or ()
 
     def _filling(self, scene: Scene) -> Filling:
-        answer: Answer[tuple[UsageRow, ...]] = self.answer("usage")
+        answer: QueryReply[tuple[UsageRow, ...]] = self.answer("usage")
         empty = answer.error or ("" if answer.asking and answer.value is None else _(EMPTY))
         return Filling(
             rows=tuple(usage_row(row, scene, old=answer.old(scene)) for row in self._rows()),

@@ -162,17 +162,17 @@ class KeyBar(Bar):
         line, self.hits = key_line(scene, width, core, own)
         return (line,)
 
-    def _useful(self, command: keys.Command, target: App[Any] | Screen[Any]) -> bool:
+    def _useful(self, command: keys.KeyCommand, target: App[Any] | Screen[Any]) -> bool:
         return command.place == "footer" and bool(target.check_action(command.action, ()))
 
 
 def key_line(
-    scene: Scene, cells: int, core: Sequence[keys.Command], own: Sequence[keys.Command] = ()
+    scene: Scene, cells: int, core: Sequence[keys.KeyCommand], own: Sequence[keys.KeyCommand] = ()
 ) -> tuple[Line, tuple[Hit, ...]]:
     """Return the keys of every page around those of this one; the least important are left out
     first.
     """
-    chosen: list[keys.Command] = []
+    chosen: list[keys.KeyCommand] = []
     room = cells
     for command in sorted([*core, *own], key=lambda c: c.rank):
         need = len(keys.key_of(command, scene.keys)) + cell_len(_word(command, scene)) + 3
@@ -194,7 +194,7 @@ def key_line(
     return tuple(spans), tuple(hits)
 
 
-def _word(command: keys.Command, scene: Scene) -> str:
+def _word(command: keys.KeyCommand, scene: Scene) -> str:
     """Return the word for the effect of a key now."""
     if command.id == "pause" and scene.view.status.paused(scene.device):
         return _("resume")

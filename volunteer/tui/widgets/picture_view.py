@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
 
 
-class Blocks(Panel):
+class HalfBlocks(Panel):
     """A picture in half blocks."""
 
     picture: Picture | None = None
@@ -39,7 +39,7 @@ class PictureView(Container):
 
     DEFAULT_CSS = """
     PictureView { width: 1fr; height: 1fr; }
-    PictureView Blocks { width: 100%; height: 100%; }
+    PictureView HalfBlocks { width: 100%; height: 100%; }
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
@@ -50,7 +50,7 @@ class PictureView(Container):
     def compose(self) -> ComposeResult:
         how = cast("VolunteerApp", self.app).appearance.pictures
         if how == "blocks":
-            yield Blocks()
+            yield HalfBlocks()
         else:
             self._own = graphics.widget(how)
             yield self._own
@@ -68,7 +68,7 @@ class PictureView(Container):
             self._own.image = None if clean is None else BytesIO(clean)
             self._fit()
         else:
-            blocks = self.query_one(Blocks)
+            blocks = self.query_one(HalfBlocks)
             blocks.picture = found
             blocks.draw()
 

@@ -20,7 +20,7 @@ from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.raster import (
     BRAILLE,
     PLAIN,
-    Frame,
+    PlotFrame,
     Point,
     dots,
     finite,
@@ -137,7 +137,7 @@ class Readable(Charted):
         return view.left + min(1.0, max(0.0, share)) * (view.right - view.left)
 
 
-def framed(chart: Chart) -> Frame | None:
+def framed(chart: Chart) -> PlotFrame | None:
     """Return the visible part of a chart; its height is that of the points in it."""
     if chart.span is None:
         return frame([s.points for s in chart.series], log=chart.log, right=chart.x_end)
@@ -147,7 +147,7 @@ def framed(chart: Chart) -> Frame | None:
     return None if view is None else msgspec.structs.replace(view, left=left, right=end)
 
 
-def edge(view: Frame, width: int, height: int) -> tuple[int, int, dict[int, str]]:
+def edge(view: PlotFrame, width: int, height: int) -> tuple[int, int, dict[int, str]]:
     """Return the cells left of the curve, the rows below it, and the labels of the y axis."""
     bottom = 2 if height >= 5 and width >= 12 else 0
     ticks = y_ticks(view, height - bottom) if width >= 20 else {}
@@ -198,7 +198,7 @@ def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
     return lines
 
 
-def _layers(chart: Chart, area: tuple[int, int], view: Frame, glyphs: Glyphs) -> list[Line]:
+def _layers(chart: Chart, area: tuple[int, int], view: PlotFrame, glyphs: Glyphs) -> list[Line]:
     """Draw the curves over each other: a cell has one colour, that of its topmost curve."""
     width, height = area
     alphabet = BRAILLE if glyphs.curve == "braille" else PLAIN
@@ -222,7 +222,7 @@ def _layers(chart: Chart, area: tuple[int, int], view: Frame, glyphs: Glyphs) ->
     return lines
 
 
-def _axis(chart: Chart, view: Frame, margin: int, width: int, glyphs: Glyphs) -> Line:
+def _axis(chart: Chart, view: PlotFrame, margin: int, width: int, glyphs: Glyphs) -> Line:
     """Return the bottom line with its marks."""
     room = width - margin
     signs = [glyphs.axis] * room
@@ -234,7 +234,7 @@ def _axis(chart: Chart, view: Frame, margin: int, width: int, glyphs: Glyphs) ->
     return ((corner, "track"), *(("".join(group), role) for role, group in groups))
 
 
-def x_labels(chart: Chart, view: Frame, margin: int, width: int) -> Line:
+def x_labels(chart: Chart, view: PlotFrame, margin: int, width: int) -> Line:
     """Return the ends of the x axis and the name of its unit."""
     start, end = number(view.left, 0.0), number(view.right, 0.0)
     name = f"{chart.x_name} " if chart.x_name else ""
@@ -245,7 +245,7 @@ def x_labels(chart: Chart, view: Frame, margin: int, width: int) -> Line:
     return ((" " * margin + left(first, room - len(last)) + last, "dim"),)
 
 
-def y_ticks(view: Frame, rows: int) -> dict[int, str]:
+def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
     """Return labels at round numbers by row from the top, about one in three rows and at least two
     where two fit.
     """
@@ -261,7 +261,7 @@ def y_ticks(view: Frame, rows: int) -> dict[int, str]:
     return found
 
 
-def _round_values(view: Frame, wanted: int) -> list[tuple[float, float]]:
+def _round_values(view: PlotFrame, wanted: int) -> list[tuple[float, float]]:
     """Return (step, value) of round values inside the frame, no more than about `wanted`."""
     if view.log:
         first, last = math.ceil(math.log10(view.low)), math.floor(math.log10(view.high))
@@ -279,7 +279,7 @@ def _round_values(view: Frame, wanted: int) -> list[tuple[float, float]]:
     return found or [(0.0, view.low), (0.0, view.high)]
 
 
-def _multiples(view: Frame, step: float) -> list[tuple[float, float]]:
+def _multiples(view: PlotFrame, step: float) -> list[tuple[float, float]]:
     """Return all multiples of a step inside the frame; none if floats cannot distinguish them."""
     first = math.ceil(view.low / step)
     if abs(first) > 1e12:

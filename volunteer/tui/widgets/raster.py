@@ -34,7 +34,7 @@ BRAILLE = Alphabet(
 PLAIN = Alphabet(across=1, down=2, bits=((1, 2),), signs=" '.:")
 
 
-class Frame(msgspec.Struct, frozen=True, kw_only=True):
+class PlotFrame(msgspec.Struct, frozen=True, kw_only=True):
     """Visible part of the plane."""
 
     left: float
@@ -69,7 +69,7 @@ def finite(points: Iterable[Point], *, positive: bool = False) -> list[Point]:
 
 def frame(
     series: Sequence[Sequence[Point]], *, log: bool = False, right: float | None = None
-) -> Frame | None:
+) -> PlotFrame | None:
     """Return a frame around all points, a little higher than they are; None without any."""
     points = [p for one in series for p in finite(one, positive=log)]
     if not points:
@@ -82,10 +82,10 @@ def frame(
         margin = (high / 2 - low / 2) / 10 or abs(high) * 0.05 or 1.0
         low, high = max(-1e308, low - margin), min(1e308, high + margin)
     end = max(xs) if right is None or not math.isfinite(right) else max(*xs, right)
-    return Frame(left=min(xs), right=end, low=low, high=high, log=log)
+    return PlotFrame(left=min(xs), right=end, low=low, high=high, log=log)
 
 
-def columns(points: Sequence[Point], view: Frame, pixels: int) -> list[Column | None]:
+def columns(points: Sequence[Point], view: PlotFrame, pixels: int) -> list[Column | None]:
     """Return first, last, lowest and highest value of every pixel column; points are in the order
     of x.
     """
@@ -99,7 +99,9 @@ def columns(points: Sequence[Point], view: Frame, pixels: int) -> list[Column | 
     return found
 
 
-def runs(points: Sequence[Point], view: Frame, wide: int, high: int) -> list[tuple[int, int, int]]:
+def runs(
+    points: Sequence[Point], view: PlotFrame, wide: int, high: int
+) -> list[tuple[int, int, int]]:
     """Return vertical strokes (column, from, to) in pixels, rows from the bottom, that make a line
     without gaps.
     """
@@ -137,7 +139,7 @@ def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int
 
 
 def dots(
-    points: Sequence[Point], size: tuple[int, int], view: Frame, alphabet: Alphabet = BRAILLE
+    points: Sequence[Point], size: tuple[int, int], view: PlotFrame, alphabet: Alphabet = BRAILLE
 ) -> list[list[int]]:
     """Return the bits of every cell, [row][column] from the top, for a picture of `size` (width,
     height) in cells.

@@ -21,8 +21,8 @@ from coordinator.aggregation.optimizer import Push
 from coordinator.aggregation.shards import Shard, split
 from coordinator.aggregation.step import (
     Input,
-    Order,
-    Turn,
+    MergeOrder,
+    MomentumFigures,
     assemble,
     heading_of,
     merge_shard,
@@ -99,7 +99,7 @@ class Run:
     def _base(self) -> Path:
         return self.folder / f"version-{self.version}"
 
-    def order(self, threads: int = 1) -> Order:
+    def order(self, threads: int = 1) -> MergeOrder:
         inputs = []
         for worker in range(self.workers):
             seed = 17 * (self.version * self.workers + worker + 1)
@@ -109,7 +109,7 @@ class Run:
                 codec("float32").encode(tensors, self.schema, path)
             weight, of = 1.0 + worker % 3, f"volunteer-{worker // 2}"
             inputs.append(Input(path=path, codec="float32", weight=weight, clip=0.5, volunteer=of))
-        return Order(
+        return MergeOrder(
             plan=self.plan,
             schema=self.schema,
             base=self._base,
@@ -137,7 +137,7 @@ class Run:
         parts: dict[int, Path] = {}
         states: dict[int, Path] = {}
         squares: list[float] = []
-        turns: list[Turn] = []
+        turns: list[MomentumFigures] = []
         for index in reversed(range(len(shards))):
             weights = self.folder / f"part-{self.version + 1}-{index}"
             state = self.folder / f"state-{self.version + 1}-{index}"

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.aggregation.optimizer import Push
-from coordinator.aggregation.step import Input, MergeOutput, Order, Turn, heading_of, run
+from coordinator.aggregation.step import (
+    Input,
+    MergeOrder,
+    MergeOutput,
+    MomentumFigures,
+    heading_of,
+    run,
+)
 from coordinator.plan.plan import plan
 from coordinator.plan.tables import Plan
 from shared.errors import InvalidFrame
@@ -63,7 +70,7 @@ def merge(
         Input(path=folder / f"update-{index}", codec="float32", weight=weight, volunteer=who)
         for index, (weight, who) in enumerate(zip(weights, volunteers, strict=False))
     )
-    order = Order(
+    order = MergeOrder(
         plan=chosen,
         schema=SCHEMA,
         base=folder / "base",
@@ -152,7 +159,7 @@ def test_a_heading_is_within_those_of_the_honest_whatever_a_minority_sends(
     hostile = st.floats(-1e6, 1e6)
     bad = (count - 1) // 2
     products = [data.draw(hostile if index < bad else along) for index in range(count)]
-    turn = Turn(momentum=1.0, update=1.0, products=tuple(products))
+    turn = MomentumFigures(momentum=1.0, update=1.0, products=tuple(products))
     found = heading_of([turn], [f"volunteer-{index}" for index in range(count)])
     assert found is not None
     assert min(products[bad:]) <= found <= max(products[bad:])

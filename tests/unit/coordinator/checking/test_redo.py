@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from coordinator.checking import redo as module
-from coordinator.checking.redo import Files, _alike, _written, redo, state_cosine
+from coordinator.checking.redo import RecomputeFiles, _alike, _written, redo, state_cosine
 from coordinator.rules.checks import Redone
 from coordinator.rules.likeness import judge
 from shared.errors import BadRequest, Unavailable, VolunteerError
@@ -26,7 +26,7 @@ from shared.workloads.base import Progress, Result
 
 COUNT, TASKS = 4096, 6
 SCHEMA = (TensorSpec("w", (COUNT,)),)
-FILES = Files(
+FILES = RecomputeFiles(
     weights=Path("w"), update=Path("u"), codec="int8", inner=None, left=None, residual=None
 )
 
@@ -34,25 +34,25 @@ FILES = Files(
 Row = NDArray[np.float32]
 
 
-def handed_in(folder: Path, name: str, number: int, update: Row) -> Files:
+def handed_in(folder: Path, name: str, number: int, update: Row) -> RecomputeFiles:
     """The files of one of several tasks in a row, as a volunteer writes and keeps them."""
     before = folder / f"kept-{number - 1}"
     had: Any = open_frame(before, residual_schema(SCHEMA)) if before.exists() else {}
     file, kept = folder / f"update-{number}", folder / f"kept-{number}"
     codec(name).encode({"w": update}, SCHEMA, file, had, kept)
-    return Files(
+    return RecomputeFiles(
         weights=Path("w"), update=file, codec=name, inner=None, left=None, kept=kept,
         residual=before if before.exists() else None,
     )  # fmt: skip
 
 
-def written(files: Files) -> Row:
+def written(files: RecomputeFiles) -> Row:
     """The numbers that were sent."""
     with codec(files.codec).decode(files.update, SCHEMA) as update:
         return np.array(update["w"])
 
 
-def beside(files: Files, ours: Row) -> Redone:
+def beside(files: RecomputeFiles, ours: Row) -> Redone:
     chosen = codec(files.codec)
     with opened(files.update, SCHEMA, chosen, files.kept, files.residual) as (_, given):
         found = _alike(ArrayReader({"w": ours}, SCHEMA), given, SCHEMA)

@@ -19,7 +19,7 @@ from coordinator.database import contributions, recomputes, volunteers
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
-from coordinator.database.recomputes import Order
+from coordinator.database.recomputes import DrawTerms
 from coordinator.database.tables import trust as tables
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.rules.checks import Result
@@ -74,7 +74,7 @@ class Histories(RuleBasedStateMachine):
             )
             row = contributions.by_id(conn, number)
             if drawn:
-                order = Order(wanted=["f"], work="{}", flops=flops, kind="cpu", due_at=1e12)
+                order = DrawTerms(wanted=["f"], work="{}", flops=flops, kind="cpu", due_at=1e12)
                 recomputes.add(conn, row, order)
                 volunteers.count_draw(conn, row.volunteer_id)
             volunteers.set_trust(conn, row.volunteer_id, as_before, accepted_micro=price)

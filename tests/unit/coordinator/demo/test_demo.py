@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.demo.demo import Options, demo
+from coordinator.demo.demo import DemoOptions, demo
 from coordinator.demo.report import Report, Strength, traffic_of
 from coordinator.demo.view import hints, record, summary, table
 from shared.errors import InvalidRunFile
@@ -135,4 +135,4 @@ def test_what_cannot_be_shown_is_refused_before_anything_is_made(
     values: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidRunFile, match=said):
-        demo(Options(**values))
+        demo(DemoOptions(**values))

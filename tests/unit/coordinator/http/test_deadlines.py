@@ -13,7 +13,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from coordinator.config import Constants, Settings
-from coordinator.http.deadlines import Guard, protocol
+from coordinator.http.deadlines import ConnectionGuard, protocol
 from coordinator.http.server import connections_possible
 from shared.protocol.limits import HEADER_BYTES_MAX
 
@@ -74,7 +74,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture(params=["httptools", "h11"])
 async def lines(request: pytest.FixtureRequest) -> Any:
     """A guard, and a way to open connections to it."""
-    guard = Guard(Settings(connections_per_ip=3, constants=Constants(connections_max=5)))
+    guard = ConnectionGuard(Settings(connections_per_ip=3, constants=Constants(connections_max=5)))
     kind = protocol(guard, request.param)
     config = Config(
         application, log_config=None, lifespan="off", h11_max_incomplete_event_size=HEADER_BYTES_MAX
@@ -104,7 +104,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def sweep(guard: Guard, seconds: float, start: float | None = None) -> float:
+def sweep(guard: ConnectionGuard, seconds: float, start: float | None = None) -> float:
     """Sweep once a second for so long; returns the time reached."""
     now = asyncio.get_running_loop().time() if start is None else start
     end = now + seconds
@@ -254,7 +254,7 @@ async def test_connections_are_counted_per_address_and_in_all(lines: Any) -> Non
 
 @pytest.mark.parametrize(("address", "limited"), [("10.0.0.1", True), ("127.0.0.1", False)])
 async def test_behind_a_proxy_only_the_proxy_is_unlimited(address: str, limited: bool) -> None:
-    guard = Guard(Settings(connections_per_ip=3, url="https://house.example"))
+    guard = ConnectionGuard(Settings(connections_per_ip=3, url="https://house.example"))
     kind: Any = protocol(guard)
     config = Config(application, log_config=None, lifespan="off")
     made = [kind(config=config, server_state=ServerState(), app_state={}) for _ in range(5)]

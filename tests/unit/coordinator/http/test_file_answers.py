@@ -14,7 +14,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from coordinator.config import Constants, Settings
-from coordinator.http.deadlines import Guard, protocol
+from coordinator.http.deadlines import ConnectionGuard, protocol
 from coordinator.http.routes.endpoint import Reply, respond
 from coordinator.request import ClientGone
 from coordinator.storage.blobs import READ_BYTES, FileStream
@@ -27,7 +27,7 @@ class Server:
     """Sends a file: /FIRST/LAST is its bytes [FIRST, LAST), /small a short answer."""
 
     def __init__(self, path: Path) -> None:
-        self.guard = Guard(
+        self.guard = ConnectionGuard(
             Settings(data_dir=str(path.parent), constants=Constants(body_window_s=10.0))
         )
         self.path = path

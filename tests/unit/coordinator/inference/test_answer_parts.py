@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.accounts.authentication import Principal
 from coordinator.database.inference.usage import shares
 from coordinator.inference import answerers
-from coordinator.inference.answerers import Part, Silent, Waiting
+from coordinator.inference.answerers import AnswerPart, Silent, Waiting
 from coordinator.rules.serving import is_other_model
 from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import SignedManifest
@@ -30,11 +30,11 @@ TASK = AnswerTask(
 )
 
 
-async def part() -> Part:
-    return Part(Waiting(ANN, ()), TASK)
+async def part() -> AnswerPart:
+    return AnswerPart(Waiting(ANN, ()), TASK)
 
 
-async def arrived(one: Part) -> list[int]:
+async def arrived(one: AnswerPart) -> list[int]:
     return [token async for token in one.arriving()]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.inference.worker import Loaded
+from coordinator.inference.worker import LoadedVersion
 from shared.errors import BadRequest
 from shared.workloads.data.chat_template import ChatTemplate
 
@@ -32,7 +32,7 @@ def test_a_template_that_does_not_end_is_judged_once(
 
     monkeypatch.setattr(ChatTemplate, "frame", counted)
     nothing: Any = SimpleNamespace()
-    loaded = Loaded(nothing, nothing, str(file))
+    loaded = LoadedVersion(nothing, nothing, str(file))
     for _ in range(3):
         with pytest.raises(BadRequest, match="does not come to an end"):
             loaded.conversation  # noqa: B018

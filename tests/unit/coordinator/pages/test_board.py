@@ -6,9 +6,9 @@ import pytest
 
 from coordinator.pages.look import board
 from shared.workloads.gomoku.match import _told
-from shared.workloads.gomoku.rules import Rules
+from shared.workloads.gomoku.rules import BoardRules
 
-RULES = Rules(size=6, win=4)
+RULES = BoardRules(size=6, win=4)
 MOVES = (0, 6, 1, 7, 2, 8, 3)  # four in the upper row
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.optimizer import Push
-from coordinator.aggregation.step import Input, Order, run
+from coordinator.aggregation.step import Input, MergeOrder, run
 from coordinator.plan.plan import in_phase, plan
 from coordinator.plan.presets import PRESETS
 from coordinator.rules import run_file
@@ -132,7 +132,7 @@ def _merge(folder: Path, name: str, seeds: dict[int, float], **order: Any) -> No
         inputs.append(Input(path=path, codec="float32", weight=weight))
     base, state = folder / name, folder / f"{name}-state"
     known = (state,) if state.exists() else ()
-    made = Order(schema=SCHEMA, base=base, state=known, inputs=tuple(inputs), **order)
+    made = MergeOrder(schema=SCHEMA, base=base, state=known, inputs=tuple(inputs), **order)
     run(made, folder / "new", folder / "new-state")
     (folder / "new").replace(base)
     (folder / "new-state").replace(state)

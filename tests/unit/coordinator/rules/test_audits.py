@@ -11,7 +11,7 @@ from coordinator.rules.checks import (
     CHECKER_AWAY_S,
     CHECKER_HERE_S,
     RECOMPUTE_FLOPS_MAX,
-    Machine,
+    ComputeDevice,
     Redone,
     comparable,
     device_kind,
@@ -23,14 +23,16 @@ from coordinator.rules.likeness import judge
 from tests.support.examples import examples
 
 KINDS = st.sampled_from(["cpu", "cuda", "mps", "xpu"])
-MACHINES = st.builds(Machine, kind=KINDS, model=st.sampled_from(["", "A Card", " a card", "B"]))
+MACHINES = st.builds(
+    ComputeDevice, kind=KINDS, model=st.sampled_from(["", "A Card", " a card", "B"])
+)
 FIGURES = st.floats(-1.0, 1.0) | st.just(math.nan)
 
 
 @settings(max_examples=examples(200))
 @given(MACHINES, MACHINES, FIGURES, FIGURES, st.sampled_from(["float32", "bfloat16"]))
 def test_no_figure_from_another_class_or_model_punishes(
-    worker: Machine, auditor: Machine, cosine: float, state: float, precision: str
+    worker: ComputeDevice, auditor: ComputeDevice, cosine: float, state: float, precision: str
 ) -> None:
     found = Redone(cosine=cosine, norm_ratio=1.0, state_cosine=state)
     said = judge(
@@ -47,7 +49,7 @@ def test_no_figure_from_another_class_or_model_punishes(
 
 @settings(max_examples=examples(100))
 @given(MACHINES, MACHINES)
-def test_comparing_goes_both_ways(one: Machine, other: Machine) -> None:
+def test_comparing_goes_both_ways(one: ComputeDevice, other: ComputeDevice) -> None:
     assert comparable(one, other) == comparable(other, one)
     if one.kind != "cpu" and not one.model.strip():
         assert not comparable(one, other)  # a card that tells no model proves nothing

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.rules import checks, standing
-from coordinator.rules.checks import FLOOR, Machine
+from coordinator.rules.checks import FLOOR, ComputeDevice
 from coordinator.rules.standing import PROOFS_MIN, Account
 
 SECRET = b"k" * 32
@@ -44,13 +44,18 @@ def test_a_draw_is_its_chance_and_the_same_after_a_restart() -> None:
 
 
 def test_processors_are_compared_and_graphics_cards_of_one_model() -> None:
-    cpu, other = Machine(kind="cpu", model="A"), Machine(kind="cpu", model="B")
-    card, same = Machine(kind="cuda", model="RTX 9 "), Machine(kind="cuda", model="rtx 9")
+    cpu, other = ComputeDevice(kind="cpu", model="A"), ComputeDevice(kind="cpu", model="B")
+    card, same = (
+        ComputeDevice(kind="cuda", model="RTX 9 "),
+        ComputeDevice(kind="cuda", model="rtx 9"),
+    )
     assert checks.comparable(cpu, other)
     assert checks.comparable(card, same)
     assert not checks.comparable(card, cpu)
-    assert not checks.comparable(card, Machine(kind="cuda", model="RTX 8"))
-    assert not checks.comparable(Machine(kind="cuda"), Machine(kind="cuda"))  # it told none
+    assert not checks.comparable(card, ComputeDevice(kind="cuda", model="RTX 8"))
+    assert not checks.comparable(
+        ComputeDevice(kind="cuda"), ComputeDevice(kind="cuda")
+    )  # it told none
 
 
 def test_who_proved_nothing_has_an_hour_to_reveal_and_nobody_more_than_a_week() -> None:

@@ -10,17 +10,17 @@ from msgspec.structs import replace
 from coordinator.rules import health
 from coordinator.rules.overview import (
     CheckCounts,
+    ContributionWindow,
     DatabaseFigures,
     Flow,
     Level,
     MergeLine,
     Overview,
-    Refusal,
+    RefusalCount,
     ReplicaFigures,
     ReplicaLine,
     RunLine,
     Trouble,
-    Window,
 )
 from coordinator.rules.thresholds import Thresholds
 from shared.units import DAY_S
@@ -39,7 +39,7 @@ REPLICA = ReplicaLine(id="r1" * 8, started_at=NOW - 7200, beat_at=NOW - 5, figur
 WELL = Overview(
     at=NOW, server="house", runs=(RUN,), runs_total=1, tasks=(), failed=(), queues={}, merges=(),
     replicas=(REPLICA,), census_at=NOW, workers={"training": 2, "online": 1, "offline": 9},
-    machines=(), volunteers={}, window=Window(since=NOW - 3600, contributions=0),
+    machines=(), volunteers={}, window=ContributionWindow(since=NOW - 3600, contributions=0),
     newest_refused=0, newest_decided=0, refusals=(),
     recompute=CheckCounts(), database=DatabaseFigures(kind="sqlite", bytes=1),
     backup_at=NOW - DAY_S,
@@ -268,7 +268,7 @@ def test_a_run_at_work_makes_no_version() -> None:
 
 
 def test_too_many_of_the_newest_contributions_were_refused() -> None:
-    refusal = Refusal(reason="norm", count=11, newest="too long", at=NOW)
+    refusal = RefusalCount(reason="norm", count=11, newest="too long", at=NOW)
     other = replace(refusal, reason="shape", count=1)
     todo = "the workers with refusals say whose they are"
     many = seen(newest_refused=1011, newest_decided=3030, refusals=(refusal, other))

@@ -13,9 +13,9 @@ from coordinator.rules.placement import (
     PATIENCE_S,
     THERE_S,
     WORTH_WAITING,
-    Bench,
+    DeviceBench,
     Machines,
-    Peer,
+    PeerDevice,
     took_s,
 )
 from coordinator.rules.sizing import Run
@@ -42,9 +42,9 @@ def learn(id: int = 7, work_s: float = 100.0, **values: Any) -> Todo:
     return todo_of(id, 0, 640, beside="learn", steps=5, price_micro=price, **values)
 
 
-def bench(*peers: tuple[Waiter, float], left_s: float = 0.0) -> Bench:
-    found = tuple(Peer(waiter=who, free_s=free_s) for who, free_s in peers)
-    return Bench(peers=found, left_s={7: left_s} if left_s else {})
+def bench(*peers: tuple[Waiter, float], left_s: float = 0.0) -> DeviceBench:
+    found = tuple(PeerDevice(waiter=who, free_s=free_s) for who, free_s in peers)
+    return DeviceBench(peers=found, left_s={7: left_s} if left_s else {})
 
 
 def test_a_slow_machine_plays_on_and_the_fast_one_learns_whoever_asks_first() -> None:
@@ -115,7 +115,7 @@ def test_who_asked_no_more_is_forgotten() -> None:
     assert not known.bench([learn()], 200.0).peers
     known.saw([fast], [], 200.0)  # it is done sooner than was thought
     assert known.bench([learn()], 201.0).peers[0].free_s == 0.0
-    assert known.bench([], 201.0) == Bench()  # nothing waits: nobody is looked at
+    assert known.bench([], 201.0) == DeviceBench()  # nothing waits: nobody is looked at
 
 
 def test_a_device_that_still_works_is_busy_for_as_long_as_was_thought() -> None:

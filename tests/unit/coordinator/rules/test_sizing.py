@@ -17,8 +17,8 @@ from coordinator.rules.sizing import (
     GAME_BYTES_MAX,
     LEASE_MAX_S,
     UPLOAD_SLACK_BYTES,
-    Pace,
     Reached,
+    RunPace,
     allowance_s,
     clamped,
     estimate_s,
@@ -86,7 +86,7 @@ def test_tasks_are_sized_to_the_worker() -> None:
     assert steps_for(run, 1e9) == 30  # a benchmark is believed by half
     assert steps_for(run, 1e8) == 5
     assert steps_for(run, 1e12) == 500
-    seen = run_of(task={"target_seconds": 60}, pace=Pace(step_s=2.0, flops=1e9))
+    seen = run_of(task={"target_seconds": 60}, pace=RunPace(step_s=2.0, flops=1e9))
     assert steps_for(seen, 1e9) == 30
     assert steps_for(seen, 2e9) == 60
     assert steps_for(seen, 0) == 30
@@ -94,7 +94,7 @@ def test_tasks_are_sized_to_the_worker() -> None:
 
 def test_without_a_target_only_the_slow_get_less() -> None:
     task = {"local_steps": 50, "batch_size": 4}
-    run = run_of(task=task, pace=Pace(step_s=1.0, flops=1e9))
+    run = run_of(task=task, pace=RunPace(step_s=1.0, flops=1e9))
     found = {flops: steps_for(run, flops) for flops in (0, 1e7, 2e8, 8e8, 1e9, 1e15)}
     assert found == {0: 50, 1e7: 5, 2e8: 10, 8e8: 50, 1e9: 50, 1e15: 50}
     short = run_of(task={"local_steps": 3}, pace=run.pace)
@@ -111,8 +111,8 @@ def test_without_a_measured_pace_or_by_wish_everybody_gets_the_same() -> None:
     fixed = {"local_steps": 10, "by_speed": False}
     for run in (
         run_of(),
-        run_of(pace=Pace(step_s=1.0, flops=0.0)),
-        run_of(task=fixed, pace=Pace(step_s=1.0, flops=1e9)),
+        run_of(pace=RunPace(step_s=1.0, flops=0.0)),
+        run_of(task=fixed, pace=RunPace(step_s=1.0, flops=1e9)),
     ):
         assert {steps_for(run, flops) for flops in (0, 1e6, 1e15)} == {10}
 
@@ -122,7 +122,7 @@ def test_a_lease_lasts_three_times_what_the_work_takes() -> None:
     unknown = run_of(task=task)
     assert allowance_s(unknown, 10, 0) == 1200
     assert allowance_s(unknown, 100, 1e9) == 600
-    known = run_of(task=task, pace=Pace(step_s=1.0, flops=1e9))
+    known = run_of(task=task, pace=RunPace(step_s=1.0, flops=1e9))
     assert allowance_s(known, 10, 1e9) == 120
     assert allowance_s(known, 100, 1e9) == 300
     assert allowance_s(known, 100, 1e8) == 3000
@@ -131,7 +131,7 @@ def test_a_lease_lasts_three_times_what_the_work_takes() -> None:
 
 def test_work_that_took_no_time_never_counts_below_a_quarter_of_the_own_benchmark() -> None:
     """Threat T9: nine lazy tasks made leases of 5,000 steps in 120 s out of 535 in 899 s."""
-    lazy = run_of(task={"target_seconds": 60}, pace=Pace(step_s=1e-6, flops=1e9))
+    lazy = run_of(task={"target_seconds": 60}, pace=RunPace(step_s=1e-6, flops=1e9))
     assert lazy.step_flops == 1e9
     assert steps_for(lazy, 1e9) == 240  # a benchmark alone gives 60
     assert allowance_s(lazy, 5000, 1e9) == 3 * 5000 * 0.25
@@ -139,7 +139,7 @@ def test_work_that_took_no_time_never_counts_below_a_quarter_of_the_own_benchmar
 
 def test_what_came_back_is_split_for_a_slow_worker() -> None:
     task = {"target_seconds": 60, "local_steps": 50, "batch_size": 4, "min_steps": 5}
-    run = run_of(task=task, pace=Pace(step_s=1.0, flops=1e9), cursor=1000)
+    run = run_of(task=task, pace=RunPace(step_s=1.0, flops=1e9), cursor=1000)
     outcome = ask([waiter(1, flops=1e8), waiter(2)], [run], todo=[todo_of(9, 100, 300)])
     one = outcome.assignments[0]
     assert (one.task_id, one.start, one.stop, one.rest_stop, one.steps) == (9, 100, 124, 300, 6)
@@ -159,7 +159,7 @@ def test_numbers_stay_within_their_limits(
     size: int, batch: int, target: float, flops: float, step_s: float
 ) -> None:
     task = {"target_seconds": target, "batch_size": batch}
-    for pace in (None, Pace(step_s=step_s, flops=1e9)):
+    for pace in (None, RunPace(step_s=step_s, flops=1e9)):
         run = run_of(task=task, pace=pace)
         steps = steps_for(run, flops)
         assert 5 <= steps <= 5000
@@ -297,7 +297,7 @@ def test_the_length_of_a_run_is_no_larger_than_a_message_can_tell() -> None:
     ],
 )
 def test_a_newcomer_is_sized_near_the_median(told: float, step_s: float, speed: float) -> None:
-    known = run_of(pace=Pace(step_s=0.5, flops=1e9))
+    known = run_of(pace=RunPace(step_s=0.5, flops=1e9))
     assert clamped(known, told, step_s) == pytest.approx(speed)
     assert clamped(run_of(pace=None), told, step_s) == 0.0  # nothing to compare with
-    assert clamped(run_of(pace=Pace(step_s=0.5, flops=0.0)), told, step_s) == 0.0
+    assert clamped(run_of(pace=RunPace(step_s=0.5, flops=0.0)), told, step_s) == 0.0

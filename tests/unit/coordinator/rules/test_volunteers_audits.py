@@ -17,29 +17,29 @@ from coordinator.rules.audits import (
     CONFIRM_MIN,
     LEASES_PER_AUDIT,
     SPREAD_S,
+    AccountMarks,
     Auditor,
-    Person,
-    Terms,
+    WaitingAudit,
     agree,
     confirmed_chance,
     judge,
     may_audit,
     ticket,
 )
-from coordinator.rules.checks import Likeness, Machine
+from coordinator.rules.checks import ComputeDevice, Likeness
 from shared.protocol.limits import AUDIT_BYTES
 from shared.tensors.sketch import BYTES, sums
 from shared.tensors.spec import TensorSpec
 from tests.support.examples import examples
 
-CPU = Machine(kind="cpu")
-CARD = Machine(kind="cuda", model="A Card 12 GB")
-ANN = Person(volunteer="ann", invite=1, network="203.0.113.0/24")
-BOB = Person(volunteer="bob", invite=2, network="198.51.100.0/24")
-OPEN = Terms(seed=7, age_s=SPREAD_S, kind="train", worker=ANN, machine=CPU)
+CPU = ComputeDevice(kind="cpu")
+CARD = ComputeDevice(kind="cuda", model="A Card 12 GB")
+ANN = AccountMarks(volunteer="ann", invite=1, network="203.0.113.0/24")
+BOB = AccountMarks(volunteer="bob", invite=2, network="198.51.100.0/24")
+OPEN = WaitingAudit(seed=7, age_s=SPREAD_S, kind="train", worker=ANN, machine=CPU)
 
 
-def auditor(person: Person = BOB, machine: Machine = CPU, audits: int = 0) -> Auditor:
+def auditor(person: AccountMarks = BOB, machine: ComputeDevice = CPU, audits: int = 0) -> Auditor:
     accepted = LEASES_PER_AUDIT * (audits + 1)
     return Auditor(person=person, machine=machine, accepted=accepted, audits=audits)
 
@@ -48,22 +48,24 @@ def test_an_auditor_shares_neither_account_nor_invite_nor_network() -> None:
     assert may_audit(OPEN, auditor())
     for same in ({"volunteer": "ann"}, {"invite": 1}, {"network": ANN.network}):
         assert not may_audit(OPEN, auditor(msgspec.structs.replace(BOB, **same)))
-    stranger = Person(volunteer="eve")  # without an invite, from nowhere that is known
-    assert may_audit(msgspec.structs.replace(OPEN, worker=stranger), auditor(Person(volunteer="x")))
+    stranger = AccountMarks(volunteer="eve")  # without an invite, from nowhere that is known
+    assert may_audit(
+        msgspec.structs.replace(OPEN, worker=stranger), auditor(AccountMarks(volunteer="x"))
+    )
 
 
 def test_an_auditor_of_other_arithmetic_is_asked_nothing() -> None:
     on_card = msgspec.structs.replace(OPEN, machine=CARD)
     assert not may_audit(on_card, auditor())
     assert not may_audit(OPEN, auditor(machine=CARD))
-    assert not may_audit(on_card, auditor(machine=Machine(kind="cuda", model="B Card")))
+    assert not may_audit(on_card, auditor(machine=ComputeDevice(kind="cuda", model="B Card")))
     assert may_audit(on_card, auditor(machine=CARD))
 
 
 def test_an_account_that_gave_an_audit_back_is_not_asked_again() -> None:
     given = msgspec.structs.replace(OPEN, declined=frozenset({"bob"}))
     assert not may_audit(given, auditor())
-    assert may_audit(given, auditor(Person(volunteer="eve")))
+    assert may_audit(given, auditor(AccountMarks(volunteer="eve")))
 
 
 def test_audits_are_a_small_share_of_the_work_of_an_account() -> None:

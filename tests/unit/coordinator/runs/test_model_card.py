@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.runs.model_card import Facts, card
+from coordinator.runs.model_card import CardFacts, card
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> CardFacts:
     values: dict[str, Any] = {
         "run": "tiny", "version": 3, "description": "Sums.", "workload": "gpt",
         "workload_version": 1, "parameters": 1234567, "measure": "held-out loss",
@@ -18,7 +18,7 @@ def facts(**changes: Any) -> Facts:
         "items": "tokens", "count": 2000, "licence": "Apache-2.0", "contact": "",
         "library": "", "packages": "", "code": ["print(1)"],
     }  # fmt: skip
-    return Facts(**(values | changes))
+    return CardFacts(**(values | changes))
 
 
 def front(text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.demo.report import Drawn
+from coordinator.demo.report import DemoPictures
 from coordinator.demo.runs import DEMOS, demo_run
 from coordinator.demo.view import PICTURE_CELLS, beside
 from coordinator.rules.run_file import parse
@@ -47,11 +47,11 @@ def test_frames_are_made_smaller_and_alike(tmp_path: Path) -> None:
 
 def test_two_pictures_stand_side_by_side_in_colour_or_in_dots() -> None:
     white, black = (write_png(np.full((64, 64), value, np.uint8)) for value in (255, 0))
-    title, *dots = beside(7, Drawn(first=white, last=black), colour=False)
+    title, *dots = beside(7, DemoPictures(first=white, last=black), colour=False)
     assert title.split() == ["version", "0", "version", "7"]
     assert set("".join(dots)) == {" ", "\u28ff", "\u2800"}
     assert {len(line) for line in dots} == {2 * PICTURE_CELLS + 4}
-    _, *blocks = beside(7, Drawn(first=white, last=black), colour=True)
+    _, *blocks = beside(7, DemoPictures(first=white, last=black), colour=True)
     plain = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in blocks]
     assert {len(line) for line in plain} == {2 * PICTURE_CELLS + 4}
     assert "38;2;255;255;255" in blocks[0]

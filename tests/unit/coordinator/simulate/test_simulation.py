@@ -16,7 +16,7 @@ from coordinator.rules import steadiness
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import Prediction, predict, told
 from coordinator.simulate.scenario import EXAMPLE, from_table, parse
-from coordinator.simulate.simulation import Head, Hooks, SimulationResult, simulate
+from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import Internal, InvalidRunFile
 from shared.tensors.frame import open_frame
 
@@ -256,7 +256,7 @@ def test_outer_momentum_steps_by_less_towards_the_end_of_a_run(
     plan = {"preset": "diloco", "quorum": 2, "phases": [], "steady": False, "shards": 2}
     found: list[np.ndarray[Any, Any]] = []
 
-    def see(head: Head) -> None:
+    def see(head: MergedHead) -> None:
         with open_frame(head.weights, head.about.schema) as frame:
             found.append(np.concatenate([frame.array(name).ravel() for name in frame]))
 

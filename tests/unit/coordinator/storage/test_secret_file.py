@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runs.model_hub import Hub
+from coordinator.runs.model_hub import HubRepository
 from coordinator.storage.secret_file import read_secret
 from shared.errors import Configuration
 
@@ -47,7 +47,7 @@ def test_a_token_that_breaks_a_request_is_in_no_error(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret\x01tail")
     with pytest.raises(Configuration, match="one line") as caught:
-        Hub.of("hub:ann/model").publish(tmp_path, "a message")
+        HubRepository.of("hub:ann/model").publish(tmp_path, "a message")
     assert "hf_secret" not in caught.value.message
 
 
@@ -61,5 +61,5 @@ def test_a_mirror_that_repeats_the_token_does_not_leak_it(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuses)
     with pytest.raises(Exception, match="bad header Bearer \\*\\*\\*") as caught:
-        Hub("ann/model", "hf_secret").publish(tmp_path, "a message")
+        HubRepository("ann/model", "hf_secret").publish(tmp_path, "a message")
     assert "hf_secret" not in str(caught.value)

@@ -58,8 +58,8 @@ class Coordinator:
             )
             self.now += 100.0
 
-    def tree(self) -> merkle.Tree:
-        tree = merkle.Tree()
+    def tree(self) -> merkle.MerkleTree:
+        tree = merkle.MerkleTree()
         for entry in self.entries:
             tree.append_leaf(ledger_leaf(entry))
         return tree

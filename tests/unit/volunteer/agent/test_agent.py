@@ -23,7 +23,7 @@ from tests.support.local_volunteer import LONG, LocalMachine, Network, Process, 
 from volunteer.account.profile import Profile
 from volunteer.control import events
 from volunteer.control.sentences import words
-from volunteer.machine.policy import Facts
+from volunteer.machine.policy import MachineFacts
 
 
 async def tasks(machine: LocalMachine) -> list[dict[str, Any]]:
@@ -236,7 +236,7 @@ async def test_going_on_with_one_device_lifts_no_rule_while_its_owner_pauses_all
     tmp_path: Path,
 ) -> None:
     async with local_machine(tmp_path) as machine:
-        machine.read = lambda rules, devices: Facts(on_battery=True)
+        machine.read = lambda rules, devices: MachineFacts(on_battery=True)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "battery")
             await process.control.pause()
@@ -269,7 +269,7 @@ async def test_a_pause_for_a_time_ends_by_itself_and_no_other_with_it(tmp_path: 
 
 async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
     async with local_machine(tmp_path) as machine:
-        machine.read = lambda rules, devices: Facts(on_battery=True)
+        machine.read = lambda rules, devices: MachineFacts(on_battery=True)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "battery")
             await process.control.finish()
@@ -413,7 +413,7 @@ async def test_a_second_machine_of_the_same_account_may_come_by_a_link_code(tmp_
 
 async def test_going_on_says_once_what_still_holds_it_back(tmp_path: Path) -> None:
     async with local_machine(tmp_path, LONG) as machine:
-        machine.read = lambda rules, devices: Facts(disk_free_bytes=0)
+        machine.read = lambda rules, devices: MachineFacts(disk_free_bytes=0)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "disk")
             await process.control.resume()

@@ -17,7 +17,7 @@ from volunteer.account.profile import Home
 from volunteer.agent.benchmarks import AGAIN_MAX, AGAIN_S, Benchmarks
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.status import Status
 from volunteer.machine.benchmark import ProcessorTime, disturbed
 from volunteer.settings.settings import Settings
@@ -46,7 +46,7 @@ class Bench:
         self.allowed = True
         self.seconds = 0.0
         self.sent: list[BenchmarkRequest] = []
-        self.hub = Hub(self.clock, Status())
+        self.hub = EventBus(self.clock, Status())
         self.home = Home(home)
         self.trainer = cast("Trainer", Inline())
         self.benchmarks = Benchmarks(

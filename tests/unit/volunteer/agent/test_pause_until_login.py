@@ -8,13 +8,13 @@ from tests.support.virtual_clock import VirtualClock
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import TIME_S, YOU, PauseBoard
 from volunteer.control.commands import NEXT_LOGIN
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 
 
 async def test_a_pause_ends_when_somebody_logs_in() -> None:
     clock = VirtualClock()
     logins = [100.0]
-    board = PauseBoard(Lifecycle(clock), Hub(clock), lambda: logins[-1])
+    board = PauseBoard(Lifecycle(clock), EventBus(clock), lambda: logins[-1])
     board.pause(by=YOU, message="paused", until="the next login", ends_at=NEXT_LOGIN)
     board.pause("cpu", by=YOU, message="paused", until="you resume")
     keeping = asyncio.create_task(board.keep_time())

@@ -18,7 +18,7 @@ from shared.workloads.base import ChunkRef, DatasetManifest, load
 from tests.support.workloads import tiny_causal
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.downloads import GRACE_S, Downloads
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.status import Status
 from volunteer.storage.receipts import ReceiptBook
 
@@ -39,7 +39,7 @@ class Place:
         clock = SystemClock()
         self.now = clock.now()
         self.path = path
-        self.hub = Hub(clock, Status())
+        self.hub = EventBus(clock, Status())
         self.told: list[str] = []
         hub: Any = self.hub
         hub.notice = lambda message, level="info": self.told.append(message)

@@ -10,9 +10,9 @@ from shared.clock import SystemClock
 from shared.errors import UpgradeRequired
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.revealer import Revealer
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.status import Status
-from volunteer.storage.evidence import Evidence
+from volunteer.storage.evidence import EvidenceFiles
 
 
 class Api:
@@ -27,7 +27,7 @@ class Api:
 
 async def test_what_ends_the_volunteer_leaves_evidence_to_its_next_start(tmp_path: Path) -> None:
     clock = SystemClock()
-    evidence = Evidence(tmp_path / "evidence")
+    evidence = EvidenceFiles(tmp_path / "evidence")
     state = tmp_path / "state"
     state.write_bytes(b"state")
     sha256 = evidence.add(state, "cpu")
@@ -36,7 +36,7 @@ async def test_what_ends_the_volunteer_leaves_evidence_to_its_next_start(tmp_pat
     life = Lifecycle(clock)
     api: Any = Api()
     revealer = Revealer(
-        api=api, transfers=api, evidence=evidence, life=life, hub=Hub(clock, Status())
+        api=api, transfers=api, evidence=evidence, life=life, hub=EventBus(clock, Status())
     )
     work = asyncio.create_task(revealer.run())
     await life.until(lambda: life.fatal is not None)

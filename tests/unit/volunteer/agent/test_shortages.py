@@ -20,7 +20,7 @@ from volunteer.control import events
 from volunteer.control.model_step import AGE_MAX_S
 from volunteer.control.shortage import Shortage, of_run, shortage_words
 from volunteer.control.status import Status
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 
 FITS, OTHER = 'name = "tiny"', 'name = "other"'
 SHORTAGE = Shortage(
@@ -105,7 +105,7 @@ def test_what_did_not_fit_is_tried_again_when_something_has_changed(
 def test_a_run_that_is_not_listed_yet_is_not_claimed_again_at_once() -> None:
     """Else one that has just been started is taken, loaded and given back without a pause."""
     status = Status(shortages=(SHORTAGE,), lent_bytes={"cpu": 4_000_000_000})
-    settings: Any = SimpleNamespace(runs=(), rules=Rules(), consent="all")
+    settings: Any = SimpleNamespace(runs=(), rules=WorkRules(), consent="all")
     hub: Any = SimpleNamespace(status=status)
     life: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: 1001.0))
     nothing: Any = None

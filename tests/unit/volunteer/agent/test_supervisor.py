@@ -10,8 +10,8 @@ import pytest
 from tests.support.local_volunteer import LONG, SHORT, local_machine
 from volunteer.control import events
 from volunteer.control.events import Sensed
-from volunteer.machine.policy import Facts
-from volunteer.settings.work_rules import Rules
+from volunteer.machine.policy import MachineFacts
+from volunteer.settings.work_rules import WorkRules
 
 
 class Failing:
@@ -20,10 +20,10 @@ class Failing:
     def __init__(self) -> None:
         self.broken = False
 
-    def read(self, rules: Rules, devices: Sequence[str]) -> Facts:
+    def read(self, rules: WorkRules, devices: Sequence[str]) -> MachineFacts:
         if self.broken:
             raise RuntimeError("the bus is gone")
-        return Facts()
+        return MachineFacts()
 
 
 async def test_a_part_that_fails_ends_the_volunteer_and_keeps_its_task(

@@ -9,7 +9,7 @@ import pytest
 
 from volunteer.cli.exit_codes import agreed
 from volunteer.cli.main import run_command
-from volunteer.i18n.catalogue import Choice, choose, current, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, current, use
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("VOLUNTEER_PRIORITY", "normal")
     monkeypatch.delenv("VOLUNTEER_JOIN", raising=False)
     yield tmp_path
-    use(Choice())
+    use(LanguageChoice())
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,16 @@ from shared.sentences import Sentence
 from tests.support.greek import in_english, pseudo
 from tests.tui.scenes import ME
 from volunteer.account.profile import Identity, Profile
-from volunteer.account.record_check import Checked
+from volunteer.account.record_check import CheckedReceipt
 from volunteer.cli import benchmark, receipts, run_benchmark, start
 from volunteer.cli.main import run_command
 from volunteer.control.commands import Joined
 from volunteer.control.model_step import ModelStep
 from volunteer.control.status import Status
 from volunteer.i18n import catalogue
-from volunteer.i18n.catalogue import Choice, choose, use
-from volunteer.net.prompts import Choice as Piece
+from volunteer.i18n.catalogue import LanguageChoice, choose, use
 from volunteer.net.prompts import Chunk
+from volunteer.net.prompts import CompletionChoice as Piece
 from volunteer.settings.settings import TABLE, directories
 
 # Commands, options, lists of names, and what a model or an organiser wrote.
@@ -69,7 +69,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(catalogue, "languages", lambda: ("en", "xx"))
     monkeypatch.setattr(catalogue, "load", lambda name: pseudo())
     yield tmp_path
-    use(Choice())
+    use(LanguageChoice())
 
 
 @pytest.fixture
@@ -303,12 +303,12 @@ def test_receipts(joined: Answers, said: Said, monkeypatch: pytest.MonkeyPatch) 
         tree=TreeHead(size=5, root="ab", at=0.0),
     )
     answer = replace(receipt, contribution=None, version=None)
-    found = [Checked(receipt=each, problem="") for each in (receipt, answer)]
+    found = [CheckedReceipt(receipt=each, problem="") for each in (receipt, answer)]
     monkeypatch.setattr(receipts, "_checked", lambda identity, book: found)
     assert said("receipts", "list") == set()
     assert said("receipts", "verify", "--offline") == set()
     wrong = Sentence("it is of another account")
-    found += [Checked(receipt=each, problem=wrong) for each in (receipt, answer, None)]
+    found += [CheckedReceipt(receipt=each, problem=wrong) for each in (receipt, answer, None)]
     assert said("receipts", "list") == set()
 
     async def rewritten(*args: object) -> str:

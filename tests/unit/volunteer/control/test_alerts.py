@@ -24,21 +24,21 @@ from volunteer.control.alerts import (
     AWAY_TOLD_S,
     CHARS_MAX,
     QUIET_S,
-    Alert,
     AlertRules,
-    Alerts,
+    OwnerAlert,
+    OwnerAlerts,
     Ways,
     WebhookBody,
     notification,
     run_quietly,
 )
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.events import AnyEvent
 from volunteer.engine import Engine
 from volunteer.engine import World as Lone
 from volunteer.files import write_whole
 from volunteer.headless import Headless
-from volunteer.i18n.catalogue import Choice, choose, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 from volunteer.net.client import post_json
 from volunteer.settings import settings as config
 from volunteer.settings.display import Display
@@ -48,7 +48,7 @@ from volunteer.tui.look import Look
 NOW = 1_700_000_000.0
 
 
-def heard(told: Iterable[AnyEvent], watch: AlertRules | None = None) -> list[Alert]:
+def heard(told: Iterable[AnyEvent], watch: AlertRules | None = None) -> list[OwnerAlert]:
     watch = watch or AlertRules()
     return [alert for event in told if (alert := watch.hear(event)) is not None]
 
@@ -130,12 +130,12 @@ class World:
     """A hub, alerts that listen to it, and what left the program."""
 
     def __init__(self, trouble: str = "", **looks: object) -> None:
-        self.hub = Hub(VirtualClock())
+        self.hub = EventBus(VirtualClock())
         self.posted: list[tuple[str, WebhookBody]] = []
         self.run: list[Sequence[str]] = []
         self.trouble = trouble
         settings = msgspec.convert(looks, Display)
-        self.alerts = Alerts(
+        self.alerts = OwnerAlerts(
             self.hub, lambda: settings, Ways(post=self._post, run=self._run, system="linux")
         )
 
@@ -195,7 +195,7 @@ async def test_only_what_leaves_the_program_is_in_the_language_of_the_owner() ->
         assert alerted.message == "the volunteer has ended: the answer broke off before its end"
         assert world.posted[0][1].message == shown(alerted.message) != alerted.message
     finally:
-        use(Choice())
+        use(LanguageChoice())
 
 
 async def test_a_way_that_fails_is_told_once_and_without_its_address() -> None:

@@ -21,9 +21,9 @@ from shared.protocol.listings import LossPoint
 from tests.support.virtual_clock import VirtualClock
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
-from volunteer.control.commands import AnyCommand, Ask, Command, Query, Snapshot
+from volunteer.control.commands import AnyCommand, Ask, Command, Query, StatusSnapshot
 from volunteer.control.control import Control
-from volunteer.control.event_bus import PENDING_MAX, Hub, Subscription
+from volunteer.control.event_bus import PENDING_MAX, EventBus, Subscription
 from volunteer.control.local_socket import ControlServer, SocketAddress, attach
 from volunteer.control.status import Status, fold
 
@@ -127,7 +127,7 @@ def test_the_newest_of_a_kind_counts() -> None:
 
 
 async def test_progress_that_nobody_read_is_replaced() -> None:
-    hub = Hub(VirtualClock())
+    hub = EventBus(VirtualClock())
     with hub.subscribe() as slow:
         for step in range(1, 8):
             hub.emit(training(step=step))
@@ -139,7 +139,7 @@ async def test_progress_that_nobody_read_is_replaced() -> None:
 
 
 async def test_a_subscriber_that_never_reads_costs_bounded_memory() -> None:
-    hub = Hub(VirtualClock())
+    hub = EventBus(VirtualClock())
     with hub.subscribe() as asleep:
         for number in range(3 * PENDING_MAX):
             hub.notice(f"{number}")
@@ -152,7 +152,7 @@ async def test_a_subscriber_that_never_reads_costs_bounded_memory() -> None:
 
 async def test_events_carry_their_time_and_history_keeps_its_own() -> None:
     clock = VirtualClock(1000.0)
-    hub = Hub(clock)
+    hub = EventBus(clock)
     with hub.subscribe() as new:
         hub.notice("now")
         hub.emit(events.LossMeasured(at=5.0, run="r", version=0, loss=4.0, mine=0))
@@ -285,7 +285,7 @@ async def test_without_a_volunteer_there_is_a_sentence(tmp_path: Path) -> None:
 async def test_a_command_to_a_volunteer_that_has_said_its_last_is_answered(tmp_path: Path) -> None:
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(msgspec.json.encode(Snapshot(status=Status())) + b"\n")
+        writer.write(msgspec.json.encode(StatusSnapshot(status=Status())) + b"\n")
         writer.write_eof()  # and it goes on listening
         await reader.read()
         writer.close()

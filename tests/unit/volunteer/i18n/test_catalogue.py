@@ -14,7 +14,7 @@ from tests.support.words import LANGUAGES, begun, extracted, updated, written
 from volunteer.i18n import catalogue
 from volunteer.i18n.catalogue import (
     Catalogue,
-    Choice,
+    LanguageChoice,
     _,
     choose,
     languages,
@@ -38,7 +38,7 @@ SHIPPED = [name for name in languages() if name != "en"]
 @pytest.fixture(autouse=True)
 def _english_again() -> Iterator[None]:
     yield
-    use(Choice())
+    use(LanguageChoice())
 
 
 def forms(message: Message) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def test_the_files_are_as_make_words_writes_them() -> None:
     ],
 )
 def test_auto_follows_the_environment(environ: dict[str, str], language: str, locale: str) -> None:
-    assert choose("auto", environ) == Choice(language=language, locale=locale)
+    assert choose("auto", environ) == LanguageChoice(language=language, locale=locale)
 
 
 def test_a_language_that_is_missing_gets_a_sentence_and_english() -> None:

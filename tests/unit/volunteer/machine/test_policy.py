@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.units import GIB
-from volunteer.i18n.catalogue import Choice, choose, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 from volunteer.machine.policy import (
     Decision,
-    Facts,
     Hold,
+    MachineFacts,
     PolicyState,
     Rule,
     decide,
@@ -22,10 +22,10 @@ from volunteer.machine.policy import (
     rest_after,
 )
 from volunteer.settings.schedule import WEEK_MIN, Schedule, in_words, parse_schedule
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 
 MONDAY = datetime.fromisoformat("2026-03-02")  # a Monday, 00:00
-NOTHING_KNOWN = Facts()
+NOTHING_KNOWN = MachineFacts()
 NOON = MONDAY + timedelta(hours=12)
 
 
@@ -35,8 +35,8 @@ def at(day: int, clock: str) -> datetime:
 
 
 def ask(
-    rules: Rules,
-    facts: Facts = NOTHING_KNOWN,
+    rules: WorkRules,
+    facts: MachineFacts = NOTHING_KNOWN,
     now: datetime = NOON,
     standing: PolicyState | None = None,
 ) -> Decision:
@@ -92,7 +92,7 @@ def test_a_slip_in_the_hours_is_named_when_it_is_set(entry: str, says: str) -> N
         assert parse_schedule([entry]).allows(NOON)  # nothing said: every day, all day
         return
     with pytest.raises(msgspec.ValidationError, match=says):
-        msgspec.convert({"schedule": [entry]}, Rules)
+        msgspec.convert({"schedule": [entry]}, WorkRules)
 
 
 def test_touching_hours_do_not_change_in_between() -> None:
@@ -134,7 +134,7 @@ def test_nothing_changes_before_the_announced_minute_and_then_it_does(
 
 
 def test_outside_of_the_hours_the_end_is_told_by_day_and_clock() -> None:
-    rules = Rules(schedule=("mon-fri 18:00-08:00",))
+    rules = WorkRules(schedule=("mon-fri 18:00-08:00",))
     hold = only(ask(rules, now=at(0, "12:00")))
     assert (hold.rule, hold.until) == (Rule.SCHEDULE, "18:00")
     assert only(ask(rules, now=at(5, "9:00"))).until == "Mon 18:00"
@@ -144,38 +144,38 @@ def test_outside_of_the_hours_the_end_is_told_by_day_and_clock() -> None:
         tuesday = in_words(at(1, "6:05"), NOON)
         assert (tuesday, shown(tuesday)) == ("Tue 06:05", "Di 06:05")
     finally:
-        use(Choice())
+        use(LanguageChoice())
 
 
 # ------------------------------------------------------------------------------------ other rules
 
 
 def test_by_default_only_battery_metered_connections_and_a_full_disk_pause() -> None:
-    busy = Facts(
+    busy = MachineFacts(
         on_battery=False,
         unused_s=0,
         temperatures={"cuda:0": 99},
         programs=("steam",),
         disk_free_bytes=5 * GIB,
     )
-    assert ask(Rules(), busy) == Decision()
+    assert ask(WorkRules(), busy) == Decision()
     for facts, rule in (
-        (Facts(on_battery=True), Rule.BATTERY),
-        (Facts(metered=True), Rule.METERED),
-        (Facts(disk_free_bytes=GIB - 1), Rule.DISK),
+        (MachineFacts(on_battery=True), Rule.BATTERY),
+        (MachineFacts(metered=True), Rule.METERED),
+        (MachineFacts(disk_free_bytes=GIB - 1), Rule.DISK),
     ):
-        assert only(ask(Rules(), facts)).rule == rule
+        assert only(ask(WorkRules(), facts)).rule == rule
 
 
 def test_every_pause_says_why_and_what_ends_it() -> None:
-    rules = Rules(
+    rules = WorkRules(
         schedule=("sun",),
         in_use="pause",
         idle_minutes=3,
         programs=("OBS.exe",),
         temperature_max=80,
     )
-    facts = Facts(
+    facts = MachineFacts(
         on_battery=True,
         battery_percent=41.6,
         unused_s=179,
@@ -202,50 +202,50 @@ def test_every_pause_says_why_and_what_ends_it() -> None:
 @pytest.mark.parametrize(
     ("rules", "facts"),
     [
-        (Rules(on_battery=True), Facts(on_battery=True)),
-        (Rules(in_use="pause"), Facts(unused_s=300)),
-        (Rules(in_use="work"), Facts(unused_s=0)),
-        (Rules(programs=("game",)), Facts(programs=("gamepad",))),
-        (Rules(metered="work"), Facts(metered=True)),
-        (Rules(disk_free_gb=0), Facts(disk_free_bytes=0)),
-        (Rules(temperature_max=80), Facts(temperatures={"cuda:0": 80, "cuda:1": 20})),
+        (WorkRules(on_battery=True), MachineFacts(on_battery=True)),
+        (WorkRules(in_use="pause"), MachineFacts(unused_s=300)),
+        (WorkRules(in_use="work"), MachineFacts(unused_s=0)),
+        (WorkRules(programs=("game",)), MachineFacts(programs=("gamepad",))),
+        (WorkRules(metered="work"), MachineFacts(metered=True)),
+        (WorkRules(disk_free_gb=0), MachineFacts(disk_free_bytes=0)),
+        (WorkRules(temperature_max=80), MachineFacts(temperatures={"cuda:0": 80, "cuda:1": 20})),
     ],
 )
-def test_what_is_allowed_does_not_pause(rules: Rules, facts: Facts) -> None:
+def test_what_is_allowed_does_not_pause(rules: WorkRules, facts: MachineFacts) -> None:
     assert not ask(rules, facts).holds
 
 
 def test_only_the_hot_device_rests_and_until_it_has_cooled_down() -> None:
-    rules = Rules(temperature_max=80)
-    first = ask(rules, Facts(temperatures={"cuda:0": 84, "cuda:1": 70}))
+    rules = WorkRules(temperature_max=80)
+    first = ask(rules, MachineFacts(temperatures={"cuda:0": 84, "cuda:1": 70}))
     assert first.holding("cuda:0")
     assert not first.holding("cuda:1")
-    warm = Facts(temperatures={"cuda:0": 78, "cuda:1": 78})
+    warm = MachineFacts(temperatures={"cuda:0": 78, "cuda:1": 78})
     second = ask(rules, warm, standing=first.standing)
     assert [hold.device for hold in second.holds] == ["cuda:0"]  # 78 °C is not yet cool
-    cool = Facts(temperatures={"cuda:0": 75, "cuda:1": 78})
+    cool = MachineFacts(temperatures={"cuda:0": 75, "cuda:1": 78})
     assert not ask(rules, cool, standing=second.standing).holds
 
 
 def test_what_cannot_be_measured_holds_nothing_back_but_is_told() -> None:
-    rules = Rules(in_use="pause", programs=("game",), temperature_max=80)
-    decision = ask(rules, Facts(temperatures={"cuda:1": 50}))
+    rules = WorkRules(in_use="pause", programs=("game",), temperature_max=80)
+    decision = ask(rules, MachineFacts(temperatures={"cuda:1": 50}))
     assert not decision.holds
     assert len(decision.unknown) == 3
     assert "temperature of cuda:0 cannot be read" in decision.unknown[2]
-    assert not ask(Rules()).unknown
+    assert not ask(WorkRules()).unknown
 
 
 # ------------------------------------------------------------------------------------- how hard
 
 
 def test_gentle_halves_the_share_while_somebody_is_there() -> None:
-    rules = Rules(in_use="gentle", idle_minutes=2, duty_percent=80)
-    assert ask(rules, Facts(unused_s=10)).shares == {"": 0.4}
-    assert ask(rules, Facts(unused_s=120)).shares == {"": 0.8}
-    assert ask(rules, Facts()).shares == {"": 0.8}
+    rules = WorkRules(in_use="gentle", idle_minutes=2, duty_percent=80)
+    assert ask(rules, MachineFacts(unused_s=10)).shares == {"": 0.4}
+    assert ask(rules, MachineFacts(unused_s=120)).shares == {"": 0.8}
+    assert ask(rules, MachineFacts()).shares == {"": 0.8}
     own = msgspec.structs.replace(rules, device_duty={"cuda:0": 50})
-    assert ask(own, Facts(unused_s=10)).shares == {"": 0.4, "cuda:0": 0.25}
+    assert ask(own, MachineFacts(unused_s=10)).shares == {"": 0.4, "cuda:0": 0.25}
 
 
 @given(st.floats(0, 60), st.floats(0.05, 1))
@@ -260,18 +260,18 @@ def test_resting_gives_the_share_that_was_asked_for(busy: float, share: float) -
 
 
 def test_going_on_lifts_a_pause_until_its_reason_has_passed() -> None:
-    on, off = Facts(on_battery=True), Facts(on_battery=False)
-    standing, kept = lift(ask(Rules(), on))
+    on, off = MachineFacts(on_battery=True), MachineFacts(on_battery=False)
+    standing, kept = lift(ask(WorkRules(), on))
     assert not kept
-    again = ask(Rules(), on, standing=standing)
+    again = ask(WorkRules(), on, standing=standing)
     assert not again.holds  # still on battery, but you said so
-    plugged = ask(Rules(), off, standing=again.standing)
-    assert ask(Rules(), on, standing=plugged.standing).holds  # unplugged anew: asks anew
+    plugged = ask(WorkRules(), off, standing=again.standing)
+    assert ask(WorkRules(), on, standing=plugged.standing).holds  # unplugged anew: asks anew
 
 
 def test_heat_and_a_full_disk_cannot_be_lifted() -> None:
-    rules = Rules(temperature_max=70)
-    facts = Facts(temperatures={"cuda:0": 90, "cuda:1": 20}, disk_free_bytes=0, metered=True)
+    rules = WorkRules(temperature_max=70)
+    facts = MachineFacts(temperatures={"cuda:0": 90, "cuda:1": 20}, disk_free_bytes=0, metered=True)
     standing, kept = lift(ask(rules, facts))
     assert {hold.rule for hold in kept} == {Rule.TEMPERATURE, Rule.DISK}
     after = ask(rules, facts, standing=standing)
@@ -279,6 +279,6 @@ def test_heat_and_a_full_disk_cannot_be_lifted() -> None:
 
 
 def test_lifting_one_reason_does_not_lift_another_that_comes_later() -> None:
-    standing, _ = lift(ask(Rules(), Facts(metered=True)))
-    later = ask(Rules(), Facts(metered=True, on_battery=True), standing=standing)
+    standing, _ = lift(ask(WorkRules(), MachineFacts(metered=True)))
+    later = ask(WorkRules(), MachineFacts(metered=True, on_battery=True), standing=standing)
     assert [hold.rule for hold in later.holds] == [Rule.BATTERY]

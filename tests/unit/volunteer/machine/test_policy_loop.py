@@ -9,9 +9,9 @@ from datetime import datetime
 import pytest
 
 from tests.support.virtual_clock import VirtualClock
-from volunteer.machine.policy import Facts
-from volunteer.machine.policy_loop import LOOK_S, Guard, Watched
-from volunteer.settings.work_rules import Rules
+from volunteer.machine.policy import MachineFacts
+from volunteer.machine.policy_loop import LOOK_S, PolicyGuard, Watched
+from volunteer.settings.work_rules import WorkRules
 
 NOON = datetime.fromisoformat("2026-03-02T12:00").timestamp()  # a Monday, wall clock of this place
 
@@ -19,8 +19,8 @@ NOON = datetime.fromisoformat("2026-03-02T12:00").timestamp()  # a Monday, wall 
 class Machine:
     """A machine whose facts we set, and what the guard did to it."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.facts = Facts()
+    def __init__(self, rules: WorkRules) -> None:
+        self.facts = MachineFacts()
         self.clock = VirtualClock(NOON)
         self.done: list[str] = []
         self.said: list[str] = []
@@ -33,9 +33,9 @@ class Machine:
             say=self.said.append,
             clock=self.clock,
         )
-        self.guard = Guard(rules, watched, self)
+        self.guard = PolicyGuard(rules, watched, self)
 
-    def _read(self, rules: Rules, devices: Sequence[str]) -> Facts:
+    def _read(self, rules: WorkRules, devices: Sequence[str]) -> MachineFacts:
         return self.facts
 
     def pause(self, device: str = "", *, by: str, message: str, until: str) -> None:
@@ -44,7 +44,7 @@ class Machine:
     def resume(self, device: str = "", *, by: str) -> None:
         self.done.append(f"resume {device or 'all'}: {by}")
 
-    async def see(self, facts: Facts) -> list[str]:
+    async def see(self, facts: MachineFacts) -> list[str]:
         """What is done about these facts."""
         self.facts, self.done = facts, []
         await self.guard.look()
@@ -52,35 +52,35 @@ class Machine:
 
 
 async def test_a_pause_is_said_once_and_ends_with_its_reason() -> None:
-    machine = Machine(Rules())
-    assert await machine.see(Facts(on_battery=True, battery_percent=50)) == [
+    machine = Machine(WorkRules())
+    assert await machine.see(MachineFacts(on_battery=True, battery_percent=50)) == [
         "pause all: on battery (50 %), until it is plugged in"
     ]
-    assert await machine.see(Facts(on_battery=True, battery_percent=40)) == []
-    assert await machine.see(Facts(on_battery=False)) == ["resume all: battery"]
+    assert await machine.see(MachineFacts(on_battery=True, battery_percent=40)) == []
+    assert await machine.see(MachineFacts(on_battery=False)) == ["resume all: battery"]
 
 
 async def test_one_reason_more_does_not_end_the_other() -> None:
-    machine = Machine(Rules())
-    await machine.see(Facts(on_battery=True))
-    assert await machine.see(Facts(on_battery=True, metered=True)) == [
+    machine = Machine(WorkRules())
+    await machine.see(MachineFacts(on_battery=True))
+    assert await machine.see(MachineFacts(on_battery=True, metered=True)) == [
         "pause all: the network connection is metered, until the connection is not metered"
     ]
-    assert await machine.see(Facts(metered=True)) == ["resume all: battery"]
+    assert await machine.see(MachineFacts(metered=True)) == ["resume all: battery"]
 
 
 async def test_a_hot_device_rests_alone() -> None:
-    machine = Machine(Rules(temperature_max=80))
-    found = await machine.see(Facts(temperatures={"cuda:0": 50, "cuda:1": 90}))
+    machine = Machine(WorkRules(temperature_max=80))
+    found = await machine.see(MachineFacts(temperatures={"cuda:0": 50, "cuda:1": 90}))
     assert [line.split(":")[0] for line in found] == ["pause cuda"]
     assert "cuda:1" in found[0]
-    cool = Facts(temperatures={"cuda:0": 50, "cuda:1": 60})
+    cool = MachineFacts(temperatures={"cuda:0": 50, "cuda:1": 60})
     assert await machine.see(cool) == ["resume cuda:1: temperature"]
 
 
 async def test_going_on_is_obeyed_and_explained() -> None:
-    machine = Machine(Rules(disk_free_gb=1))
-    await machine.see(Facts(on_battery=True, disk_free_bytes=0))
+    machine = Machine(WorkRules(disk_free_gb=1))
+    await machine.see(MachineFacts(on_battery=True, disk_free_bytes=0))
     machine.done = []
     machine.guard.go_on()
     assert machine.done == ["resume all: battery"]
@@ -88,20 +88,20 @@ async def test_going_on_is_obeyed_and_explained() -> None:
         "going on although on battery, until it is plugged in",
         "still paused: only 0.0 GiB of disk are free, until 1 GiB are free",
     ]
-    assert await machine.see(Facts(on_battery=True, disk_free_bytes=0)) == []
+    assert await machine.see(MachineFacts(on_battery=True, disk_free_bytes=0)) == []
 
 
 async def test_other_rules_hold_at_once() -> None:
-    machine = Machine(Rules())
-    await machine.see(Facts(on_battery=True, unused_s=10))
+    machine = Machine(WorkRules())
+    await machine.see(MachineFacts(on_battery=True, unused_s=10))
     machine.done = []
-    machine.guard.change(Rules(on_battery=True, in_use="gentle"))
+    machine.guard.change(WorkRules(on_battery=True, in_use="gentle"))
     assert machine.done == ["resume all: battery"]
     assert machine.shares[-1] == {"": 0.5}
 
 
 async def test_it_looks_again_and_again_until_it_is_cancelled() -> None:
-    machine = Machine(Rules(schedule=("mon 12:00-12:01",)))
+    machine = Machine(WorkRules(schedule=("mon 12:00-12:01",)))
     running = asyncio.create_task(machine.guard.run())
     while not machine.done:
         assert machine.clock.now() < NOON + 120
@@ -115,8 +115,8 @@ async def test_it_looks_again_and_again_until_it_is_cancelled() -> None:
 
 
 async def test_a_rule_without_effect_is_told_once() -> None:
-    machine = Machine(Rules(in_use="pause"))
-    await machine.see(Facts())
-    await machine.see(Facts())
+    machine = Machine(WorkRules(in_use="pause"))
+    await machine.see(MachineFacts())
+    await machine.see(MachineFacts())
     assert len(machine.said) == 1
     assert "has no effect" in machine.said[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.virtual_clock import VirtualClock
 from volunteer.control import events
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.machine.energy import EnergyMeter, Rapl, Today
 from volunteer.machine.sensors import LOOK_S, SENSE_S, Sensors, Watch
 
@@ -125,7 +125,7 @@ def test_power_that_no_sensor_tells_is_estimated_by_what_the_owner_knows(tmp_pat
 
 async def test_only_changes_are_told() -> None:
     clock = VirtualClock()
-    hub = Hub(clock)
+    hub = EventBus(clock)
     degrees = [50.0, 50.0, 51.0]
     readings = [events.Sensed(device="cpu", celsius=celsius) for celsius in degrees]
 
@@ -164,7 +164,7 @@ def test_the_load_is_that_since_the_last_look_whichever_thread_looks() -> None:
 
 async def test_who_looks_is_told_at_once_and_nobody_more_often_than_twice_a_second() -> None:
     clock = VirtualClock()
-    hub = Hub(clock)
+    hub = EventBus(clock)
     looks: list[float] = []
 
     def read() -> tuple[events.Sensed, ...]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from volunteer.machine.policy import Facts
+from volunteer.machine.policy import MachineFacts
 from volunteer.machine.presence import run_command, terminals_s, unused_s
 from volunteer.machine.surroundings import Senses, metered
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 
 SAYS = Callable[[Sequence[str]], str]
 
@@ -82,10 +82,10 @@ def test_only_what_a_rule_needs_is_asked(tmp_path: Path) -> None:
         return ""
 
     senses = Senses(tmp_path, system="linux", run=run)
-    nothing = Rules(on_battery=True, metered="work", disk_free_gb=0)
-    assert senses.read(nothing, ["cpu"]) == Facts()
+    nothing = WorkRules(on_battery=True, metered="work", disk_free_gb=0)
+    assert senses.read(nothing, ["cpu"]) == MachineFacts()
     assert not asked
-    everything = Rules(in_use="pause", programs=("x",), temperature_max=80)
+    everything = WorkRules(in_use="pause", programs=("x",), temperature_max=80)
     found = senses.read(everything, ["cpu", "cuda:0", "mps"])
     assert "busctl" in asked
     assert found.disk_free_bytes is not None
@@ -101,14 +101,14 @@ def test_what_costs_is_asked_again_only_after_a_while(tmp_path: Path) -> None:
 
     senses = Senses(tmp_path, system="linux", run=run, monotonic=lambda: now[0])
     for now[0] in (0, 5, 59):
-        assert senses.read(Rules(), []).metered is True
+        assert senses.read(WorkRules(), []).metered is True
     assert asked[0] == 1
     now[0] = 60
-    senses.read(Rules(), [])
+    senses.read(WorkRules(), [])
     assert asked[0] == 2
 
 
 def test_a_missing_program_or_disk_is_unknown(tmp_path: Path) -> None:
     assert run_command(["no-such-program-anywhere"]) == ""
     assert run_command(["false"]) == ""
-    assert Senses(tmp_path / "gone").read(Rules(metered="work"), []).disk_free_bytes is None
+    assert Senses(tmp_path / "gone").read(WorkRules(metered="work"), []).disk_free_bytes is None

@@ -21,7 +21,7 @@ from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
 from tests.support.certificates import certificate
 from tests.support.virtual_clock import VirtualClock
-from volunteer.net.client import Call, Client
+from volunteer.net.client import ApiCall, Client
 from volunteer.net.limits import Limit
 from volunteer.net.tls import Address
 
@@ -69,8 +69,8 @@ def client(
     )
 
 
-def ask(secret: bool = True, patience_s: float = 0.0, bytes_max: int = 1000) -> Call[Answer]:
-    return Call(
+def ask(secret: bool = True, patience_s: float = 0.0, bytes_max: int = 1000) -> ApiCall[Answer]:
+    return ApiCall(
         method="GET",
         path="/thing",
         reply=Answer,
@@ -109,7 +109,7 @@ async def test_no_secret_goes_over_plain_http_beyond_this_machine(url: str) -> N
 
 async def test_a_redirect_is_not_followed() -> None:
     wire = Wire(Said(302, headers={"Location": "http://203.0.113.5/"}))
-    with pytest.raises(errors.BadRequest):
+    with pytest.raises(errors.VolunteerError):
         await client(wire).call(ask())
     assert len(wire.requests) == 1
 
@@ -124,7 +124,7 @@ async def test_a_redirect_is_not_followed() -> None:
         (Said(200, b"\xff\xfe"), errors.Internal),
         (Said(200, b"[" * 900), errors.UpgradeRequired),
         (Said(502, b"<html>bad gateway"), errors.Unreachable),
-        (Said(404, b"nothing"), errors.BadRequest),
+        (Said(404, b"nothing"), errors.VolunteerError),
         (refusal(410, "gone"), errors.Gone),
         (refusal(403, "banned"), errors.Banned),
         (refusal(418, "teapot"), VolunteerError),

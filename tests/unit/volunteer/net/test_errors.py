@@ -11,7 +11,7 @@ from shared.clock import SystemClock
 from shared.errors import Conflict, Unreachable
 from shared.protocol.inference import OpenAiError
 from tests.e2e.conftest import free_port
-from volunteer.i18n.catalogue import Choice, choose, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.errors import openai_error, reason, refusal
@@ -72,4 +72,4 @@ def test_a_refusal_without_words_is_said_by_its_code() -> None:
         assert shown(other.message) != other.message
         assert shown(openai_error(429, quota).message) == "dafür reichen die Credits nicht"
     finally:
-        use(Choice())
+        use(LanguageChoice())

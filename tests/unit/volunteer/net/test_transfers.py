@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from shared import errors
+from shared.protocol.base import ErrorBody
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.versions import BlobRef
 from tests.support.fake_hub import Repository, fake_hub
@@ -41,6 +42,7 @@ class Store(httpx.AsyncBaseTransport):
         self.received = bytearray()
         self.expects = 0
         self.break_upload = False
+        self.refusals: list[httpx.Response] = []  # of the next pieces
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
@@ -48,6 +50,8 @@ class Store(httpx.AsyncBaseTransport):
         body = await request.aread()
         if request.method == "POST":
             self.expects = msgspec.json.decode(body, type=UploadRequest).size
+        elif self.refusals:
+            return self.refusals.pop(0)
         else:
             assert int(request.headers["upload-offset"]) == len(self.received)
             if self.break_upload:
@@ -167,6 +171,36 @@ async def test_an_upload_goes_on_where_the_server_says(tmp_path: Path) -> None:
     assert (await moving.upload(request, path, steps.append)).complete
     assert bytes(store.received) == data
     assert (steps[0], steps[-1]) == (len(data) // 2, len(data))
+
+
+@pytest.mark.parametrize("trouble", [errors.NotFound, errors.Conflict, errors.InvalidFrame])
+async def test_an_upload_that_the_server_lost_or_damaged_begins_again(
+    tmp_path: Path, trouble: type[errors.VolunteerError]
+) -> None:
+    store, data = Store(), os.urandom(10_000)
+    path = tmp_path / "update"
+    path.write_bytes(data)
+    request = UploadRequest(
+        task=1, attempt=1, part=0, tries=0, sha256=hashlib.sha256(data).hexdigest(), size=len(data)
+    )
+    moving, _ = transfers(store, tmp_path / "cache")
+    said = msgspec.json.encode(ErrorBody(code=trouble.code, message="no", request_id=""))
+    refusal = httpx.Response(trouble.status, stream=httpx.ByteStream(said))
+    store.refusals = [refusal]
+    with pytest.raises(errors.Unreachable):
+        await moving.upload(request, path, lambda done: None)
+    assert (await moving.upload(request, path, lambda done: None)).complete
+
+
+async def test_a_file_that_is_damaged_here_is_refused_for_good(tmp_path: Path) -> None:
+    store = Store()
+    (tmp_path / "update").write_bytes(b"other bytes")
+    request = UploadRequest(task=1, attempt=1, part=0, tries=0, sha256="0" * 64, size=11)
+    moving, _ = transfers(store, tmp_path / "cache")
+    said = msgspec.json.encode(ErrorBody(code="invalid_frame", message="no", request_id=""))
+    store.refusals = [httpx.Response(422, stream=httpx.ByteStream(said))]
+    with pytest.raises(errors.InvalidFrame):
+        await moving.upload(request, tmp_path / "update", lambda done: None)
 
 
 class Slow(Cache):

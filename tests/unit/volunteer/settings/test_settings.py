@@ -18,10 +18,10 @@ from volunteer.cli.main import run_command
 from volunteer.settings import settings as config
 from volunteer.settings.display import Display
 from volunteer.settings.settings import Settings
-from volunteer.settings.work_rules import Rules
+from volunteer.settings.work_rules import WorkRules
 
 
-def load(path: Path, flags: dict[str, Any] | None = None, **environ: str) -> config.Loaded:
+def load(path: Path, flags: dict[str, Any] | None = None, **environ: str) -> config.LoadedSettings:
     return config.load(flags, environ=environ, path=path / "config.toml")
 
 
@@ -205,7 +205,7 @@ def test_any_text_survives_saving(
 def test_every_setting_is_described() -> None:
     rows = config.TABLE.rows()
     assert [row.name for row in rows] == list(config.TABLE.names)
-    parts = (Rules, Display, Settings)
+    parts = (WorkRules, Display, Settings)
     fields = [name for part in parts for name in part.__struct_fields__]
     assert sorted([*config.TABLE.names, "rules", "display"]) == sorted(
         fields
@@ -249,7 +249,7 @@ def test_a_device_takes_the_work_and_the_time_of_its_own(tmp_path: Path) -> None
     environ = {"VOLUNTEER_DEVICE_DUTY": "cuda:0=25", "VOLUNTEER_DEVICE_ROLES": "cpu=play learn"}
     rules = load(tmp_path, None, **environ).settings.rules
     assert (rules.duty("cuda:0"), rules.roles_of("cpu")) == (25, ("play", "learn"))
-    assert set(Rules().kinds("cpu")) == {"train", "selfplay", "learn", "evaluate"}
+    assert set(WorkRules().kinds("cpu")) == {"train", "selfplay", "learn", "evaluate"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tests.support.virtual_clock import VirtualClock
 from volunteer.control import commands
 from volunteer.control.commands import Command
 from volunteer.control.control import Control
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.stats.ledger_pages import ledger
 
 PAGE = 100
@@ -24,7 +24,7 @@ class Books:
             for n in range(lines)
         ]
         self.asked = 0
-        self.control = Control(Hub(VirtualClock()), self._answer)
+        self.control = Control(EventBus(VirtualClock()), self._answer)
 
     async def _answer(self, command: Command) -> tuple[tuple[LedgerRow, ...], str]:
         assert isinstance(command, commands.Query)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from volunteer.storage.evidence import Evidence
+from volunteer.storage.evidence import EvidenceFiles
 
 
 def test_what_a_killed_process_never_finished_goes_and_what_is_asked_for_stays(
@@ -12,12 +12,12 @@ def test_what_a_killed_process_never_finished_goes_and_what_is_asked_for_stays(
 ) -> None:
     state = tmp_path / "state"
     state.write_bytes(b"moments")
-    kept = Evidence(tmp_path / "evidence")
+    kept = EvidenceFiles(tmp_path / "evidence")
     sha256 = kept.add(state, "r-cpu")
     for name in ("1-1-0-0", "2-1-0-0", "3-1-0-0"):
         kept.keep(name, (sha256,))
     kept.ask("3-1-0-0", 7, (sha256,))
-    again = Evidence(tmp_path / "evidence", {"2-1-0-0"}.__contains__)
+    again = EvidenceFiles(tmp_path / "evidence", {"2-1-0-0"}.__contains__)
     assert [one.contribution for one in again.asked()] == [7]
     assert sorted(path.stem for path in again.root.glob("*.json")) == ["2-1-0-0", "3-1-0-0"]
     for name in ("2-1-0-0", "3-1-0-0"):

@@ -16,8 +16,8 @@ import pytest
 
 from shared.workloads.base import Progress, Result
 from volunteer.machine.device_memory import out_of_memory
-from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
-from volunteer.training.step_meter import Measured, StepMeter
+from volunteer.training.job import Finished, Interrupted, Spent, TrainingJob, TrainingReport
+from volunteer.training.step_meter import StepFigures, StepMeter
 from volunteer.training.trainer import Handle, ThreadDied, Trainer
 
 WAIT_S = 20.0
@@ -111,7 +111,7 @@ def training(clock: Ticking) -> Iterator[Trainer]:
         assert trainer.close(WAIT_S)
 
 
-def assignment(work: Steps, **more: Any) -> Assignment[int]:
+def assignment(work: Steps, **more: Any) -> TrainingJob[int]:
     values: dict[str, Any] = {
         "begin": lambda: work,
         "finish": lambda done, spent: done.count,
@@ -119,7 +119,7 @@ def assignment(work: Steps, **more: Any) -> Assignment[int]:
         "report": lambda report: None,
         "halved": lambda micro: None,
     }
-    return Assignment(**(values | more))
+    return TrainingJob(**(values | more))
 
 
 def outcome(handle: Handle[int]) -> Finished[int] | Interrupted:
@@ -398,9 +398,9 @@ def test_whoever_waits_for_a_thread_that_dies_is_told(monkeypatch: pytest.Monkey
     assert trainer.close(WAIT_S)
 
 
-def metered(work: Steps, clock: Ticking) -> list[Measured]:
+def metered(work: Steps, clock: Ticking) -> list[StepFigures]:
     """Train work with a meter; return what was measured."""
-    found: list[Measured] = []
+    found: list[StepFigures] = []
     with training(clock) as trainer:
         meter = StepMeter("cpu", found.append)
         outcome(trainer.submit(assignment(work, meter=meter)))

@@ -14,7 +14,12 @@ import pytest
 from shared.errors import InvalidRunFile
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_dataset import build_chat
-from shared.workloads.data.chat_template import ChatFrame, ChatTemplate, Message, template_beside
+from shared.workloads.data.chat_template import (
+    ChatFrame,
+    ChatTemplate,
+    DialogueTurn,
+    template_beside,
+)
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.tokenizer import (
     FIRST,
@@ -37,9 +42,9 @@ FORGETS = ChatTemplate(
 TOKENIZER = train_tokenizer(["how many legs has a spider? eight. <user> <assistant>"], 300)
 
 
-def turns(*texts: str) -> list[Message]:
+def turns(*texts: str) -> list[DialogueTurn]:
     roles: Any = ("user", "assistant")
-    return [Message(roles[at % 2], text) for at, text in enumerate(texts)]
+    return [DialogueTurn(roles[at % 2], text) for at, text in enumerate(texts)]
 
 
 def build(
@@ -135,7 +140,7 @@ def test_a_template_that_fails_and_a_method_whose_result_has_any_length_are_refu
     for source in ("''.expandtabs(9)", "''.translate({})", "''.join()", "'{1}'.format(1)"):
         source = f"{{{{ {source} }}}}"
         with pytest.raises(InvalidRunFile, match="refuses it"):
-            ChatTemplate(source).asked([Message("user", "?")])
+            ChatTemplate(source).asked([DialogueTurn("user", "?")])
 
 
 def test_a_dialogue_that_is_too_long_is_left_out_however_its_template_is_written(
@@ -156,7 +161,7 @@ def test_a_template_writes_what_it_would_without_bounds() -> None:
         "{% set x %}a{% endset %}{% set y | upper %}b{{ 1 ~ none ~ 'z' }}{% endset %}"
         "{% for m in messages %}{{ x + y ~ m.content * 2 }}{% endfor %}"
     )
-    assert ChatTemplate(source).asked([Message("user", "?")]) == ("a-007   b|c daB1NONEZ??")
+    assert ChatTemplate(source).asked([DialogueTurn("user", "?")]) == ("a-007   b|c daB1NONEZ??")
 
 
 def test_a_template_that_hides_the_question_has_no_frame() -> None:

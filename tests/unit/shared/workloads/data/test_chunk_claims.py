@@ -18,7 +18,7 @@ from shared.workloads.data.jsonl_zst import unpack
 from shared.workloads.data.pass_order import GROUP_SAMPLES_MAX, PassOrder
 from shared.workloads.data.windows import windows_of
 from shared.workloads.gomoku.records import GameRecord, InvalidGame, positions
-from shared.workloads.gomoku.rules import Rules
+from shared.workloads.gomoku.rules import BoardRules
 from tests.support.workloads import tiny_dcgan, tiny_gpt
 
 CLAIMED = 60_000_000
@@ -116,4 +116,4 @@ def test_searches_without_moves_make_no_positions() -> None:
         outcome=0,
     )
     with little_memory(), pytest.raises(InvalidGame, match="1 moves, but 1000000 searches"):
-        positions([record], Rules(size=15, win=5))
+        positions([record], BoardRules(size=15, win=5))

@@ -17,7 +17,7 @@ from shared.errors import InvalidRunFile
 from shared.workloads.data.classifier import load_judge
 from shared.workloads.data.image_dataset import ImageOptions, build_images
 from shared.workloads.data.image_files import Pixels
-from shared.workloads.data.image_sources import Picture, digit_pictures, read_pictures
+from shared.workloads.data.image_sources import SourceImage, digit_pictures, read_pictures
 from shared.workloads.data.skipped import Skipped
 from tests.support.workloads.tiny_dcgan import digits
 
@@ -167,11 +167,11 @@ def test_large_images_come_smaller(tmp_path: Path) -> None:
         assert 64 <= min(picture.pixels.shape[:2]) < 140
 
 
-def drawn(count: int) -> list[Picture]:
+def drawn(count: int) -> list[SourceImage]:
     def pixels(seed: int) -> Pixels:
         return np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)
 
-    return [Picture(str(seed), pixels(seed)) for seed in range(count)]
+    return [SourceImage(str(seed), pixels(seed)) for seed in range(count)]
 
 
 def test_images_without_folders_are_grouped_by_how_they_look() -> None:

@@ -21,7 +21,7 @@ from shared.workloads.data.documents import (
     standard_library_documents,
 )
 from shared.workloads.data.skipped import Skipped
-from shared.workloads.data.text_dataset import Building, build_text
+from shared.workloads.data.text_dataset import TextBuild, build_text
 from shared.workloads.data.tokenizer import ChunkWriter, TokenChunk, load_tokenizer, train_tokenizer
 from tests.support.examples import examples
 
@@ -222,7 +222,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
 
 
 def test_progress_reaches_the_end() -> None:
-    seen: list[Building] = []
+    seen: list[TextBuild] = []
     build_text("tales", stories(100), Store().put, vocab_size=300, on_progress=seen.append)
     assert {"reading", "tokenizer", "writing"} == {found.stage for found in seen}
     assert seen[-1].done_bytes == seen[-1].total_bytes > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shared.workloads.generation import batch as generation_batch
-from shared.workloads.generation.batch import Batch, Made, Sequence
+from shared.workloads.generation.batch import Batch, NextToken, Sequence
 from shared.workloads.generation.sampling import choose, uniform
 from shared.workloads.generation.text_stream import TextStream
 from shared.workloads.gpt.config import GptConfig
@@ -41,14 +41,14 @@ def sequence(id: str, tokens: list[int], **values: Any) -> Sequence:
     return Sequence(id=id, prompt=tuple(tokens), **{"max_tokens": 20, "seed": 7, **values})
 
 
-def drain(batch: Batch) -> list[Made]:
-    made: list[Made] = []
+def drain(batch: Batch) -> list[NextToken]:
+    made: list[NextToken] = []
     while len(batch):
         made.extend(batch.step())
     return made
 
 
-def tokens_of(made: list[Made], id: str) -> list[int]:
+def tokens_of(made: list[NextToken], id: str) -> list[int]:
     return [each.chosen.token for each in made if each.id == id and each.chosen]
 
 
@@ -111,7 +111,7 @@ def test_by_seed_the_same_alone_and_among_others(given: Any) -> None:
         batch = Batch(engine)
         batch.add(sequence(str(index), engine.encode(prompt), seed=index, top_p=0.9))
         alone[str(index)] = tokens_of(drain(batch), str(index))
-    batch, made = Batch(engine), list[Made]()
+    batch, made = Batch(engine), list[NextToken]()
     for index, prompt in enumerate(PROMPTS):  # one more than slots
         batch.add(sequence(str(index), engine.encode(prompt), seed=index, top_p=0.9))
         made.extend(batch.step())

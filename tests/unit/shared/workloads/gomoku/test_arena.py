@@ -8,7 +8,7 @@ import itertools
 
 from shared.workloads.gomoku.arena import Arena, GamePlan
 from shared.workloads.gomoku.records import Manner
-from shared.workloads.gomoku.rules import Boards, Rules
+from shared.workloads.gomoku.rules import BoardRules, Boards
 from shared.workloads.gomoku.search import Floats, uniform
 
 
@@ -24,7 +24,7 @@ def test_it_comes_back_after_every_batch_when_asked_to() -> None:
 
     plans = (GamePlan(game=n, seed=n, players=("one", "one")) for n in itertools.count())
     manner = Manner(simulations=8, temperature_plies=4, noise=0.25)
-    arena = Arena(Rules(size=4, win=3), manner, 3, {"one": evaluator}, lambda: next(plans))
+    arena = Arena(BoardRules(size=4, win=3), manner, 3, {"one": evaluator}, lambda: next(plans))
     ended = []
     for turn in range(1, 200):
         ended += arena.advance(limit_s=0.0)

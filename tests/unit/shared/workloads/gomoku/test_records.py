@@ -26,7 +26,7 @@ from shared.workloads.gomoku.records import (
     flat,
     positions,
 )
-from shared.workloads.gomoku.rules import Position, Rules
+from shared.workloads.gomoku.rules import BoardRules, Position
 from shared.workloads.gomoku.verification import Bench, examine, numbering
 from tests.support.workloads.tiny_gomoku import (
     WORKLOAD,
@@ -150,7 +150,7 @@ def test_positions_are_seen_by_whoever_is_to_move(games: list[GameRecord]) -> No
 # ------------------------------------------------------------------------------------------- fakes
 
 
-def invented(record: GameRecord, rules: Rules, rng: np.random.Generator) -> GameRecord:
+def invented(record: GameRecord, rules: BoardRules, rng: np.random.Generator) -> GameRecord:
     """Moves that anybody can make without a network, with visits from which they would have been
     drawn.
     """

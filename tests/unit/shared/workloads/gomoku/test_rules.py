@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from shared.workloads.games import cell_name
 from shared.workloads.gomoku.rules import (
+    BoardRules,
     IllegalMove,
     Position,
-    Rules,
     drawing,
     empty,
     inverse_symmetries,
@@ -42,7 +42,7 @@ boards = st.integers(3, 8).flatmap(lambda size: st.tuples(st.just(size), st.inte
 @given(boards, st.randoms(use_true_random=False))
 def test_a_game_goes_as_the_naive_rules_say(shape: tuple[int, int], random: object) -> None:
     size, win = shape
-    position, naive = Position(Rules(size, win)), Naive(size, win)
+    position, naive = Position(BoardRules(size, win)), Naive(size, win)
     cells = list(range(size * size))
     random.shuffle(cells)  # type: ignore[attr-defined]
     for move in cells:
@@ -59,7 +59,7 @@ def test_a_game_goes_as_the_naive_rules_say(shape: tuple[int, int], random: obje
 
 @given(boards, st.integers(0, 7), st.integers(0, 2**32))
 def test_a_turned_game_is_the_same_game(shape: tuple[int, int], turn: int, seed: int) -> None:
-    rules = Rules(*shape)
+    rules = BoardRules(*shape)
     moves = np.random.default_rng(seed).permutation(rules.cells)
     there = inverse_symmetries(rules.size)[turn]
     one, other = Position(rules), Position(rules)
@@ -92,7 +92,7 @@ LINES = {
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 @pytest.mark.parametrize("last", range(5))
 def test_five_in_a_row_win_whichever_stone_comes_last(line: list[int], last: int) -> None:
-    rules = Rules(15, 5)
+    rules = BoardRules(15, 5)
     board = empty(rules, 1)
     board[0, line] = -1
     assert wins(rules, board, np.array([line[last]]))[0]
@@ -101,7 +101,7 @@ def test_five_in_a_row_win_whichever_stone_comes_last(line: list[int], last: int
 
 
 def test_six_in_a_row_win_too_and_rows_do_not_run_over_the_border() -> None:
-    rules = Rules(15, 5)
+    rules = BoardRules(15, 5)
     board = empty(rules, 1)
     board[0, [30, 31, 32, 34, 35, 33]] = 1
     assert wins(rules, board, np.array([33]))[0]
@@ -111,7 +111,7 @@ def test_six_in_a_row_win_too_and_rows_do_not_run_over_the_border() -> None:
 
 
 def test_a_full_board_without_a_row_is_a_draw() -> None:
-    position = Position(Rules(3, 3), [0, 1, 2, 4, 3, 5, 7, 6, 8])
+    position = Position(BoardRules(3, 3), [0, 1, 2, 4, 3, 5, 7, 6, 8])
     assert position.over
     assert position.winner == 0
 
@@ -127,7 +127,7 @@ def test_a_full_board_without_a_row_is_a_draw() -> None:
 )
 def test_an_illegal_move_is_named(moves: list[int], sentence: str) -> None:
     with pytest.raises(IllegalMove, match=sentence):
-        Position(Rules(3, 3), moves)
+        Position(BoardRules(3, 3), moves)
 
 
 def test_cells_have_names() -> None:
@@ -141,14 +141,14 @@ def test_cells_have_names() -> None:
 def test_the_row_that_won_is_known(line: list[int], last: int) -> None:
     mine, others = [*line[:last], *line[last + 1 :], line[last]], [1, 3, 5, 8]
     moves = [move for pair in zip(mine, others, strict=False) for move in pair]
-    position = Position(Rules(15, 5), [*moves, mine[-1]])
+    position = Position(BoardRules(15, 5), [*moves, mine[-1]])
     assert position.winner == 1
     assert position.row() == tuple(sorted(line))
-    assert Position(Rules(15, 5), moves).row() == ()
+    assert Position(BoardRules(15, 5), moves).row() == ()
 
 
 def test_a_drawing_shows_who_lies_where() -> None:
-    position = Position(Rules(3, 3), [4, 0])
+    position = Position(BoardRules(3, 3), [4, 0])
     assert drawing(position.rules, position.board[0], last=0) == (
         " 3 o · ·\n 2 · X ·\n 1 · · ·\n   a b c"
     )

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from shared.workloads.gomoku.randomness import dirichlet, draw
 from shared.workloads.gomoku.rules import (
     OUTSIDE,
+    BoardRules,
     Boards,
     Position,
-    Rules,
     empty,
     inverse_symmetries,
     symmetries,
@@ -27,7 +27,7 @@ GOLDEN_NOISE = [0.22180869, 0.1953264, 0.37875482, 0.20411009]
 
 
 @cache
-def solve(rules: Rules, cells: tuple[int, ...], player: int) -> int:
+def solve(rules: BoardRules, cells: tuple[int, ...], player: int) -> int:
     """The value of a board for `player`, who is to move, by looking at everything."""
     if wins(rules, np.array([[*cells, OUTSIDE]] * len(cells), np.int8), np.arange(len(cells)))[
         [cell == -player for cell in cells]
@@ -48,7 +48,7 @@ def is_best(position: Position, move: int) -> bool:
     return -solve(position.rules, after(cells, move, player), -player) == worth
 
 
-def positions(rules: Rules, count: int, stones: range) -> list[Position]:
+def positions(rules: BoardRules, count: int, stones: range) -> list[Position]:
     found: list[Position] = []
     seed = 0
     while len(found) < count:
@@ -81,14 +81,14 @@ def search(
 @pytest.mark.parametrize(
     ("rules", "stones", "simulations"),
     [
-        (Rules(3, 3), range(0, 7), 3000),
-        (Rules(4, 3), range(7, 12), 2000),
-        (Rules(4, 4), range(9, 14), 2000),
+        (BoardRules(3, 3), range(0, 7), 3000),
+        (BoardRules(4, 3), range(7, 12), 2000),
+        (BoardRules(4, 4), range(9, 14), 2000),
     ],
     ids=str,
 )
 def test_it_finds_the_moves_of_an_exact_solver(
-    rules: Rules, stones: range, simulations: int
+    rules: BoardRules, stones: range, simulations: int
 ) -> None:
     found = positions(rules, 40, stones)
     visits = search(found, simulations).visits()
@@ -97,7 +97,7 @@ def test_it_finds_the_moves_of_an_exact_solver(
 
 
 def test_a_won_game_is_known_to_be_won() -> None:
-    position = Position(Rules(6, 4), [0, 6, 1, 7, 2, 8])
+    position = Position(BoardRules(6, 4), [0, 6, 1, 7, 2, 8])
     done = search([position], 64)
     assert done.visits()[0].argmax() == 3
     assert done.values()[0] > 0.5
@@ -107,7 +107,7 @@ def test_a_won_game_is_known_to_be_won() -> None:
 
 @pytest.mark.parametrize("leaves", [1, 4, 7])
 def test_every_simulation_is_a_visit_of_a_legal_move(leaves: int) -> None:
-    found = positions(Rules(5, 4), 12, range(0, 20))
+    found = positions(BoardRules(5, 4), 12, range(0, 20))
     visits = search(found, 50, opinion, leaves=leaves).visits()
     assert visits.sum(axis=1).tolist() == [50] * 12
     taken = np.concatenate([p.board[:, :-1] for p in found]) != 0
@@ -116,7 +116,7 @@ def test_every_simulation_is_a_visit_of_a_legal_move(leaves: int) -> None:
 
 @pytest.mark.parametrize("leaves", [1, 5])
 def test_what_shares_the_batch_changes_nothing(leaves: int) -> None:
-    found = positions(Rules(5, 4), 9, range(0, 20))
+    found = positions(BoardRules(5, 4), 9, range(0, 20))
     together = search(found, 60, opinion, leaves=leaves)
     alone = [search([one], 60, opinion, leaves=leaves) for one in found]
     assert np.array_equal(together.visits(), np.concatenate([one.visits() for one in alone]))
@@ -124,7 +124,7 @@ def test_what_shares_the_batch_changes_nothing(leaves: int) -> None:
 
 
 def test_a_search_can_be_used_again() -> None:
-    found = positions(Rules(5, 4), 4, range(0, 20))
+    found = positions(BoardRules(5, 4), 4, range(0, 20))
     done = search(found, 40, opinion)
     first = done.visits()
     done.start(found[1].board, np.array([found[1].player], np.int8))
@@ -134,7 +134,7 @@ def test_a_search_can_be_used_again() -> None:
 
 @pytest.mark.parametrize("turn", range(8))
 def test_a_turned_position_is_searched_the_same(turn: int) -> None:
-    rules = Rules(5, 4)
+    rules = BoardRules(5, 4)
     there, back = symmetries(5)[turn], inverse_symmetries(5)[turn]
 
     def turned(boards: Boards) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -149,14 +149,14 @@ def test_a_turned_position_is_searched_the_same(turn: int) -> None:
 
 
 def test_several_leaves_at_once_search_nearly_as_well() -> None:
-    found = positions(Rules(3, 3), 30, range(0, 6))
+    found = positions(BoardRules(3, 3), 30, range(0, 6))
     visits = search(found, 3000, leaves=8).visits()
     wrong = [p.moves for p, row in zip(found, visits, strict=True) if not is_best(p, row.argmax())]
     assert not wrong
 
 
 def test_noise_at_the_root_makes_searches_differ() -> None:
-    rules = Rules(5, 4)
+    rules = BoardRules(5, 4)
     legal = empty(rules, 1)[0, :-1] == 0
     stir = np.stack([dirichlet(seed, 0, legal) for seed in range(20)])
     found = [Position(rules)] * 20

@@ -13,11 +13,11 @@ import torch
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import count
 from shared.workloads.base import TrainSettings, load
-from shared.workloads.elo import Meeting, Score, ratings
+from shared.workloads.elo import MatchScore, Meeting, ratings
 from shared.workloads.gomoku.config import GomokuConfig
 from shared.workloads.gomoku.network import GomokuNet, NetEvaluator, build
 from shared.workloads.gomoku.records import decode, score
-from shared.workloads.gomoku.rules import Position, Rules
+from shared.workloads.gomoku.rules import BoardRules, Position
 from shared.workloads.gomoku.tactics import EACH, KINDS, completing, forking, kind_of, suite
 from shared.workloads.gomoku.workload import GomokuWorkload
 from tests.support.workloads.tiny_gomoku import (
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_the_layers(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- tactics
 
 
-def naive_completing(rules: Rules, moves: list[int], player: int) -> set[int]:
+def naive_completing(rules: BoardRules, moves: list[int], player: int) -> set[int]:
     found = set()
     for move in range(rules.cells):
         if move in moves:
@@ -133,7 +133,7 @@ def naive_completing(rules: Rules, moves: list[int], player: int) -> set[int]:
 
 
 def test_completing_moves_are_those_that_win() -> None:
-    rules = Rules(6, 4)
+    rules = BoardRules(6, 4)
     seen = 0
     for seed in range(60):
         moves = np.random.default_rng(seed).permutation(36)[: 8 + seed % 8].tolist()
@@ -150,8 +150,8 @@ def test_completing_moves_are_those_that_win() -> None:
     assert seen > 5
 
 
-@pytest.mark.parametrize("rules", [Rules(6, 4), Rules(15, 5)], ids=str)
-def test_answers_of_the_suite_hold(rules: Rules) -> None:
+@pytest.mark.parametrize("rules", [BoardRules(6, 4), BoardRules(15, 5)], ids=str)
+def test_answers_of_the_suite_hold(rules: BoardRules) -> None:
     found = suite(rules)
     assert np.bincount(found.kinds).tolist() == [EACH] * len(KINDS)
     for board, answers, kind in zip(found.boards, found.answers, found.kinds, strict=True):
@@ -185,7 +185,9 @@ def test_version_0_scores_like_somebody_who_guesses() -> None:
 
 def test_ratings_come_from_all_games_together() -> None:
     def met(one: int, other: int, wins: int, losses: int, draws: int = 0) -> Meeting:
-        return Meeting(one=one, other=other, score=Score(wins=wins, draws=draws, losses=losses))
+        return Meeting(
+            one=one, other=other, score=MatchScore(wins=wins, draws=draws, losses=losses)
+        )
 
     found = ratings([met(1, 0, 300, 100), met(2, 1, 300, 100)], anchor=0)
     assert found[0].elo == found[0].error == 0
@@ -200,9 +202,9 @@ def test_ratings_come_from_all_games_together() -> None:
 def test_ratings_stay_finite_and_leave_out_who_met_nobody() -> None:
     found = ratings(
         [
-            Meeting(one=1, other=0, score=Score(wins=100)),
-            Meeting(one=8, other=7, score=Score(wins=1)),
-            Meeting(one=3, other=3, score=Score(wins=1)),
+            Meeting(one=1, other=0, score=MatchScore(wins=100)),
+            Meeting(one=8, other=7, score=MatchScore(wins=1)),
+            Meeting(one=3, other=3, score=MatchScore(wins=1)),
         ],
         anchor=0,
     )
@@ -215,7 +217,7 @@ def test_ratings_stay_finite_and_leave_out_who_met_nobody() -> None:
     ("won", "lost", "likelihood"), [(0, 0, 0.5), (5, 5, 0.5), (16, 0, 1.0), (12, 4, 0.977)]
 )
 def test_superiority_is_a_likelihood(won: int, lost: int, likelihood: float) -> None:
-    found = Score(wins=won, losses=lost, draws=3).superiority
+    found = MatchScore(wins=won, losses=lost, draws=3).superiority
     assert found == pytest.approx(likelihood, abs=2e-3)
 
 

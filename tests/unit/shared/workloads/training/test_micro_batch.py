@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shared.workloads.training.micro_batch import Pace
+from shared.workloads.training.micro_batch import MicroBatchPace
 
 FAST_S = 0.001
 
 
-def grown(pace: Pace) -> int:
+def grown(pace: MicroBatchPace) -> int:
     """The size that quick work comes to."""
     for _ in range(40):
         pace.record(pace.micro, FAST_S * pace.micro)
@@ -15,7 +15,7 @@ def grown(pace: Pace) -> int:
 
 
 def test_work_begins_with_the_size_that_was_good_before() -> None:
-    pace = Pace(16, 1e12, "cpu")
+    pace = MicroBatchPace(16, 1e12, "cpu")
     assert pace.micro == 1  # a guess for a slow core
     pace.begin_with(8, most=False, room=0)
     assert pace.micro == 8
@@ -23,7 +23,7 @@ def test_work_begins_with_the_size_that_was_good_before() -> None:
 
 
 def test_a_size_that_memory_set_is_not_passed_again() -> None:
-    pace = Pace(16, 1e12, "cuda:0")
+    pace = MicroBatchPace(16, 1e12, "cuda:0")
     assert pace.micro == 16
     pace.begin_with(4, most=True, room=0)
     assert pace.micro == 4
@@ -31,13 +31,13 @@ def test_a_size_that_memory_set_is_not_passed_again() -> None:
 
 
 def test_another_batch_limits_what_is_remembered() -> None:
-    pace = Pace(4, 1e12, "cpu")
+    pace = MicroBatchPace(4, 1e12, "cpu")
     pace.begin_with(16, most=True, room=0)
     assert pace.micro == 4
 
 
 def test_memory_that_is_left_limits_what_a_micro_batch_keeps() -> None:
-    pace = Pace(16, 1e12, "cpu")
+    pace = MicroBatchPace(16, 1e12, "cpu")
     pace.begin_with(0, most=False, room=1000)
     assert pace.micro == 1
     for _ in range(2):

@@ -13,7 +13,7 @@ import torch
 
 from shared.workloads.base import TrainSettings
 from shared.workloads.training.lr_schedule import learning_rate, warmup
-from shared.workloads.training.micro_batch import Pace
+from shared.workloads.training.micro_batch import MicroBatchPace
 from shared.workloads.training.optimizer import InnerOptimizer
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, Weights, config, finish, job, sums
 
@@ -134,7 +134,7 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_a_micro_batch_answers_within_half_a_second() -> None:
-    pace = Pace(64, flops_per_sample=1e6, device="cpu")
+    pace = MicroBatchPace(64, flops_per_sample=1e6, device="cpu")
     assert pace.micro == 64
     pace.record(64, 5.0)
     assert pace.micro == 64  # one hiccup
@@ -143,8 +143,8 @@ def test_a_micro_batch_answers_within_half_a_second() -> None:
     for _ in range(20):
         pace.record(pace.micro, 0.001 * pace.micro)
     assert pace.micro == 64
-    heavy = Pace(64, flops_per_sample=1e13, device="cpu")
-    assert (heavy.micro, Pace(64, 1e13, "cuda:0").micro) == (1, 64)
+    heavy = MicroBatchPace(64, flops_per_sample=1e13, device="cpu")
+    assert (heavy.micro, MicroBatchPace(64, 1e13, "cuda:0").micro) == (1, 64)
     assert pace.halve() == 32
     for _ in range(20):
         pace.record(pace.micro, 0.001)

@@ -1,0 +1,128 @@
+"""Another coordinator at the address of the one that was joined gets no secret and ends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.clock import SystemClock
+from shared.errors import InvalidName, Unauthorized, Unreachable
+from tests.support.local_coordinator import local_coordinator
+from tests.support.local_volunteer import LocalMachine, Network, local_machine
+from tests.support.served import served
+from volunteer.control import events
+from volunteer.net.client import ApiCall, Client
+from volunteer.net.tls import Address
+
+ANOTHER = "another coordinator answers"
+
+
+class Heard(httpx.AsyncBaseTransport):
+    """The way to a coordinator, with what was sent over it."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self.inner = inner
+        self.paths: list[str] = []
+        self.secrets: list[str] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.paths.append(request.url.path)
+        if "authorization" in request.headers:
+            self.secrets.append(request.url.path)
+        return await self.inner.handle_async_request(request)
+
+
+async def test_a_volunteer_waits_for_the_coordinator_that_it_joined(tmp_path: Path) -> None:
+    async with (
+        local_machine(tmp_path) as machine,
+        local_coordinator(tmp_path / "another") as another,
+        machine.working() as process,
+    ):
+        await process.until(events.Claimed)
+        process.network.cut = True
+        await process.until(events.Connection, lambda event: not event.online)
+        heard = Heard(another.transport)
+        process.network.inner = heard
+        process.network.cut = False
+        said = await process.until(events.Connection, lambda event: ANOTHER in event.message)
+        assert not said.online
+        process.network.inner = machine.home.transport
+        async with process.eventually():
+            while (await machine.home.coordinator.volunteers.show("Ann")).person.work.accepted < 2:
+                await process.tick()
+        assert heard.secrets == []
+        assert set(heard.paths) == {"/api/v1/server"}
+        assert not process.all(events.Stopped)
+
+
+async def test_it_waits_at_its_start_too_and_at_a_401_without_a_lost_connection(
+    tmp_path: Path,
+) -> None:
+    async with (
+        local_machine(tmp_path) as machine,
+        local_coordinator(tmp_path / "another") as another,
+        machine.working() as process,
+    ):
+        heard = Heard(another.transport)
+        process.network.inner = heard
+        await process.until(events.Connection, lambda event: ANOTHER in event.message)
+        assert heard.secrets == []
+        process.network.inner = machine.home.transport
+        await process.until(events.Claimed)
+        process.network.inner = another.transport  # a balancer with two coordinators
+        many = len(process.told)
+        async with process.eventually():
+            while not any(
+                isinstance(event, events.Connection) and ANOTHER in event.message
+                for event in process.told[many:]
+            ):
+                await process.tick()
+        assert not process.all(events.Stopped)
+
+
+async def test_a_new_connection_that_is_not_encrypted_is_asked_before_its_first_secret(
+    tmp_path: Path,
+) -> None:
+    heard = bytearray()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.extend(await reader.read(1 << 16))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    question = ApiCall(method="GET", path="/workers/me", reply=dict[str, Any], patience_s=0.0)
+    async with local_coordinator(tmp_path) as home:
+        async with served(home, ticking=False) as url:
+            key = (await home.coordinator.server.info()).public_key
+            address = Address(url=url, public_key=key)
+            client = Client(address, clock=SystemClock(), token="w-1.secret")
+            with pytest.raises(Unauthorized, match="damaged"):
+                await client.call(question)
+        # The connection was idle when it was closed: no error has told of it.
+        port = int(url.rpartition(":")[2])
+        async with await asyncio.start_server(take, "127.0.0.1", port, reuse_address=True):
+            with pytest.raises(Unreachable, match=ANOTHER):
+                await client.call(question)
+        await client.close()
+    assert heard.startswith(b"GET /api/v1/server?nonce=")
+    assert b"secret" not in heard
+    assert b"uthorization" not in heard
+
+
+async def test_a_name_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "house", open=True, proof_of_work_bits=8) as home:
+        ann = LocalMachine(tmp_path / "ann", home)
+        await ann.join("Ann")
+        bob = LocalMachine(tmp_path / "bob", home)
+        for name, why in (("Ann", '"Ann 2" is free'), ("\u05d0\u05d1\u05d2 RLO", "one script")):
+            network = Network(home.transport)
+            with pytest.raises(InvalidName, match=why):
+                await bob.join(name, network)
+            assert not [seen for seen in network.seen if seen.endswith("/register")]
+        network = Network(home.transport)
+        assert (await bob.join("Bob", network)).nickname == "Bob"
+        assert sum(seen.endswith("/challenge") for seen in network.seen) == 1

@@ -1,0 +1,73 @@
+"""Peer at the coordinator's address: it proves that it holds the key of the coordinator that the
+volunteer joined, before a secret is sent to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from shared.errors import BadSignature, Unreachable
+from shared.sentences import Sentence
+from shared.signing import identity_payload, verify
+from volunteer.net.tls import Address
+
+Ask = Callable[[str], Awaitable[str]]  # a nonce is sent without a secret, its proof returned
+
+
+class Peer:
+    """Holds whether the peer was recognised since the last connection was lost."""
+
+    def __init__(self, address: Address, ask: Ask) -> None:
+        self._address = address
+        self._ask = ask
+        self._known = not address.public_key
+        self._asking = asyncio.Lock()
+
+    def forget(self) -> None:
+        """Have the peer recognised again before the next secret."""
+        self._known = not self._address.public_key
+
+    async def recognise(self) -> None:
+        """Ask for a signature over a fresh nonce, unless the peer is known.
+
+        Raises Unreachable where another key, or none, answers.
+        """
+        async with self._asking:
+            if self._known:
+                return
+            nonce, key = secrets.token_hex(16), self._address.public_key
+            proof = await self._ask(nonce)
+            try:
+                verify(bytes.fromhex(key), identity_payload(nonce), bytes.fromhex(proof))
+            except (BadSignature, ValueError) as error:
+                raise Unreachable(another(self._address)) from error
+            self._known = True
+
+    def tracer(self) -> Callable[[str, Mapping[str, Any]], Awaitable[None]]:
+        """Return a trace of one request that recognises whoever a new connection reached, before
+        the request's headers are sent over it.
+        """
+        fresh = False
+
+        async def trace(event: str, _: Mapping[str, Any]) -> None:
+            nonlocal fresh
+            if event == "connection.connect_tcp.complete":
+                fresh = True
+            elif event == "http11.send_request_headers.started" and fresh:
+                fresh = False
+                self.forget()
+                await self.recognise()
+
+        return trace
+
+
+def another(address: Address) -> Sentence:
+    """Return what is said where somebody else answers."""
+    return Sentence(
+        "another coordinator answers at {url} than the one you joined; nothing is sent to it, and "
+        "yours is waited for",
+        url=address.url,
+    )
