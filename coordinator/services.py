@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -43,6 +43,7 @@ from coordinator.intake.uploads import Uploads
 from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.healing import Healing
 from coordinator.merging.merger import Merger
+from coordinator.platform import Platform
 from coordinator.rate_limit import Rates
 from coordinator.rules import thresholds
 from coordinator.rules.overview import ReplicaFigures
@@ -58,7 +59,6 @@ from coordinator.scheduling.renewals import Renewals
 from coordinator.selfplay.game_intake import Harvest
 from coordinator.selfplay.replay import Replay
 from coordinator.signals import Signals
-from coordinator.storage.blobs import BlobStore
 from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
@@ -83,18 +83,10 @@ BackgroundJob = Callable[[asyncio.Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coordinator:
+class Coordinator(Platform):
     """Every service of one coordinator, wired together."""
 
-    settings: Settings
-    clock: Clock
-    db: Database
-    blobs: BlobStore
-    key: SigningKey
-    signals: Signals
-    threads: Executor
     computing: tuple[Compute, ...]
-    space: Space
     rates: Rates
     traffic: TrafficCounter
     server: ServerIdentity
@@ -161,33 +153,32 @@ class Coordinator:
     async def _wire(
         cls, settings: Settings, clock: Clock, db: Database, key: SigningKey, separate: bool
     ) -> Self:
-        blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
-        on = (db, clock, signals := Signals(clock), blobs)
+        signals = Signals(clock)
         await signals.connect(db)
-        threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
-        space = Space(settings.directory, settings.space_floor_bytes, clock)
-        renewals = Renewals(db, clock)
-        claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
-        uploads = Uploads(db, clock, signals, blobs, settings)
-        computing, *looking = _computing(separate)
-        runs = Runs(db, clock, signals, blobs, key, computing)
-        runs.configure(open=settings.open)
-        examiners = _examiners(on, tuple(looking), settings, key)
-        intake = Intake(*on, threads, examiners)
-        server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
-        await server.load()
-        merger = Merger(*on, runs, evaluation := Evaluation(*on, computing))
-        merger.configure(settings.constants)
-        return cls(
+        on = Platform(
             settings=settings,
             clock=clock,
             db=db,
-            blobs=blobs,
+            blobs=open_blobs(settings.blobs_url, settings.directory / "cache"),
             key=key,
             signals=signals,
-            threads=threads,
-            computing=(computing, *looking),
-            space=space,
+            threads=ThreadPoolExecutor(max_workers=4, thread_name_prefix="work"),
+            space=Space(settings.directory, settings.space_floor_bytes, clock),
+        )
+        renewals = Renewals(db, clock)
+        claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
+        computing = _computing(separate)
+        runs = Runs(on, computing[0])
+        runs.configure(open=settings.open)
+        examiners, uploads = _examiners(on, computing[1:]), Uploads(on)
+        intake = Intake(on, examiners)
+        server = ServerIdentity(on, runs.queries.listing)
+        await server.load()
+        merger = Merger(on, runs, evaluation := Evaluation(on, computing[0]))
+        merger.configure(settings.constants)
+        return cls(
+            **{each.name: getattr(on, each.name) for each in fields(on)},
+            computing=computing,
             rates=Rates(settings, clock.monotonic),
             traffic=TrafficCounter(),
             server=server,
@@ -201,21 +192,21 @@ class Coordinator:
             heartbeats=Heartbeats(db, clock, renewals, runs),
             queue=Queue(db, clock, signals, claims, renewals),
             uploads=uploads,
-            datasets=Datasets(db, clock, blobs, threads),
+            datasets=Datasets(on),
             runs=runs,
             run_queries=runs.queries,
-            export=Export(db, blobs, computing),
-            samples=Samples(db, clock, blobs, threads),
+            export=Export(db, on.blobs, computing[0]),
+            samples=Samples(on),
             intake=intake,
             recomputes=examiners.recomputes,
-            alerts=Alerts(db, clock, settings, space),
+            alerts=Alerts(db, clock, settings, on.space),
             merger=merger,
             evaluation=evaluation,
-            replay=Replay(db, clock, signals, blobs, threads),
-            upkeep=Upkeep(db, clock, signals, blobs, intake, uploads),
-            checks=Checks(db, blobs, Ledger(db), key),
+            replay=Replay(on),
+            upkeep=Upkeep(on, intake, uploads),
+            checks=Checks(db, on.blobs, Ledger(db), key),
             overviews=Overviews(db, clock, settings.name, thresholds.of_settings(settings)),
-            boxes=TransferBoxes(blobs.scratch() / "depot", clock, space),
+            boxes=TransferBoxes(on.blobs.scratch() / "depot", clock, on.space),
         )
 
     @cached_property
@@ -230,7 +221,7 @@ class Coordinator:
     @cached_property
     def checkers(self) -> Checkers:
         """Return the service of the organiser's auditors."""
-        return Checkers(self.db, self.clock, self.signals, self.recomputes)
+        return Checkers(self, self.recomputes)
 
     @property
     def audits(self) -> Audits:
@@ -373,20 +364,14 @@ def _computing(separate: bool) -> tuple[Compute, ...]:
     )
 
 
-def _examiners(
-    on: tuple[Database, Clock, Signals, BlobStore],
-    looking: tuple[Compute, ...],
-    settings: Settings,
-    key: SigningKey,
-) -> Examiners:
+def _examiners(on: Platform, computing: tuple[Compute, ...]) -> Examiners:
     """Wire those who look into contributions."""
-    db, clock, signals, blobs = on
-    checks, recomputes = looking
-    draws = Draws(key, ClaimTerms.of(settings).drawn)
+    checks, recomputes = computing
+    draws = Draws(on.key, ClaimTerms.of(on.settings).drawn)
     return Examiners(
-        games=Harvest(db, clock, blobs, checks, draws),
-        recomputes=Recomputes(db, clock, signals, blobs, recomputes, draws),
-        audits=Audits(db, clock, signals, blobs, draws),
+        games=Harvest(on, checks, draws),
+        recomputes=Recomputes(on, recomputes, draws),
+        audits=Audits(on, draws),
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from coordinator.certificates import write_private
 from coordinator.config import without_password
 from coordinator.database import key_values, record
+from coordinator.platform import Platform, Service
 from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import CachedValue
 from shared.decoding import decode
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from coordinator.config import Settings
     from coordinator.database.engine.open import Database
-    from shared.clock import Clock
 
 ADMIN = "admin"  # whose secret follows it in a token
 NONCE_CHARS_MAX = 64
@@ -46,24 +45,14 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     tls_pin: str = ""
 
 
-class ServerIdentity:
+class ServerIdentity(Service):
     """Answers requests for the identity of this coordinator; makes its join links."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Clock,
-        db: Database,
-        key: SigningKey,
-        listing: Callable[[], Awaitable[tuple[RunInfo, ...]]],
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._db = db
-        self._key = key
-        self._listing = CachedValue(listing, RUNS_S, clock)
+    def __init__(self, on: Platform, listing: Callable[[], Awaitable[tuple[RunInfo, ...]]]) -> None:
+        super().__init__(on)
+        self._listing = CachedValue(listing, RUNS_S, on.clock)
         self._admin_hash = self._metrics_hash = b""  # of none, until `load`
-        self.address = ServerAddress(url=settings.url or f"http://127.0.0.1:{settings.port}")
+        self.address = ServerAddress(url=on.settings.url or f"http://127.0.0.1:{on.settings.port}")
 
     async def load(self) -> None:
         """Read the address of the last server of this database."""

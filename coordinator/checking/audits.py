@@ -32,6 +32,7 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.runs import OPEN, RunRow
+from coordinator.platform import Platform, Service
 from coordinator.rules import audits as rules
 from coordinator.rules import checks
 from coordinator.rules.checks import ComputeDevice, Likeness, Redone, Result
@@ -54,10 +55,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
-    from coordinator.signals import Signals
-    from coordinator.storage.blobs import BlobStore
-    from shared.clock import Clock
     from shared.tensors.spec import Schema
 
 POLL_S = 60.0
@@ -71,16 +68,11 @@ AGREES = "a volunteer did it again, and its sums agree"
 log = structlog.get_logger("checks")
 
 
-class Audits:
+class Audits(Service):
     """Opens the audits of one server, and takes in their answers."""
 
-    def __init__(
-        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, draws: Draws
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
+    def __init__(self, on: Platform, draws: Draws) -> None:
+        super().__init__(on)
         self._draws = draws
         self.seconds = 0.0  # of volunteers, that this process has paid
 

@@ -20,15 +20,13 @@ from coordinator.checking.recompute import Recomputes
 from coordinator.checking.redo import SubmittedUpdate
 from coordinator.database import recomputes, record
 from coordinator.database.recomputes import RecomputeRow
+from coordinator.platform import Platform, Service
 from coordinator.rules.checks import ComputeDevice, Redone
-from coordinator.signals import Signals
-from shared.clock import Clock
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
 
 ENDED_MAX = 64  # recomputes that end without work, one after the other
 _HOLD = re.compile(r"[0-9a-f]{32}")
@@ -58,15 +56,11 @@ class CheckerVerdict(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Checkers:
+class Checkers(Service):
     """Gives recomputes to checkers, and settles what they report."""
 
-    def __init__(
-        self, db: Database, clock: Clock, signals: Signals, recomputes: Recomputes
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
+    def __init__(self, on: Platform, recomputes: Recomputes) -> None:
+        super().__init__(on)
         self._recomputes = recomputes
 
     async def take(self, name: str, machine: ComputeDevice, hold: str) -> CheckerOffer:

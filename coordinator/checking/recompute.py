@@ -37,11 +37,10 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
+from coordinator.platform import Platform, Service
 from coordinator.rules import checks as rules
 from coordinator.rules import likeness
 from coordinator.rules.checks import ComputeDevice, Redone, Result
-from coordinator.signals import Signals
-from shared.clock import Clock
 from shared.errors import Unavailable, VolunteerError
 from shared.protocol.accounts import Forfeited
 from shared.protocol.contributions import Commitment
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
-    from coordinator.database.engine.open import Database
-    from coordinator.storage.blobs import BlobStore
 
 Drawn = Literal["", "drawn", "never"]  # "never": nobody could do its task again
 POLL_S = 60.0  # for evidence that is overdue
@@ -69,22 +66,11 @@ class PreparedRecompute(msgspec.Struct, frozen=True, kw_only=True):
     given: SubmittedUpdate
 
 
-class Recomputes:
+class Recomputes(Service):
     """Orders, makes and judges the recomputes of one server."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        signals: Signals,
-        blobs: BlobStore,
-        compute: Compute,
-        draws: Draws,
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
+    def __init__(self, on: Platform, compute: Compute, draws: Draws) -> None:
+        super().__init__(on)
         self._compute = compute
         self._draws = draws
         self._begin_at_once = False  # one was ordered that needs no evidence

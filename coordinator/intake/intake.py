@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,7 @@ from coordinator.database.submissions import Background, NextPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
+from coordinator.platform import Platform, Service
 from coordinator.rules import codec_choice, trust, validation
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.validation import Evidence, Judgement, Measurement
@@ -46,9 +46,7 @@ from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
 from coordinator.scheduling.lease_message import UPDATES
 from coordinator.selfplay.game_intake import Harvest
-from coordinator.signals import Signals
 from coordinator.traffic import SLOW_S, Durations
-from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch
 from shared.protocol.base import Reason
@@ -61,8 +59,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
-    from coordinator.database.engine.open import Database
-    from coordinator.storage.blobs import BlobStore
 
 log = structlog.get_logger("intake")
 
@@ -95,23 +91,11 @@ class Examiners:
     audits: Audits
 
 
-class Intake:
+class Intake(Service):
     """Receives, checks and decides contributions."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        signals: Signals,
-        blobs: BlobStore,
-        threads: Executor,
-        examiners: Examiners,
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
-        self._threads = threads
+    def __init__(self, on: Platform, examiners: Examiners) -> None:
+        super().__init__(on)
         self._recomputes = examiners.recomputes
         self._harvest = examiners.games
         self.audits = examiners.audits

@@ -25,10 +25,10 @@ import msgspec
 
 from coordinator.database import contributions, datasets, recomputes, runs, tasks, uploads
 from coordinator.database.uploads import UploadRow, Use
+from coordinator.platform import Platform, Service
 from coordinator.rules.checks import REVEAL_MAX_S
 from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
-from coordinator.signals import Signals
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from coordinator.traffic import SLOW_S, Durations
 from shared.errors import (
@@ -50,10 +50,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
-    from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
-    from coordinator.storage.blobs import BlobStore
-    from shared.clock import Clock
 
 BATCH_BYTES = 2 << 20
 SMALL_BYTES = 256 << 10  # an upload, or the rest of one, that is received before it is written
@@ -136,23 +132,12 @@ class _PartialFile:
             self._file.close()
 
 
-class Uploads:
+class Uploads(Service):
     """Takes in the bytes of contributions."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        signals: Signals,
-        blobs: BlobStore,
-        settings: Settings,
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
-        self._settings = settings
-        self._directory = blobs.scratch() / "uploads"
+    def __init__(self, on: Platform) -> None:
+        super().__init__(on)
+        self._directory = on.blobs.scratch() / "uploads"
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()

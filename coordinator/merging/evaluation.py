@@ -21,12 +21,11 @@ from coordinator.database.evaluations import EvaluationRow, SuiteScoreRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.merging.suites import SuiteFile, SuiteOutcome, due, measure_suites
+from coordinator.platform import Platform, Service
 from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
-from coordinator.signals import Signals
 from coordinator.traffic import SLOW_S, Durations
-from shared.clock import Clock
 from shared.errors import Unavailable, VolunteerError
 from shared.local_data import LocalData
 from shared.workloads.base import Sample
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
-    from coordinator.storage.blobs import BlobStore
 
 POLL_S = 5.0
 TEXT_MAX = 4000  # characters of a sample kept in the database
@@ -68,16 +65,11 @@ def measure(
     return EvaluatedVersion(metrics=metrics, sample=shown)
 
 
-class Evaluation:
+class Evaluation(Service):
     """Measures versions in the background."""
 
-    def __init__(
-        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, compute: Compute
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
+    def __init__(self, on: Platform, compute: Compute) -> None:
+        super().__init__(on)
         self._compute = compute
         self.durations = Durations(SLOW_S)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, "done" or "failed"

@@ -45,22 +45,19 @@ from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
 from coordinator.plan.checks import BATCH_MAX
 from coordinator.plan.plan import in_phase
+from coordinator.platform import Platform, Service
 from coordinator.rules import steadiness
 from coordinator.runs import phases, publishing, settlement
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import Content
-from coordinator.signals import Signals
 from coordinator.traffic import SLOW_S, Durations
-from shared.clock import Clock
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
     from coordinator.merging.evaluation import Evaluation
     from coordinator.runs.runs import Runs
-    from coordinator.storage.blobs import BlobStore
 
 POLL_S = 1.0  # deadlines are looked at this often when nothing else wakes the merger
 FAILURES_MAX = 2  # then contributions are tried singly
@@ -84,28 +81,17 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
         return self.recipe.rows
 
 
-class Merger:
+class Merger(Service):
     """Watches the runs and merges what is due."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        signals: Signals,
-        blobs: BlobStore,
-        runs_service: Runs,
-        evaluation: Evaluation,
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
+    def __init__(self, on: Platform, runs_service: Runs, evaluation: Evaluation) -> None:
+        super().__init__(on)
         self._runs = runs_service
         self._evaluation = evaluation
         # One merge at a time in this process; `merge_threads` work within it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="merge")
         self._owner = secrets.token_hex(8)
-        self._parts = Parts(db, clock, signals, blobs, self._owner)
+        self._parts = Parts(on, self._owner)
         self.durations = Durations(SLOW_S)  # of merges that were committed
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, merged or failed or overtaken
         self.merged: Counter[str] = Counter()  # contributions, by run
@@ -113,7 +99,7 @@ class Merger:
 
     def configure(self, constants: Constants) -> None:
         """Set the number of threads of a merge, and how long its owner may be silent."""
-        self._threads = self._parts.threads = constants.merge_threads or half_the_cores()
+        self._merge_threads = self._parts.threads = constants.merge_threads or half_the_cores()
         self.lease_s = self._parts.lease_s = constants.merge_lease_s
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -318,7 +304,7 @@ class Merger:
 
     async def _at_once(self, recipe: MergeRecipe, path: Path) -> VersionDraft:
         """The whole model in one go, beside `path` its state."""
-        order = await recipe.order(self._blobs, self._threads)
+        order = await recipe.order(self._blobs, self._merge_threads)
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._thread, step.run, order, path, _state_of(path)
         )

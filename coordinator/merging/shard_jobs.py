@@ -28,15 +28,13 @@ from coordinator.database import merge_jobs, merges
 from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import MergeRecipe
-from coordinator.signals import Signals
-from shared.clock import Clock
+from coordinator.platform import Platform, Service
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
 from shared.tensors.frame import Written
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
     from coordinator.database.merges import MergeRow
     from coordinator.storage.blobs import BlobStore
 
@@ -78,16 +76,11 @@ class PartFailed(InvalidFrame):
     """A part could not be made, because of what it was given."""
 
 
-class Parts:
+class Parts(Service):
     """Makes parts of merges."""
 
-    def __init__(
-        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, owner: str
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
+    def __init__(self, on: Platform, owner: str) -> None:
+        super().__init__(on)
         self._pool = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="part")
         self._owner = owner
         self.threads = 1

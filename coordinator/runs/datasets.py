@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,8 @@ import msgspec
 
 from coordinator.database import audits, datasets, games, record, versions
 from coordinator.database.datasets import DatasetRow
+from coordinator.platform import Platform, Service
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
-from shared.clock import Clock
 from shared.errors import InvalidName, InvalidRunFile
 from shared.local_data import LocalData
 from shared.protocol.listings import dataset_view
@@ -25,20 +24,16 @@ from shared.workloads.data.task_suite import KIND as SUITE
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
     from coordinator.storage.blobs import BlobStore
 
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
 
 
-class Datasets:
+class Datasets(Service):
     """Adds datasets and says which blobs a volunteer may fetch."""
 
-    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, threads: Executor) -> None:
-        self._db = db
-        self._clock = clock
-        self._blobs = blobs
-        self._threads = threads
+    def __init__(self, on: Platform) -> None:
+        super().__init__(on)
 
     async def add(self, build: Build, skipped: Skipped | None = None) -> DatasetManifest:
         """Run `build(put)` in a thread, store every chunk it puts, then register the manifest.

@@ -25,6 +25,7 @@ from coordinator.database import (
 )
 from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
+from coordinator.platform import Platform, Service
 from coordinator.rules import run_file
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
@@ -41,8 +42,6 @@ from coordinator.runs.queries import RunQueries
 from coordinator.runs.settlement import settle_accepted
 from coordinator.runs.version_files import Content, Surroundings, TrainingProgress, write_weights
 from coordinator.runs.version_files import sign as sign_version
-from coordinator.signals import Signals
-from shared.clock import Clock
 from shared.errors import Conflict, InvalidRunFile, NotFound
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
@@ -55,10 +54,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.datasets import DatasetRow
-    from coordinator.database.engine.open import Database
     from coordinator.rules.run_file import RunFile
-    from coordinator.storage.blobs import BlobStore
-    from shared.signing import SigningKey
 
 
 def make_initial(stop: Stop, run: RunRow, path: Path) -> publishing.PreparedVersion:
@@ -91,24 +87,12 @@ def _copied(source: Path, target: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class Runs:
+class Runs(Service):
     """Creates, starts, stops and rolls back runs; `queries` reads them."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        signals: Signals,
-        blobs: BlobStore,
-        key: SigningKey,
-        compute: Compute,
-    ) -> None:
-        self.queries = RunQueries(db, clock, key)
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
-        self._key = key
+    def __init__(self, on: Platform, compute: Compute) -> None:
+        super().__init__(on)
+        self.queries = RunQueries(on.db, on.clock, on.key)
         self._compute = compute
         self._open = False
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,14 +17,13 @@ import msgspec
 from PIL import Image
 
 from coordinator.database import evaluations, runs
+from coordinator.platform import Platform, Service
 from coordinator.ttl_cache import REST, KeyedCache
-from shared.clock import Clock
 from shared.errors import NotFound
 from shared.workloads.data.image_files import SHOWN_PIXELS_MAX, open_image
 
 if TYPE_CHECKING:
-    from coordinator.database.engine.open import Database
-    from coordinator.storage.blobs import BlobStore
+    pass
 
 Kind = Literal["gif", "webp"]
 
@@ -51,7 +49,7 @@ class _Film(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class Samples:
+class Samples(Service):
     """Reads samples and makes time-lapses, one at a time.
 
     Anybody may ask for them, so what would search a history (the newest sample, the frames of a
@@ -59,15 +57,13 @@ class Samples:
     longer it took.
     """
 
-    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, threads: Executor) -> None:
-        self._db = db
-        self._blobs = blobs
-        self._threads = threads
+    def __init__(self, on: Platform) -> None:
+        super().__init__(on)
         self._newest: KeyedCache[str, tuple[VersionSample, ...]] = KeyedCache(
-            NEWEST_S, clock, rest=REST
+            NEWEST_S, on.clock, rest=REST
         )
         self._given: KeyedCache[tuple[str, Kind], bytes] = KeyedCache(
-            KEPT_S, clock, rest=REST, most=KEPT_MAX
+            KEPT_S, on.clock, rest=REST, most=KEPT_MAX
         )
         self._films: dict[tuple[str, Kind], _Film] = {}
         self._making = asyncio.Lock()

@@ -35,6 +35,7 @@ from coordinator.database.recomputes import DrawTerms
 from coordinator.database.runs import RunRow
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan import in_phase
+from coordinator.platform import Platform, Service
 from coordinator.rules import trust
 from coordinator.rules.checks import Result
 from coordinator.rules.sizing import Reached
@@ -42,7 +43,6 @@ from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
-from shared.clock import Clock
 from shared.errors import InvalidRunFile, NotFound
 from shared.protocol.base import Reason
 from shared.text import counted
@@ -52,8 +52,6 @@ from shared.workloads.games import Games, Inspection, KnownVersion
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
-    from coordinator.storage.blobs import BlobStore
 
 OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version
 TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the file; one always
@@ -92,16 +90,12 @@ def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) 
     )
 
 
-class Harvest:
+class Harvest(Service):
     """Checks files of games where `Compute` says: it runs the network."""
 
-    def __init__(
-        self, db: Database, clock: Clock, blobs: BlobStore, compute: Compute, draws: Draws
-    ) -> None:
-        self._db = db
+    def __init__(self, on: Platform, compute: Compute, draws: Draws) -> None:
+        super().__init__(on)
         self._draws = draws
-        self._clock = clock
-        self._blobs = blobs
         self._compute = compute
 
     async def check(self, row: ContributionRow) -> None:

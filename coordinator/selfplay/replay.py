@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,13 +21,12 @@ import structlog
 from coordinator.database import datasets, games, runs, tasks, versions
 from coordinator.database.games import ChunkRow, HarvestRow, Totals
 from coordinator.database.runs import RunRow
+from coordinator.platform import Platform, Service
 from coordinator.rules.sizing import task_seed
 from coordinator.runs.definition import price_of_flops
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import DATA, Spec
 from coordinator.selfplay.game_intake import OPPONENT, games_of
-from coordinator.signals import Signals
-from shared.clock import Clock
 from shared.decoding import convert, decode
 from shared.errors import VolunteerError
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -38,9 +36,7 @@ from shared.workloads.games import SelfPlay
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
     from coordinator.database.games import MatchRow
-    from coordinator.storage.blobs import BlobStore
 
 POLL_S = 2.0
 SEAL_S = 20.0  # games wait no longer than this for a full chunk
@@ -54,17 +50,11 @@ CERTAIN = 0.9  # likelihood that the challenger is the stronger one: then it is 
 ANCHOR = 0  # the version whose rating is zero
 
 
-class Replay:
+class Replay(Service):
     """Tends the runs that make their own data."""
 
-    def __init__(
-        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, threads: Executor
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
-        self._threads = threads
+    def __init__(self, on: Platform) -> None:
+        super().__init__(on)
         self._rated: dict[int, int] = {}  # run -> matches that its ratings come from
         self._specs: dict[int, Spec] = {}  # what does not change of a run, read once
 

@@ -26,21 +26,18 @@ from coordinator.database import (
     versions,
 )
 from coordinator.database.runs import RunRow
+from coordinator.platform import Platform, Service
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import settle_accepted
 from coordinator.selfplay.replay import opponents
-from coordinator.signals import Signals
 from coordinator.storage.blobs import in_pool
-from shared.clock import Clock
 from shared.errors import VolunteerError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
     from coordinator.intake.intake import Intake
     from coordinator.intake.uploads import Uploads
-    from coordinator.storage.blobs import BlobStore
 
 TICK_S = 2.0
 SWEEP_S = 300.0  # retention and orphans
@@ -50,22 +47,11 @@ ORPHAN_AGE_S = 3600.0
 log = structlog.get_logger("upkeep")
 
 
-class Upkeep:
+class Upkeep(Service):
     """The caretaker."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        signals: Signals,
-        blobs: BlobStore,
-        intake: Intake,
-        uploads: Uploads,
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._signals = signals
-        self._blobs = blobs
+    def __init__(self, on: Platform, intake: Intake, uploads: Uploads) -> None:
+        super().__init__(on)
         self._intake = intake
         self._uploads = uploads
 

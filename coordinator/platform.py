@@ -1,0 +1,39 @@
+"""Ground of a coordinator: what all of its services work on."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
+    from coordinator.signals import Signals
+    from coordinator.storage.blobs import BlobStore
+    from coordinator.storage.disk_space import Space
+    from shared.clock import Clock
+    from shared.signing import SigningKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """Settings, clock, database, blobs, key, signals and threads of one process."""
+
+    settings: Settings
+    clock: Clock
+    db: Database
+    blobs: BlobStore
+    key: SigningKey
+    signals: Signals
+    threads: Executor
+    space: Space
+
+
+class Service:
+    """Base of the services: each works on a platform, under these names."""
+
+    def __init__(self, on: Platform) -> None:
+        self._settings, self._clock, self._key = on.settings, on.clock, on.key
+        self._db, self._blobs, self._signals = on.db, on.blobs, on.signals
+        self._threads = on.threads
