@@ -360,7 +360,7 @@ def _section(page: Path, heading: re.Pattern[str]) -> str:
 
 
 def _marked_path(title: str) -> Iterator[str]:
-    """Texts that a path of the index leads through: a section, or a page up to its second heading."""
+    """Texts of a path of the index: a section, or a page up to its second heading."""
     index = ROOT / "docs" / "index.md"
     steps = _text(index).partition(f"**{title}**")[2].partition("\n\nLeave")[0]
     for target in re.findall(r"^\d\. \[[^]]+\]\(([^)]+)\)", steps, re.MULTILINE):
