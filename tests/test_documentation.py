@@ -318,11 +318,14 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_the_index_leads_to_every_page() -> None:
-    index = _text(ROOT / "docs" / "index.md")
-    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
-    missing = [page for page in pages if page != "index.md" and f"]({page}" not in index]
-    assert not missing, f"docs/index.md has no link to {missing}"
+def test_the_indexes_lead_to_every_page() -> None:
+    docs = ROOT / "docs"
+    for index, below in (("index.md", "*.md"), ("decisions/index.md", "decisions/*.md")):
+        text = _text(docs / index)
+        pages = [page.relative_to((docs / index).parent) for page in docs.glob(below)]
+        missing = [page for page in pages if page.name != "index.md" and f"]({page}" not in text]
+        assert not missing, f"docs/{index} has no link to {missing}"
+    assert "](decisions/index.md)" in _text(docs / "index.md")
 
 
 def test_files_that_a_new_thing_takes_exist() -> None:
