@@ -17,6 +17,7 @@ from cyclopts import App
 
 from coordinator.http.openapi import tables
 from coordinator.http.routes.table import HANDLERS
+from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import RunFile
 from coordinator.services import Coordinator
 from shared.protocol.endpoints import ENDPOINTS
@@ -200,6 +201,15 @@ def test_sections_of_run_files_are_documented_key_by_key() -> None:
     }
 
 
+def test_tables_below_the_heading_of_a_section_hold_its_keys() -> None:
+    hints = get_type_hints(RunFile) | {"plan": Plan}
+    for name in ("task", "train", "plan", "serve"):
+        text = _section(ROOT / "docs" / "run-files.md", re.compile(rf"## `\[{name}\]`"))
+        cells = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE)
+        keys = [key for cell in cells for key in re.findall(r"\w+", cell)]
+        assert sorted(keys) == sorted(hints[name].__struct_fields__), name
+
+
 # --------------------------------------------------------------------------------------- endpoints
 
 
@@ -308,8 +318,77 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_the_index_leads_to_every_page() -> None:
-    index = _text(ROOT / "docs" / "index.md")
-    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
-    missing = [page for page in pages if page != "index.md" and f"]({page}" not in index]
-    assert not missing, f"docs/index.md has no link to {missing}"
+def test_the_indexes_lead_to_every_page() -> None:
+    docs = ROOT / "docs"
+    for index, below in (("index.md", "*.md"), ("decisions/index.md", "decisions/*.md")):
+        text = _text(docs / index)
+        pages = [page.relative_to((docs / index).parent) for page in docs.glob(below)]
+        missing = [page for page in pages if page.name != "index.md" and f"]({page}" not in text]
+        assert not missing, f"docs/{index} has no link to {missing}"
+    assert "](decisions/index.md)" in _text(docs / "index.md")
+
+
+def test_files_that_a_new_thing_takes_exist() -> None:
+    rows = re.findall(r"^\|.*\|$", _text(ROOT / "CONTRIBUTING.md"), re.MULTILINE)
+    paths = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.\w+)`", "\n".join(rows))
+    known = {file.name for file in (ROOT / "volunteer" / "settings").iterdir()}
+    wrong = [path for path in paths if not (ROOT / path).exists() and path not in known]
+    assert paths
+    assert not [path for path in wrong if path not in ("row.line", "codec-NAME.hex")], wrong
+
+
+# ------------------------------------------------------------------------------------------- words
+
+GUIDES_MAX, PATH_MAX, SECURITY_MAX = 28_400, 1_700, 2_000
+
+
+def _words(text: str) -> int:
+    return len(text.split())
+
+
+def _section(page: Path, heading: re.Pattern[str]) -> str:
+    """The text below the heading that begins as told, up to the next one of its rank."""
+    found: list[str] = []
+    rank = ""
+    for line in _text(page).splitlines():
+        hashes = (re.match(r"#+ ", line) or [""])[0]
+        if rank and hashes and len(hashes) <= len(rank):
+            break
+        if rank:
+            found.append(line)
+        elif heading.match(line):
+            rank = hashes
+    assert rank, f"{page.relative_to(ROOT)} has no heading {heading.pattern}"
+    return "\n".join(found)
+
+
+def _marked_path(title: str) -> Iterator[str]:
+    """Texts of a path of the index: a section, or a page up to its second heading."""
+    index = ROOT / "docs" / "index.md"
+    steps = _text(index).partition(f"**{title}**")[2].partition("\n\nLeave")[0]
+    for target in re.findall(r"^\d\. \[[^]]+\]\(([^)]+)\)", steps, re.MULTILINE):
+        path, _, anchor = target.partition("#")
+        page = index.parent / path
+        if anchor:
+            words = r"\W+".join(anchor.split("-"))
+            yield _section(page, re.compile(rf"#+ {words}$", re.IGNORECASE))
+        else:
+            yield _text(page).partition("\n## ")[0]
+
+
+def test_guides_keep_their_budget() -> None:
+    """Words as `wc -w` counts them; decisions and changes are history, http-api is generated."""
+    pages = (page for page in _pages() if page.parent.name != "decisions")
+    left_out = {"http-api.md", "CHANGELOG.md", "SECURITY.md"}
+    guides = [page for page in pages if page.name not in left_out]
+    guides.append(ROOT / "packaging" / "README.md")
+    total = sum(_words(_text(page)) for page in guides)
+    assert total <= GUIDES_MAX
+    assert _words(_text(ROOT / "docs" / "security.md")) <= SECURITY_MAX
+
+
+def test_the_path_of_an_organiser_is_short() -> None:
+    texts = list(_marked_path("Run a project with your own data"))
+    assert len(texts) == 5
+    assert all(map(_words, texts))
+    assert sum(map(_words, texts)) <= PATH_MAX

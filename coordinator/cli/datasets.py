@@ -72,8 +72,8 @@ def add(
     chat: Annotated[
         list[Path] | None,
         Parameter(
-            help="Dialogues as .jsonl, written by the chat template beside --tokenizer; only "
-            "answers are learnt.",
+            help="Dialogues as .jsonl, .json, .csv, .parquet or .arrow, written by the chat "
+            "template beside --tokenizer; only answers are learnt.",
             consume_multiple=True,
             negative="",
         ),
@@ -197,6 +197,7 @@ def _report(done: DatasetShown) -> str:
     copies = int(done.meta.get("copies", 0))
     tokens = done.items + done.heldout
     found = [
+        *([str(done.meta["found"])] if "found" in done.meta else []),
         f"{documents:,} documents of {tokens / documents:,.0f} tokens each on average",
         f"{copies:,} exact {'copy' if copies == 1 else 'copies'} dropped",
     ]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile
@@ -16,13 +14,11 @@ from shared.workloads.base import DatasetManifest, DatasetWanted
 from shared.workloads.data import table_rows
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
-from shared.workloads.data.documents import LINES_SUFFIXES
-from shared.workloads.data.skipped import Skipped, walk
+from shared.workloads.data.dialogue_files import SUFFIXES, files, records
+from shared.workloads.data.dialogue_forms import is_dialogue
+from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.text_dataset import build_text
 from shared.workloads.data.tokenizer import Put
-
-_DIALOGUES = ({"messages"}, {"prompt", "completion"}, {"instruction", "output"})
-_LOOKED_LINES, _LINE_BYTES_MAX = 20, 1 << 20
 
 
 def build(wanted: DatasetWanted, put: Put, skip: Callable[[str], None]) -> DatasetManifest:
@@ -70,36 +66,11 @@ def _count(said: str) -> int:
 
 
 def _has_dialogues(sources: tuple[Path, ...]) -> bool:
-    """Return True if the first file of records holds dialogues."""
-    for path in _files(sources):
+    """Return True if the first record of the files is a dialogue."""
+    for path in files(sources, Skipped()):
         if table_rows.is_table(path):
-            return _is_dialogue(set(table_rows.columns(path)))
-        if path.suffix.lower() in LINES_SUFFIXES:
-            found = _keys(path)
-            if found is not None:
-                return _is_dialogue(found)
+            return is_dialogue(table_rows.columns(path))
+        if path.suffix.lower() in SUFFIXES:
+            for _, record in islice(records(path, Skipped()), 1):
+                return is_dialogue(record)
     return False
-
-
-def _files(sources: tuple[Path, ...]) -> Iterator[Path]:
-    for source in sources:
-        if source.is_dir():
-            yield from table_rows.tables_in(source, Skipped())
-            yield from walk(source, frozenset())
-        else:
-            yield source
-
-
-def _keys(path: Path) -> set[str] | None:
-    """Return the keys of the first line that is an object."""
-    with path.open("rb") as file:
-        for line in islice(iter(lambda: file.readline(_LINE_BYTES_MAX), b""), _LOOKED_LINES):
-            try:
-                return set(decode(line, dict[str, Any]))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue
-    return None
-
-
-def _is_dialogue(names: set[str]) -> bool:
-    return any(each <= names for each in _DIALOGUES)

@@ -1,14 +1,14 @@
-"""Build a dataset of dialogues: JSON lines -> template -> tokens, each marked as learnt or not.
+"""Build a dataset of dialogues: records -> template -> tokens, each marked as learnt or not.
 
-A line is `{"messages": [{"role", "content"}, ...]}`, or a pair of `prompt` and `completion`, or of
-`instruction` (and `input`) and `output`. A chunk is tokens as 32-bit integers whose upper two bits
-say that a token is part of an answer, and that it begins a dialogue; dialogues stand one after the
-other, and a model that reads a window keeps them apart.
+The module `dialogue_forms` says what a record may be. A chunk is tokens as 32-bit integers whose
+upper two bits say that a token is part of an answer, and that it begins a dialogue; dialogues stand
+one after the other, and a model that reads a window keeps them apart.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.decoding import complaint, convert, decoder
 from shared.errors import InvalidRunFile
+from shared.text import printable
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.data import table_rows
-from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, DialogueTurn, Endless
-from shared.workloads.data.documents import LINES_SUFFIXES
+from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless
+from shared.workloads.data.dialogue_files import files, records
+from shared.workloads.data.dialogue_forms import TRL, Dialogue, read_dialogue
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, lengths, told_languages
-from shared.workloads.data.skipped import Skipped, walk
+from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, Meta, lengths, told_languages
+from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.tokenizer import (
     FIRST,
     LEARNT,
@@ -37,36 +37,45 @@ from shared.workloads.data.tokenizer import (
 )
 
 KIND = "chat-tokens"
-_LINE_BYTES_MAX = 4 << 20
+_LOST = {
+    "system": "a system turn",
+    "tool": "a turn of a tool",
+    "tools": "a list of tools",
+    "tool_calls": "tool calls",
+}
+_UNREAD_SHOWN = 8
 _CHUNK_TOKENS = 65_536
-
-
-class _DialogueLine(msgspec.Struct):
-    messages: list[DialogueTurn] | None = None
-    prompt: str | None = None
-    completion: str | None = None
-    instruction: str | None = None
-    input: str = ""
-    output: str | None = None
-
-    def dialogue(self) -> list[DialogueTurn]:
-        if self.messages is not None:
-            return self.messages
-        asked, answer = self.prompt, self.completion
-        if asked is None and self.instruction is not None:
-            asked, answer = "\n\n".join(filter(None, (self.instruction, self.input))), self.output
-        if asked is None or answer is None:
-            raise InvalidRunFile(
-                'it has neither "messages", nor "prompt" and "completion", nor "instruction" and'
-                ' "output"'
-            )
-        return [DialogueTurn("user", asked), DialogueTurn("assistant", answer)]
 
 
 class _Dialogue(NamedTuple):
     digest: bytes
     tokens: NDArray[np.uint32]
     answer_bytes: int
+
+
+class _Notes:
+    """Counts of what records had, and of what is not learnt of it."""
+
+    def __init__(self) -> None:
+        self.forms, self.unread = Counter[str](), Counter[str]()
+        self.unlearnt = self.thoughts = self.copies = 0
+        self.texts: list[str] = []  # the first ones, whose language is looked at
+
+    @property
+    def meta(self) -> Meta:
+        """As it stands in the manifest: one sentence, without its end."""
+        told = [f"{count:,} dialogues in {form}" for form, count in self.forms.most_common()]
+        if self.unlearnt:
+            told.append(f"{self.unlearnt:,} answers not learnt, as their weight or train says")
+        if self.thoughts:
+            told.append(
+                f"the reasoning of {self.thoughts:,} answers left out, for which the chat template"
+                " has no place"
+            )
+        if self.unread:
+            names = [printable(key, 40) for key, _ in self.unread.most_common(_UNREAD_SHOWN)]
+            told.append(f"keys that were not read: {', '.join(names)}")
+        return {"found": ", ".join(told)}
 
 
 class DialogueSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,19 +106,8 @@ def build_chat(
     frame = settings.template.frame()
     tokenizer = load_tokenizer(settings.tokenizer)
     tokenizer.encode_special_tokens = False  # a template writes them as text
-    found: dict[bytes, _Dialogue] = {}
-    some, copies = list[str](), 0
-    for place, messages in _dialogues(sources, skipped):
-        try:
-            for each in _encoded(tokenizer, settings.template, messages):
-                copies += each.digest in found
-                found.setdefault(each.digest, each)
-            if len(some) < SAMPLED:
-                some.append(" ".join(each.content for each in messages)[:SAMPLED_CHARS])
-        except Endless as error:  # not on every line
-            raise InvalidRunFile(f"{place}: {error.message}; mend it, or take another's") from error
-        except InvalidRunFile as error:
-            skipped.add(f"{place}: {error.message}")
+    notes = _Notes()
+    found = _read(sources, tokenizer, settings.template, notes, skipped)
     if len(found) < 2:
         told = f"; {skipped.sentences[0]}" if skipped.sentences else ""
         raise InvalidRunFile(f"there are fewer than two dialogues to learn from{told}")
@@ -122,12 +120,13 @@ def build_chat(
         "vocab_size": vocab_size,
         "dtype": MARKED,
         "documents": len(by_digest),
-        "copies": copies,
+        "copies": notes.copies,
         "skipped": skipped.count,
         "answer_share": _share(train),
         "bytes_per_token": _bytes_per_token(by_digest[:held]),
         **lengths([len(each.tokens) for each in by_digest], "tokens"),
-        **told_languages(some),
+        **told_languages(notes.texts),
+        **notes.meta,
         **(frame.meta if frame else {}),
     }
     return DatasetManifest(
@@ -151,10 +150,56 @@ def _assets(settings: DialogueSettings, put: Put, vocab_size: int) -> dict[str, 
     return found
 
 
-def _encoded(
-    tokenizer: Any, template: ChatTemplate, messages: list[DialogueTurn]
-) -> Iterator[_Dialogue]:
-    for pieces in template.documents(messages):
+def _read(
+    sources: Iterable[str | Path],
+    tokenizer: Any,
+    template: ChatTemplate,
+    notes: _Notes,
+    skipped: Skipped,
+) -> dict[bytes, _Dialogue]:
+    """Return the dialogues of files by their hash. Raises InvalidRunFile for a bad template."""
+    found: dict[bytes, _Dialogue] = {}
+    every = (each for path in files(sources, skipped) for each in records(path, skipped))
+    for place, record in every:
+        try:
+            read = _fitted(read_dialogue(record), template, notes)
+            for each in _encoded(tokenizer, template, read):
+                notes.copies += each.digest in found
+                found.setdefault(each.digest, each)
+            notes.forms[read.form] += 1
+            if len(notes.texts) < SAMPLED:
+                told = " ".join(each.content for each in read.messages)
+                notes.texts.append(told[:SAMPLED_CHARS])
+        except Endless as error:  # not on every line
+            raise InvalidRunFile(f"{place}: {error.message}; mend it, or take another's") from error
+        except InvalidRunFile as error:
+            skipped.add(f"{place}: {error.message}")
+    return found
+
+
+def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
+    """Return a dialogue without what its template has no place for and can be left out; count that.
+
+    Raises InvalidRunFile where the rest would be a lesson in something else.
+    """
+    has: set[str] = {each.role for each in read.messages if each.role in ("system", "tool")}
+    has |= {"tools"} if read.tools else set()
+    has |= {"tool_calls"} if any(each.tool_calls for each in read.messages) else set()
+    if lost := sorted(has - template.places):
+        names = " and ".join(_LOST[each] for each in lost)
+        raise InvalidRunFile(f"it has {names}, for which the chat template has no place")
+    notes.unread.update(read.unread)
+    answers = [each for each in read.messages if each.role == "assistant"]
+    notes.unlearnt += sum(not each.learnt for each in answers) if read.form != TRL else 0
+    if "reasoning_content" not in template.places:
+        notes.thoughts += sum(each.reasoning_content is not None for each in answers)
+        plain = [msgspec.structs.replace(m, reasoning_content=None) for m in read.messages]
+        return msgspec.structs.replace(read, messages=tuple(plain))
+    return read
+
+
+def _encoded(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator[_Dialogue]:
+    for pieces in template.documents(read.messages, read.tools):
         parts = []
         size = sum(len(piece.text.encode()) for piece in pieces if piece.learnt)
         for piece in pieces:
@@ -184,63 +229,3 @@ def _share(dialogues: list[_Dialogue]) -> float:
 def _bytes_per_token(dialogues: list[_Dialogue]) -> float:
     """Return the bytes of answers a token of them: loss is measured on these."""
     return sum(each.answer_bytes for each in dialogues) / max(1, _learnt(dialogues))
-
-
-def _dialogues(
-    sources: Iterable[str | Path], skipped: Skipped
-) -> Iterator[tuple[str, list[DialogueTurn]]]:
-    """Each dialogue with its file and line."""
-    record = decoder(_DialogueLine)
-    for path in _files(sources, skipped):
-        if table_rows.is_table(path):
-            yield from _rows(path, skipped)
-            continue
-        with path.open("rb") as file:
-            for number, line in enumerate(_lines(file), start=1):
-                place = f"{path} line {number}"
-                if not line.strip():
-                    continue
-                try:
-                    if len(line) > _LINE_BYTES_MAX:
-                        raise InvalidRunFile(f"it is longer than {_LINE_BYTES_MAX >> 20} MiB")
-                    yield place, record.decode(line).dialogue()
-                except InvalidRunFile as error:
-                    skipped.add(f"{place}: {error.message}")
-                except msgspec.ValidationError as error:
-                    skipped.add(complaint(error, place))
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    skipped.add(f"{place}: {error}")
-
-
-def _rows(path: Path, skipped: Skipped) -> Iterator[tuple[str, list[DialogueTurn]]]:
-    """Each row of a table that is a dialogue."""
-    for number, row in enumerate(table_rows.rows(path, _DialogueLine.__struct_fields__), 1):
-        place = f"{path} row {number}"
-        try:
-            yield place, convert(row, _DialogueLine).dialogue()
-        except InvalidRunFile as error:
-            skipped.add(f"{place}: {error.message}")
-        except msgspec.ValidationError as error:
-            skipped.add(complaint(error, place))
-
-
-def _lines(file: Any) -> Iterator[bytes]:
-    """Lines of bounded length; the rest of a longer one is passed over."""
-    while line := file.readline(_LINE_BYTES_MAX + 1):
-        yield line
-        while len(line) > _LINE_BYTES_MAX and line and not line.endswith(b"\n"):
-            line = file.readline(_LINE_BYTES_MAX + 1)
-
-
-def _files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
-    for source in sources:
-        path = Path(source)
-        if path.is_dir() and (tables := table_rows.tables_in(path, skipped)):
-            yield from tables
-        elif path.is_dir():
-            inside = (each for each in walk(path, frozenset()))
-            yield from (each for each in inside if each.suffix.lower() in LINES_SUFFIXES)
-        elif path.is_file():
-            yield path
-        else:
-            raise InvalidRunFile(f"{path}: there is no such file or directory")

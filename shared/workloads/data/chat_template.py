@@ -33,7 +33,7 @@ TEMPLATE = "chat_template"  # an asset of a dataset of dialogues
 _FILE_MAX = 4 << 20  # bytes
 _FRAME_MAX = 16 << 10  # characters
 _FRAME = ("asked_before", "asked_after", "asked_end")  # in the manifest of a dataset
-_QUESTION, _ANSWER = "a question 5b1f9e", "an answer 5b1f9e"
+_QUESTION, _ANSWER, _MARK = "a question 5b1f9e", "an answer 5b1f9e", "mark5b1f9e"
 _TEXT_MAX = 1 << 20  # characters
 
 
@@ -41,11 +41,25 @@ class Endless(InvalidRunFile):
     """A template does not come to an end."""
 
 
-class DialogueTurn(msgspec.Struct, frozen=True):
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class DialogueTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn of a dialogue."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str
+    name: str = ""
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    tool_call_id: str = ""
+    reasoning_content: str | None = None
+    learnt: bool = True  # where it is an answer
+
+    def as_written(self) -> dict[str, Any]:
+        """Return it as a template reads it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        found.pop("learnt", None)
+        return found
 
 
 class DialoguePiece(msgspec.Struct, frozen=True):
@@ -62,22 +76,29 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     bos_token: str = ""
     eos_token: str = ""
 
-    def documents(self, messages: Sequence[DialogueTurn]) -> list[list[DialoguePiece]]:
+    def documents(
+        self, messages: Sequence[DialogueTurn], tools: Sequence[Any] = ()
+    ) -> list[list[DialoguePiece]]:
         """The dialogue as one document; or, where the template writes earlier turns differently
-        once later ones follow, as one for each answer.
+        once later ones follow, as one for each answer that is learnt.
 
-        Raises InvalidRunFile for a dialogue without an answer, or that the template refuses.
+        Raises InvalidRunFile for a dialogue without such an answer, or that the template refuses.
         """
         answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
-        if not answers:
+        if not any(messages[at].learnt for at in answers):
             raise InvalidRunFile("it has no answer of the assistant to learn from")
-        turns = [self._turn(messages[: at + 1]) for at in answers]
+        turns = [self._turn(messages[: at + 1], tools) for at in answers]
+        marked = [(*turn, messages[at].learnt) for turn, at in zip(turns, answers, strict=True)]
         whole: list[DialoguePiece] = []
         done = ""
-        for asked, answer in turns:
+        for asked, answer, learnt in marked:
             if not asked.startswith(done):
-                return [[DialoguePiece(a, False), DialoguePiece(b, True)] for a, b in turns]
-            whole += [DialoguePiece(asked[len(done) :], False), DialoguePiece(answer, True)]
+                return [
+                    [DialoguePiece(a, False), DialoguePiece(b, True)]
+                    for a, b, each in marked
+                    if each
+                ]
+            whole += [DialoguePiece(asked[len(done) :], False), DialoguePiece(answer, learnt)]
             done = asked + answer
         return [whole]
 
@@ -105,17 +126,50 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
         return ChatFrame(before, after, told.rpartition(_ANSWER)[2]) if whole else None
 
-    def _turn(self, messages: Sequence[DialogueTurn]) -> tuple[str, str]:
+    @cached_property
+    def places(self) -> frozenset[str]:
+        """Parts of a dialogue that it writes, or refuses in words of its own: of "system", "tool",
+        "tools", "tool_calls" and "reasoning_content".
+        """
+        asked = DialogueTurn("user", _QUESTION)
+        told = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}
+        call = {"id": "call00001", "type": "function"}
+        call["function"] = {"name": _MARK, "arguments": {"a": _MARK}}  # type: ignore[assignment]
+        plain = call | {"function": {"name": "f", "arguments": {}}}
+        thought = DialogueTurn("assistant", _ANSWER, reasoning_content=_MARK)
+        result = DialogueTurn("tool", _MARK, name="f", tool_call_id="call00001")
+        probes: dict[str, list[DialogueTurn]] = {
+            "system": [DialogueTurn("system", _MARK), asked],
+            "tool": [asked, DialogueTurn("assistant", "", tool_calls=(plain,)), result],
+            "tools": [asked],
+            "tool_calls": [asked, DialogueTurn("assistant", "", tool_calls=(call,))],
+            "reasoning_content": [asked, thought],
+        }
+        found = set()
+        for name, messages in probes.items():
+            tools = [{"type": "function", "function": told}] if name == "tools" else ()
+            try:
+                shown = _MARK in self._rendered(messages, tools, prompt=False)
+            except Endless:
+                raise
+            except InvalidRunFile:
+                shown = name != "reasoning_content"
+            found |= {name} if shown else set()
+        return frozenset(found)
+
+    def _turn(self, messages: Sequence[DialogueTurn], tools: Sequence[Any]) -> tuple[str, str]:
         """Return the text before the last message, and that message as it is answered."""
-        asked = self._rendered(messages[:-1], prompt=True)
-        whole = self._rendered(messages, prompt=False)
+        asked = self._rendered(messages[:-1], tools, prompt=True)
+        whole = self._rendered(messages, tools, prompt=False)
         pairs = enumerate(zip(asked, whole, strict=False))
         same = next((at for at, (one, other) in pairs if one != other), len(asked))
         if same >= len(whole):
             raise InvalidRunFile("the template leaves out its answer")
         return whole[:same], whole[same:]  # a prompt may begin to think
 
-    def _rendered(self, messages: Sequence[DialogueTurn], *, prompt: bool) -> str:
+    def _rendered(
+        self, messages: Sequence[DialogueTurn], tools: Sequence[Any] = (), *, prompt: bool
+    ) -> str:
         import jinja2
 
         _check_length(sum(len(each.content) for each in messages))
@@ -123,11 +177,11 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         around.begin(len(messages))
         try:
             text = template.render(
-                messages=msgspec.to_builtins(list(messages)),
+                messages=[each.as_written() for each in messages],
                 add_generation_prompt=prompt,
                 bos_token=self.bos_token,
                 eos_token=self.eos_token,
-                tools=None,
+                tools=list(tools) or None,
             )
         except (TimeoutError, RecursionError, MemoryError) as error:
             raise Endless("the chat template does not come to an end") from error

@@ -6,6 +6,7 @@ are looked at before they are computed, since nothing can interrupt those.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from functools import update_wrapper, wraps
@@ -14,7 +15,9 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
@@ -32,12 +35,14 @@ class Bounded(ImmutableSandboxedEnvironment):
 
     def __init__(self, **globals_: Any) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
         )
         self.globals |= globals_
         self.filters = {name: _small(found) for name, found in self.filters.items()}
         self.filters |= {_KEPT: self.joined, "format": self._formatted}
-        self.filters |= {"join": self._join, "replace": _replaced}
+        self.filters |= {"join": self._join, "replace": _replaced, "tojson": _small(_json)}
         self._left, self._until = 0, 0.0
 
     def template(self, source: str) -> jinja2.Template:
@@ -116,6 +121,16 @@ class Bounded(ImmutableSandboxedEnvironment):
         return sign.join(texts)
 
 
+class _Generation(Extension):
+    """The block "generation", by which some templates mark answers: its body alone."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class _Formatter(SandboxedFormatter):
     """Writes one text, of fields that together are not too wide."""
 
@@ -167,6 +182,18 @@ def _small(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson` as the library transformers has it: nothing is written for HTML."""
+    form: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **form)
 
 
 def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:

@@ -85,11 +85,14 @@ async def test_every_instrument_is_written_and_named_by_convention(home: LocalCo
     await home.start_run()
     said = await scrape(home)
     named = set(re.findall(r"^# TYPE (\w+)", said, re.MULTILINE))
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     for each in INSTRUMENTS:
         total = "_total" if each.kind == "counter" else ""
         assert f"{PREFIX}{each.name}{total}" in named
-        told = f"| `{PREFIX}{each.name}{total}` | {each.kind} | {', '.join(each.labels)} |"
-        assert told in (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+        labels = f"{{{','.join(each.labels)}}}" if each.labels else ""
+        assert f"`{each.name}{total}{labels}`" in page
+        assert f"# HELP {PREFIX}{each.name}{total} " in said
+        assert f"# TYPE {PREFIX}{each.name}{total} {each.kind}\n" in said
     assert "process_cpu_seconds_total" in named
 
 

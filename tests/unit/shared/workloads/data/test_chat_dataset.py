@@ -241,7 +241,7 @@ def test_a_line_that_cannot_be_used_is_named_with_its_file(tmp_path: Path) -> No
     assert skipped[1].startswith(f"{file} line 5: ")
     assert "line 6" in skipped[2]
     assert "robot" in skipped[2]
-    assert 'neither "messages"' in skipped[3]
+    assert 'its keys are "text", and what is looked for is "messages"' in skipped[3]
 
 
 def test_nothing_to_learn_from_is_refused(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_rows_that_are_no_dialogues_are_named(tmp_path: Path) -> None:
     build_chat("talk", [table], put, skipped=skipped, **options)
     assert [each.partition(": ")[0] for each in skipped.sentences] == [
         f"{table} row 41",
-        f"{table} row 42 messages[0].role",
+        f"{table} row 42",
         f"{table} row 43",
     ]
 

@@ -1,0 +1,206 @@
+"""Dialogues as people publish them: each form is known by its keys, and becomes turns of a chat
+template.
+
+`messages` of OpenAI (parts, tool calls, `weight`), `conversations` of ShareGPT, lists in `prompt`
+and `completion` of TRL, and pairs: `prompt` and `completion` or `response`, `question` and
+`answer`, `instruction` (with `input` or `context`) and `output` or `response`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import InvalidRunFile
+from shared.text import escaped
+from shared.workloads.data.chat_template import DialogueTurn, Role
+
+_OPENAI, _SHAREGPT, TRL = "OpenAI's form", "ShareGPT's form", "TRL's form"
+_LISTS = {"messages": _OPENAI, "conversations": _SHAREGPT, "conversation": _SHAREGPT}
+_PAIRS = {
+    ("prompt", "completion"): "prompts and completions",
+    ("prompt", "response"): "prompts and responses",
+    ("question", "answer"): "questions and answers",
+    ("instruction", "output"): "Alpaca's form",
+    ("instruction", "response"): "instructions and responses",
+}
+_PREFERENCE = {"chosen", "rejected"}
+_BESIDE = ("input", "context")  # of an instruction
+_ALSO = ("system", "tools", "history", *_BESIDE, *_PREFERENCE)
+FIELDS = frozenset({*_LISTS, *(key for pair in _PAIRS for key in pair), *_ALSO})
+_ROLES: Mapping[str, Role] = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "chatgpt", "bing", "bard"), "assistant"),
+    "function_call": "assistant",
+    **dict.fromkeys(("tool", "function", "function_response", "observation", "ipython"), "tool"),
+}
+_BOTH: tuple[Role, Role] = ("user", "assistant")
+_CALL = "function_call"  # an answer whose text is a call
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_TURN = frozenset({*("role", "from", "content", "value", "name", "weight", "train"), *_THOUGHTS})
+_TURN |= {"tool_calls", "tool_call_id", _CALL}
+_TEXTS = ("text", "input_text", "output_text")  # types of parts
+
+
+class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns, the tools that they may call, and the form in which they were found."""
+
+    messages: tuple[DialogueTurn, ...]
+    tools: tuple[Any, ...] = ()
+    form: str
+    unread: tuple[str, ...] = ()  # keys that say nothing here
+
+
+def is_dialogue(keys: Iterable[str]) -> bool:
+    """Return True if a record of these keys is meant as a dialogue, or as a choice of two."""
+    names = set(keys)
+    pairs = any(names.issuperset(pair) for pair in _PAIRS)
+    return pairs or not names.isdisjoint(_LISTS) or names >= _PREFERENCE
+
+
+def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
+    """Convert a record. Raises InvalidRunFile with the keys that were found."""
+    row = {key: value for key, value in record.items() if value not in (None, "")}
+    unread = {key for key in record if key not in FIELDS}
+    if row.keys() >= _PREFERENCE:
+        raise InvalidRunFile(
+            "it is a pair of answers to choose between (chosen, rejected): this training learns"
+            " from one answer"
+        )
+    messages, form = _turns(row, unread)
+    system = row.get("system")
+    if system and messages[:1] and messages[0].role != "system":
+        messages = [DialogueTurn("system", _text(row, "system")), *messages]
+    return Dialogue(
+        messages=tuple(messages),
+        tools=tuple(_listed(row, "tools")) if row.get("tools") else (),
+        form=form,
+        unread=tuple(sorted(unread)),
+    )
+
+
+def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn], str]:
+    for key, form in _LISTS.items():
+        if key in row:
+            turns = _listed(row, key)
+            found = [_turn(each, unread) for each in turns]
+            named = any("from" in each for each in turns if isinstance(each, Mapping))
+            return found, form if named == (form == _SHAREGPT) else _OPENAI
+    pair = next((pair for pair in _PAIRS if row.keys() >= set(pair)), None)
+    if pair is None:
+        keys = ", ".join(f'"{escaped(key, 40)}"' for key in sorted(row)[:8]) or "none"
+        raise InvalidRunFile(
+            f"it is no dialogue that is known here: its keys are {keys}, and what is looked for is"
+            ' "messages", "conversations", or a pair such as "prompt" and "completion",'
+            ' "instruction" and "output", "question" and "answer"'
+        )
+    (asked, answer), form = pair, _PAIRS[pair]
+    row = {key: _parsed(each) if str(each)[:3] == '[{"' else each for key, each in row.items()}
+    if isinstance(row[answer], list) or isinstance(row[asked], list):
+        before = [_turn(each, unread) for each in _either(row, asked, "user")]
+        before = [msgspec.structs.replace(each, learnt=False) for each in before]
+        return [*before, *(_turn(t, unread) for t in _either(row, answer, "assistant"))], TRL
+    told = [_text(row, key) for key in (asked, *_BESIDE) if key in row]
+    past = [
+        DialogueTurn(role, _text({"history": text}, "history"))
+        for pair in (_listed(row, "history") if "history" in row else ())
+        for role, text in zip(_BOTH, pair, strict=False)
+    ]
+    question = "\n\n".join(told if asked == "instruction" else told[:1])
+    return [
+        *past,
+        DialogueTurn("user", question),
+        DialogueTurn("assistant", _text(row, answer)),
+    ], form
+
+
+def _either(row: Mapping[str, Any], key: str, role: str) -> list[Any]:
+    """Return turns, also of a text alone."""
+    found = row[key]
+    return [{"role": role, "content": found}] if isinstance(found, str) else _listed(row, key)
+
+
+def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
+    if not isinstance(raw, Mapping):
+        raise InvalidRunFile("one of its turns is no table with a role and a content")
+    unread |= {key for key in raw if key not in _TURN}
+    said = str(raw.get("from") or raw.get("role") or "")
+    role = _ROLES.get(said.lower())
+    if role is None:
+        raise InvalidRunFile(f'one of its turns has the role "{escaped(said, 40)}"')
+    content = _content(raw["value"] if "from" in raw else raw.get("content"))
+    calls = [_call(each) for each in raw.get("tool_calls") or ()]
+    if said == _CALL:
+        calls, content = [_call(content)], ""
+    elif raw.get(_CALL):
+        calls.append(_call(raw[_CALL]))
+    thought = next((str(raw[key]) for key in _THOUGHTS if raw.get(key)), None)
+    if not content and not calls and thought is None:
+        raise InvalidRunFile("one of its turns has no content")
+    weight = raw.get("weight")
+    if weight not in (None, 0, 1):
+        raise InvalidRunFile(f"a turn has the weight {escaped(weight, 20)}: 0 and 1 are known here")
+    names = {key: str(raw[key]) for key in ("name", "tool_call_id") if raw.get(key)}
+    return DialogueTurn(
+        role,
+        content,
+        tool_calls=tuple(calls),
+        reasoning_content=thought,
+        learnt=weight != 0 and raw.get("train") is not False,
+        **names,
+    )
+
+
+def _content(found: Any) -> str:
+    """Return the text of a turn, also of one in parts."""
+    if found is None or isinstance(found, str):
+        return found or ""
+    if not isinstance(found, list):
+        raise InvalidRunFile("the content of one of its turns is no text")
+    for part in found:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in _TEXTS or not isinstance(part.get("text"), str):
+            raise InvalidRunFile(
+                f'one of its turns has a part of the type "{escaped(kind, 40)}"; text is learnt'
+            )
+    return "".join(part["text"] for part in found)
+
+
+def _call(raw: Any) -> dict[str, Any]:
+    """Return a call as templates want it: with its arguments as a table."""
+    raw = _parsed(raw)
+    inside = raw.get("function", raw) if isinstance(raw, Mapping) else None
+    if not isinstance(inside, Mapping) or not isinstance(inside.get("name"), str):
+        raise InvalidRunFile("one of its tool calls names no function")
+    made = {"name": inside["name"], "arguments": _parsed(inside.get("arguments") or {})}
+    more = {"id": raw["id"]} if isinstance(raw.get("id"), str) else {}
+    return {"type": "function", "function": made, **more}
+
+
+def _parsed(found: Any) -> Any:
+    """Return what a text says in JSON, or the text."""
+    if isinstance(found, str):
+        try:
+            return decode(found)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    return found
+
+
+def _listed(row: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list, which a table of texts keeps as JSON."""
+    found = _parsed(row[key])
+    if not isinstance(found, list):
+        raise InvalidRunFile(f'its "{key}" is no list')
+    return found
+
+
+def _text(row: Mapping[str, Any], key: str) -> str:
+    found = row[key]
+    if not isinstance(found, str):
+        raise InvalidRunFile(f'its "{key}" is no text')
+    return found
