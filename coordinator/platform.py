@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
-    from coordinator.signals import Signals
-    from coordinator.storage.blobs import BlobStore
-    from coordinator.storage.disk_space import Space
-    from shared.clock import Clock
-    from shared.signing import SigningKey
+from coordinator.config import Settings
+from coordinator.database.engine.open import Database
+from coordinator.signals import Signals
+from coordinator.storage.blobs import BlobStore
+from coordinator.storage.disk_space import Space
+from shared.clock import Clock
+from shared.signing import SigningKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class Platform:
     space: Space
 
 
-class Service:
+class PlatformService:
     """Base of the services: each works on a platform, under these names."""
 
     def __init__(self, on: Platform) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from coordinator.certificates import write_private
 from coordinator.config import without_password
 from coordinator.database import key_values, record
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import CachedValue
 from shared.decoding import decode
@@ -45,7 +45,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     tls_pin: str = ""
 
 
-class ServerIdentity(Service):
+class ServerIdentity(PlatformService):
     """Answers requests for the identity of this coordinator; makes its join links."""
 
     def __init__(self, on: Platform, listing: Callable[[], Awaitable[tuple[RunInfo, ...]]]) -> None:

@@ -32,7 +32,7 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.runs import OPEN, RunRow
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules import audits as rules
 from coordinator.rules import checks
 from coordinator.rules.checks import ComputeDevice, Likeness, Redone, Result
@@ -68,7 +68,7 @@ AGREES = "a volunteer did it again, and its sums agree"
 log = structlog.get_logger("checks")
 
 
-class Audits(Service):
+class Audits(PlatformService):
     """Opens the audits of one server, and takes in their answers."""
 
     def __init__(self, on: Platform, draws: Draws) -> None:

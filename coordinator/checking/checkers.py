@@ -20,7 +20,7 @@ from coordinator.checking.recompute import Recomputes
 from coordinator.checking.redo import SubmittedUpdate
 from coordinator.database import recomputes, record
 from coordinator.database.recomputes import RecomputeRow
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules.checks import ComputeDevice, Redone
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 
@@ -56,7 +56,7 @@ class CheckerVerdict(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Checkers(Service):
+class Checkers(PlatformService):
     """Gives recomputes to checkers, and settles what they report."""
 
     def __init__(self, on: Platform, recomputes: Recomputes) -> None:

@@ -37,7 +37,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules import checks as rules
 from coordinator.rules import likeness
 from coordinator.rules.checks import ComputeDevice, Redone, Result
@@ -66,7 +66,7 @@ class PreparedRecompute(msgspec.Struct, frozen=True, kw_only=True):
     given: SubmittedUpdate
 
 
-class Recomputes(Service):
+class Recomputes(PlatformService):
     """Orders, makes and judges the recomputes of one server."""
 
     def __init__(self, on: Platform, compute: Compute, draws: Draws) -> None:

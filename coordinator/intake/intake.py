@@ -38,7 +38,7 @@ from coordinator.database.submissions import Background, NextPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules import codec_choice, trust, validation
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.validation import Evidence, Judgement, Measurement
@@ -91,7 +91,7 @@ class Examiners:
     audits: Audits
 
 
-class Intake(Service):
+class Intake(PlatformService):
     """Receives, checks and decides contributions."""
 
     def __init__(self, on: Platform, examiners: Examiners) -> None:

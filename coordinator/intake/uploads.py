@@ -25,7 +25,7 @@ import msgspec
 
 from coordinator.database import contributions, datasets, recomputes, runs, tasks, uploads
 from coordinator.database.uploads import UploadRow, Use
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules.checks import REVEAL_MAX_S
 from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
@@ -132,7 +132,7 @@ class _PartialFile:
             self._file.close()
 
 
-class Uploads(Service):
+class Uploads(PlatformService):
     """Takes in the bytes of contributions."""
 
     def __init__(self, on: Platform) -> None:

@@ -21,7 +21,7 @@ from coordinator.database.evaluations import EvaluationRow, SuiteScoreRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.merging.suites import SuiteFile, SuiteOutcome, due, measure_suites
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
@@ -65,7 +65,7 @@ def measure(
     return EvaluatedVersion(metrics=metrics, sample=shown)
 
 
-class Evaluation(Service):
+class Evaluation(PlatformService):
     """Measures versions in the background."""
 
     def __init__(self, on: Platform, compute: Compute) -> None:

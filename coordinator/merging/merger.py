@@ -45,7 +45,7 @@ from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
 from coordinator.plan.checks import BATCH_MAX
 from coordinator.plan.plan import in_phase
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules import steadiness
 from coordinator.runs import phases, publishing, settlement
 from coordinator.runs.definition import definition
@@ -81,7 +81,7 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
         return self.recipe.rows
 
 
-class Merger(Service):
+class Merger(PlatformService):
     """Watches the runs and merges what is due."""
 
     def __init__(self, on: Platform, runs_service: Runs, evaluation: Evaluation) -> None:

@@ -28,7 +28,7 @@ from coordinator.database import merge_jobs, merges
 from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import MergeRecipe
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
 from shared.tensors.frame import Written
 
@@ -76,7 +76,7 @@ class PartFailed(InvalidFrame):
     """A part could not be made, because of what it was given."""
 
 
-class Parts(Service):
+class Parts(PlatformService):
     """Makes parts of merges."""
 
     def __init__(self, on: Platform, owner: str) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from coordinator.database import audits, datasets, games, record, versions
 from coordinator.database.datasets import DatasetRow
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.errors import InvalidName, InvalidRunFile
 from shared.local_data import LocalData
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
 
 
-class Datasets(Service):
+class Datasets(PlatformService):
     """Adds datasets and says which blobs a volunteer may fetch."""
 
     def __init__(self, on: Platform) -> None:

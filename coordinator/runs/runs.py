@@ -25,7 +25,7 @@ from coordinator.database import (
 )
 from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules import run_file
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
@@ -87,7 +87,7 @@ def _copied(source: Path, target: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class Runs(Service):
+class Runs(PlatformService):
     """Creates, starts, stops and rolls back runs; `queries` reads them."""
 
     def __init__(self, on: Platform, compute: Compute) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from PIL import Image
 
 from coordinator.database import evaluations, runs
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.errors import NotFound
 from shared.workloads.data.image_files import SHOWN_PIXELS_MAX, open_image
@@ -49,7 +49,7 @@ class _Film(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class Samples(Service):
+class Samples(PlatformService):
     """Reads samples and makes time-lapses, one at a time.
 
     Anybody may ask for them, so what would search a history (the newest sample, the frames of a

@@ -35,7 +35,7 @@ from coordinator.database.recomputes import DrawTerms
 from coordinator.database.runs import RunRow
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan import in_phase
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules import trust
 from coordinator.rules.checks import Result
 from coordinator.rules.sizing import Reached
@@ -90,7 +90,7 @@ def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) 
     )
 
 
-class Harvest(Service):
+class Harvest(PlatformService):
     """Checks files of games where `Compute` says: it runs the network."""
 
     def __init__(self, on: Platform, compute: Compute, draws: Draws) -> None:

@@ -21,7 +21,7 @@ import structlog
 from coordinator.database import datasets, games, runs, tasks, versions
 from coordinator.database.games import ChunkRow, HarvestRow, Totals
 from coordinator.database.runs import RunRow
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.rules.sizing import task_seed
 from coordinator.runs.definition import price_of_flops
 from coordinator.scheduling import lease_message
@@ -50,7 +50,7 @@ CERTAIN = 0.9  # likelihood that the challenger is the stronger one: then it is 
 ANCHOR = 0  # the version whose rating is zero
 
 
-class Replay(Service):
+class Replay(PlatformService):
     """Tends the runs that make their own data."""
 
     def __init__(self, on: Platform) -> None:

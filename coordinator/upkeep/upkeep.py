@@ -26,7 +26,7 @@ from coordinator.database import (
     versions,
 )
 from coordinator.database.runs import RunRow
-from coordinator.platform import Platform, Service
+from coordinator.platform import Platform, PlatformService
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import settle_accepted
 from coordinator.selfplay.replay import opponents
@@ -47,7 +47,7 @@ ORPHAN_AGE_S = 3600.0
 log = structlog.get_logger("upkeep")
 
 
-class Upkeep(Service):
+class Upkeep(PlatformService):
     """The caretaker."""
 
     def __init__(self, on: Platform, intake: Intake, uploads: Uploads) -> None:

@@ -199,17 +199,17 @@ async def register(
 
 
 @dataclass(frozen=True, slots=True)
-class _Proof:
+class _InstallProof:
     """A challenge and the nonce that solves it; empty where none is asked for."""
 
     challenge: str = ""
     nonce: str = ""
 
 
-NO_PROOF = _Proof()
+NO_PROOF = _InstallProof()
 
 
-async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: float) -> _Proof:
+async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: float) -> _InstallProof:
     """Work out what the coordinator asks of newcomers without a code.
 
     The search runs in a thread, which ends when the caller gives up.
@@ -231,7 +231,7 @@ async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: f
     finally:
         over.set()
     progress(given.bits, 1.0)
-    return _Proof(given.challenge, f"{nonce or 0:x}")
+    return _InstallProof(given.challenge, f"{nonce or 0:x}")
 
 
 def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> Identity:
@@ -247,7 +247,7 @@ def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> I
     return identity
 
 
-def _request(identity: Identity, settings: Settings, proof: _Proof) -> RegisterRequest:
+def _request(identity: Identity, settings: Settings, proof: _InstallProof) -> RegisterRequest:
     return RegisterRequest(
         volunteer_id=identity.volunteer_id,
         worker_id=identity.worker_id,
