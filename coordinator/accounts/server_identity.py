@@ -4,6 +4,7 @@ may know of.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from functools import lru_cache
@@ -21,9 +22,10 @@ from coordinator.ttl_cache import CachedValue
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Unavailable
 from shared.links import JoinLink
-from shared.protocol.accounts import RunInfo, ServerInfo
+from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
 from shared.signing import SigningKey, fingerprint, identity_payload
+from shared.wheel import Wheel, own_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -142,6 +144,24 @@ class ServerIdentity:
         """Return every run; the listing may be a second old."""
         return await self._listing.get()
 
+    async def wheel(self) -> Wheel | None:
+        """Return the wheel of this program, built on first use; None where the setting `install`
+        replaces it, or the tree was never installed.
+        """
+        if self._settings.install:
+            return None
+        try:
+            return await asyncio.to_thread(own_wheel)
+        except Configuration:
+            return None
+
+    def _signed(self, wheel: Wheel) -> SignedWheel:
+        unsigned = SignedWheel(
+            name=wheel.name, sha256=wheel.sha256, size=len(wheel.data), signature=""
+        )
+        signature = self._key.sign(unsigned.signed.encode()).hex()
+        return msgspec.structs.replace(unsigned, signature=signature)
+
     async def info(self, nonce: str = "") -> ServerInfo:
         """Return the public description of this coordinator; the runs may be a second old.
 
@@ -149,6 +169,7 @@ class ServerIdentity:
         """
         if len(nonce) > NONCE_CHARS_MAX:
             raise BadRequest(f"a nonce has at most {NONCE_CHARS_MAX} characters")
+        wheel = await self.wheel()
         return ServerInfo(
             name=self._settings.name,
             software=software(),
@@ -164,6 +185,8 @@ class ServerIdentity:
             now=self._clock.now(),
             runs=await self._listing.get(),
             proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",
+            wheel=self._signed(wheel) if wheel else None,
+            install=self._settings.install,
         )
 
     async def ping(self) -> None:

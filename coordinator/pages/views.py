@@ -10,6 +10,7 @@ import msgspec
 from coordinator.accounts.accounts import not_shown
 from coordinator.pages import chart, words
 from coordinator.pages.chart import ChartColumn, Line, Point
+from coordinator.pages.install_lines import install_lines
 from coordinator.pages.look import render
 from coordinator.pages.replies import HTML, FinishedPage, made
 from coordinator.runs.public import HISTORY_REST, PublicRuns
@@ -127,9 +128,15 @@ class Views:
         """Ways to join: the link, its picture, and a line for each system."""
 
         async def make() -> FinishedPage:
-            link = format_link(self._coordinator.server.link())
+            server = self._coordinator.server
+            link = format_link(server.link())
             code = None if self._invited else square(link)
-            return made(HTML, self._page("join.html", link=link, code=code, invited=self._invited))
+            wheel = await server.wheel()
+            address = server.address
+            lines = wheel and install_lines(wheel, address.url, pinned=bool(address.tls_pin))
+            install = self._coordinator.settings.install
+            facts = {"link": link, "code": code, "invited": self._invited}
+            return made(HTML, self._page("join.html", lines=lines, install=install, **facts))
 
         return await self._once("/join", make)
 

@@ -76,7 +76,7 @@ def check_server(server: ServerInfo) -> None:
         raise UpgradeRequired(
             Sentence(
                 "this program is too old for the coordinator (protocol {protocol}, it needs "
-                "{protocol_min}): `pipx upgrade volunteer`",
+                "{protocol_min}): `volunteer update`",
                 protocol_min=server.protocol_min,
                 protocol=PROTOCOL,
             )

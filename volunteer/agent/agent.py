@@ -280,7 +280,7 @@ class Agent:
         check_server(server)
         if server.protocol_min_next > PROTOCOL:
             self._hub.notice(
-                Sentence("the coordinator will soon need a newer version: pipx upgrade volunteer"),
+                Sentence("the coordinator will soon need a newer version: `volunteer update`"),
                 "warning",
             )
         check_chosen(demanded, server.runs)

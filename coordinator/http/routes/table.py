@@ -36,6 +36,7 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.SAMPLE: samples.sample,
     endpoints.TIMELAPSE_GIF: samples.gif,
     endpoints.TIMELAPSE_WEBP: samples.webp,
+    endpoints.WHEEL: operations.wheel,
     endpoints.OPENAPI: _openapi,
     endpoints.HEALTH: operations.health,
     endpoints.READY: operations.ready,

@@ -163,7 +163,7 @@ const games = (root) => all("svg[data-game]", root).filter((b) => !b.dataset.dre
 // --- joining ---
 
 function join() {
-  const code = document.querySelector("[data-join]"), button = document.querySelector("[data-copy]");
+  const code = document.querySelector("[data-join]");
   if (!code) return;
   if (location.hash.length > 1) { // the link was opened: its code stays behind the "#"
     const safe = location.href.replace(/[^A-Za-z0-9:/#=+&%.~_[\]-]/g, "");
@@ -172,11 +172,13 @@ function join() {
     if (qr) qr.previousElementSibling.hidden = qr.hidden = false;
   }
   if (!navigator.clipboard) return;
-  button.hidden = false;
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(code.textContent);
-    button.textContent = "Copied";
-  });
+  for (const button of all("[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+      button.textContent = "Copied";
+    });
+  }
 }
 
 function dress() {

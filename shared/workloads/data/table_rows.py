@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from shared.decoding import decode
-from shared.errors import Configuration, InvalidRunFile
+from shared.errors import InvalidRunFile
+from shared.installation import lacking
 from shared.text import printable
 from shared.workloads.data.skipped import Skipped, walk
 
@@ -77,10 +78,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         import pyarrow
     except ImportError as error:
-        raise Configuration(
-            f"reading {path} needs the library pyarrow, which datasets brings: install the extra "
-            "datasets, e.g. `pip install 'volunteer[datasets]'`"
-        ) from error
+        raise lacking(f"reading {path}", "datasets") from error
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError) as error:
