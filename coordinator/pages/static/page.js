@@ -135,7 +135,10 @@ function chart(figure) {
   const line = figure.querySelector(".cursor"), output = figure.querySelector("output");
   const canvas = figure.querySelector(".canvas");
   const heading = figure.querySelector("figcaption").textContent;
-  const attributes = { role: "slider", tabindex: 0, "aria-label": heading, "aria-valuemin": 0, "aria-valuemax": points.length - 1 };
+  const attributes = {
+    role: "slider", tabindex: 0, "aria-label": heading,
+    "aria-valuemin": 0, "aria-valuemax": points.length - 1,
+  };
   for (const [name, value] of Object.entries(attributes)) canvas.setAttribute(name, value);
   let at = points.length - 1;
   const show = (place) => {
