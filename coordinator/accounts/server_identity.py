@@ -24,6 +24,7 @@ from shared.errors import BadRequest, Configuration, Unavailable
 from shared.links import JoinLink
 from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
+from shared.protocol.transparency import SignedRestore
 from shared.signing import SigningKey, fingerprint, identity_payload
 from shared.wheel import Wheel, own_wheel
 
@@ -65,12 +66,15 @@ class ServerIdentity:
         self._key = key
         self._listing = CachedValue(listing, RUNS_S, clock)
         self._admin_hash = self._metrics_hash = b""  # of none, until `load`
+        self._restored: SignedRestore | None = None
         self.address = ServerAddress(url=settings.url or f"http://127.0.0.1:{settings.port}")
 
     async def load(self) -> None:
-        """Read the address of the last server of this database."""
+        """Read the address of the last server of this database, and when it was restored."""
         if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
             self.address = decode(stored, ServerAddress)
+        if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.RESTORED)):
+            self._restored = decode(stored, SignedRestore)
 
     async def load_tokens(self) -> None:
         """Derive the tokens from the key and write them into the files that are missing.
@@ -183,6 +187,7 @@ class ServerIdentity:
             proof_of_work_bits=self._settings.proof_of_work_bits if self._settings.open else 0,
             contact=self._settings.contact,
             now=self._clock.now(),
+            restored=self._restored,
             runs=await self._listing.get(),
             proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",
             wheel=self._signed(wheel) if wheel else None,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from shared.protocol.base import Count, Message, RunState
 from shared.protocol.limits import PROTOCOL
+from shared.protocol.transparency import SignedRestore
 from shared.protocol.versions import SuiteCourse
 
 
@@ -77,6 +78,7 @@ class ServerInfo(Message):
     proof: str = ""  # hex, signature over the nonce that was sent: the key is held by who answers
     wheel: SignedWheel | None = None  # None where the organiser's own line, `install`, replaces it
     install: str = ""
+    restored: SignedRestore | None = None  # from a backup, the last time that it was
 
 
 class Device(Message):
