@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
@@ -244,9 +244,21 @@ def _check_values(table: Mapping[str, Any]) -> None:
             raise InvalidRunFile(f"{escaped(key)} is too large: whole numbers have 64 bits")
 
 
-def _is_date(text: str) -> bool:
+def stop_at(stop: StopSettings) -> datetime:
+    """Return the instant of a `[stop] date`. Raises ValueError for a text that is none."""
+    when = datetime.fromisoformat(stop.date)
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def check_stop(stop: StopSettings, now: float) -> None:
+    """Raise InvalidRunFile for a date that has passed: such a run would end as it starts."""
+    if stop.date and stop_at(stop).timestamp() <= now:
+        raise InvalidRunFile(f"[stop] date {stop.date} (UTC) has passed: choose a later one")
+
+
+def _is_date(stop: StopSettings) -> bool:
     try:
-        datetime.fromisoformat(text)
+        stop_at(stop)
     except ValueError:
         return False
     return True
@@ -258,7 +270,7 @@ def _check_together(run: RunFile) -> None:
     rules = [
         (task.min_steps <= task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
         (
-            not run.stop.date or _is_date(run.stop.date),
+            not run.stop.date or _is_date(run.stop),
             f'[stop] date "{escaped(run.stop.date, 40)}" is no ISO 8601 date: write it like '
             "2027-01-31T18:00",
         ),

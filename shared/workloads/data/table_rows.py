@@ -36,7 +36,7 @@ def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
     """Return the tables of a folder; those of other splits than "train" go to `skipped`, where
     there is one of that name.
     """
-    found = [path for path in walk(folder, frozenset()) if is_table(path)]
+    found = [path for path in walk(folder) if is_table(path)]
     splits = {path: _split(path.relative_to(folder)) for path in found}
     if "train" not in splits.values():
         return found
