@@ -43,6 +43,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     accounts_per_network: int = 20  # a day, without a code; a network is an IPv4 /24 or IPv6 /48
     connections_max: int = 8192
     drain_s: float = 5.0  # with PostgreSQL: /ready says no, and all is served, before a stop
+    connections_per_address: int = 1024
     headers_s: float = 10.0  # all headers arrive within this time
     body_window_s: float = 20.0  # a body arrives at 1 KiB/s over any such window
 
@@ -77,6 +78,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, Meta(description="Name of this coordinator, shown to volunteers.", max_length=64)
     ] = "coordinator"
     contact: Annotated[str, Meta(description="Contact shown to volunteers.", max_length=255)] = ""
+    install: Annotated[
+        str,
+        Meta(
+            description="Line that installs the program, shown to volunteers instead of those for "
+            "the wheel that this coordinator serves.",
+            max_length=500,
+        ),
+    ] = ""
     invite_only: Annotated[
         bool, Meta(description="Refuse registrations without an invite code, on loopback too.")
     ] = False
@@ -226,9 +235,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "limit."
         ),
     ] = "120/minute"
-    connections_per_ip: Annotated[
-        int, Meta(description="Open connections one address may have.", ge=1)
-    ] = 512
 
     @property
     def directory(self) -> Path:
@@ -330,7 +336,7 @@ def _check(settings: Settings) -> None:
             "open and invite_only contradict each other: open admits strangers, invite_only "
             "refuses them; set only one"
         )
-    for setting in ("name", "contact"):
+    for setting in ("name", "contact", "install"):
         if not getattr(settings, setting).isprintable():
             raise Configuration(
                 f"{setting} must be one line of printable characters: it is shown in terminals"

@@ -139,7 +139,7 @@ class TooLarge(VolunteerError):
 
 
 class UpgradeRequired(VolunteerError):
-    """This version is too old for the coordinator: pipx upgrade volunteer"""
+    """This version is too old for the coordinator: `volunteer update`"""
 
     code, status, exit_code = "upgrade_required", 426, 78
 

@@ -26,7 +26,7 @@ _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
 _QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # a line of a mail that was replied to
 # The line break that a mail adds ("=" at the end of a line); after a name "=" is the link's own.
 _SOFT_BREAK = re.compile(r"(?<!key)(?<!pin)(?<!code)=\r?\n")
-_UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\ufeff]+")
+_UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\u2500-\u259f\ufeff]+")  # drawn borders too
 _SEPARATORS = re.compile(r"[+&;/]")
 _PIN = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
@@ -107,7 +107,7 @@ def parse_link(text: str) -> JoinLink:
 
     Raises BadRequest with what to do instead.
     """
-    text = tidy_link(text)
+    given, text = " ".join(text.split()), tidy_link(text)
     if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
         raise BadRequest(Sentence("this is not a join link; copy it whole from your organiser"))
     if "://" not in text:
@@ -118,7 +118,7 @@ def parse_link(text: str) -> JoinLink:
                 Sentence(
                     '"{text}" is no address: a join link begins with https:// and comes from your '
                     "organiser",
-                    text=text,
+                    text=given,
                 )
             )
         text = f"{'http' if local else 'https'}://{text}"

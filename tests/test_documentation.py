@@ -392,3 +392,24 @@ def test_the_path_of_an_organiser_is_short() -> None:
     assert len(texts) == 5
     assert all(map(_words, texts))
     assert sum(map(_words, texts)) <= PATH_MAX
+
+
+# ------------------------------------------------------------------------------------- installing
+
+
+def test_nobody_is_sent_to_a_name_that_the_project_does_not_own() -> None:
+    bare = re.compile(
+        r"\b(pipx|pip3?|uvx?)\b[^\n`]*?\b(install|upgrade|run|download)\b[^\n`]*?"
+        r"(?<![\w./@:-])volunteer(?![\w./-])(?!\s+@)"
+    )
+    folders = ("shared", "coordinator", "volunteer", "docs", "packaging", "README.md")
+    files = [path for name in folders for path in (ROOT / name, *(ROOT / name).rglob("*"))]
+    kinds = {".py", ".md", ".html", ".po", ".ipynb", ".yaml", ".service", ".js"}
+    read = [p for p in files if p.is_file() and (p.suffix in kinds or "Container" in p.name)]
+    assert len(read) > 500
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in read
+        for match in bare.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not found

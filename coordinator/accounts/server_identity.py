@@ -4,6 +4,7 @@ may know of.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from functools import lru_cache
@@ -22,9 +23,11 @@ from coordinator.ttl_cache import CachedValue
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Unavailable
 from shared.links import JoinLink
-from shared.protocol.accounts import RunInfo, ServerInfo
+from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
+from shared.protocol.transparency import SignedRestore
 from shared.signing import SigningKey, fingerprint, identity_payload
+from shared.wheel import Wheel, own_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,12 +55,15 @@ class ServerIdentity(PlatformService):
         super().__init__(on)
         self._listing = CachedValue(listing, RUNS_S, on.clock)
         self._admin_hash = self._metrics_hash = b""  # of none, until `load`
+        self._restored: SignedRestore | None = None
         self.address = ServerAddress(url=on.settings.url or f"http://127.0.0.1:{on.settings.port}")
 
     async def load(self) -> None:
-        """Read the address of the last server of this database."""
+        """Read the address of the last server of this database, and when it was restored."""
         if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
             self.address = decode(stored, ServerAddress)
+        if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.RESTORED)):
+            self._restored = decode(stored, SignedRestore)
 
     async def load_tokens(self) -> None:
         """Derive the tokens from the key and write them into the files that are missing.
@@ -131,6 +137,24 @@ class ServerIdentity(PlatformService):
         """Return every run; the listing may be a second old."""
         return await self._listing.get()
 
+    async def wheel(self) -> Wheel | None:
+        """Return the wheel of this program, built on first use; None where the setting `install`
+        replaces it, or the tree was never installed.
+        """
+        if self._settings.install:
+            return None
+        try:
+            return await asyncio.to_thread(own_wheel)
+        except Configuration:
+            return None
+
+    def _signed(self, wheel: Wheel) -> SignedWheel:
+        unsigned = SignedWheel(
+            name=wheel.name, sha256=wheel.sha256, size=len(wheel.data), signature=""
+        )
+        signature = self._key.sign(unsigned.signed.encode()).hex()
+        return msgspec.structs.replace(unsigned, signature=signature)
+
     async def info(self, nonce: str = "") -> ServerInfo:
         """Return the public description of this coordinator; the runs may be a second old.
 
@@ -138,6 +162,7 @@ class ServerIdentity(PlatformService):
         """
         if len(nonce) > NONCE_CHARS_MAX:
             raise BadRequest(f"a nonce has at most {NONCE_CHARS_MAX} characters")
+        wheel = await self.wheel()
         return ServerInfo(
             name=self._settings.name,
             software=software(),
@@ -151,8 +176,11 @@ class ServerIdentity(PlatformService):
             proof_of_work_bits=self._settings.proof_of_work_bits if self._settings.open else 0,
             contact=self._settings.contact,
             now=self._clock.now(),
+            restored=self._restored,
             runs=await self._listing.get(),
             proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",
+            wheel=self._signed(wheel) if wheel else None,
+            install=self._settings.install,
         )
 
     async def ping(self) -> None:

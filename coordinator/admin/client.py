@@ -32,6 +32,7 @@ from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
 from shared.sentences import english
 from shared.tls_pin import WrongCertificate, pinned_context
+from shared.workloads.data.skipped import walk
 
 TIMEOUT_S = 600.0  # building a dataset takes as long as it takes
 CONNECT_S = 10.0
@@ -205,7 +206,7 @@ def new_box() -> str:
 
 
 def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Each file, folders walked, with a name that is unique in a box and keeps its ending.
+    """Each file, folders walked (hidden files and links not), with a name that is unique in a box and keeps its ending.
 
     Its second number is that of the folder it lies in, by the folder's own name: 0 for what was
     named by itself or lies in no folder below. Images of one folder are one class.
@@ -213,7 +214,7 @@ def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     folders = {"": 0}
     for path in paths:
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        files = sorted(walk(path)) if path.is_dir() else [path]
         for file in files:
             inside = file.relative_to(path).parent.name if path.is_dir() else ""
             folder = folders.setdefault(inside, len(folders))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Group, Parameter
 
 from coordinator.cli.target import TARGET, Where
+from shared.errors import BadRequest
 
 if TYPE_CHECKING:
     from coordinator.config import Settings
@@ -118,7 +119,11 @@ def demo(
     data_dir: Annotated[str, Parameter(help="Data directory (default: a temporary one).")] = "",
     json: Annotated[bool, Parameter(help="The summary as JSON.", negative="")] = False,
 ) -> int:
-    """Train a small model with volunteers on this machine, for real, then print the result."""
+    """Train a small model with volunteers on this machine, for real, then print the result.
+
+    gpt, dcgan and gomoku need nothing more, causal-lm the extra hf. Training takes two minutes
+    (gomoku three), what comes before up to one more.
+    """
     from coordinator.demo.demo import DemoOptions
     from coordinator.demo.demo import demo as run
 
@@ -148,6 +153,8 @@ def migrate(
     from coordinator.database.engine.open import migrate as bring
     from coordinator.storage.folders import data_directory
 
+    if where.remote:
+        raise BadRequest("migrate works on the server's own machine: leave --server out")
     settings = where.settings()
     data_directory(settings.directory)
     asyncio.run(bring(settings.database_url))

@@ -166,6 +166,8 @@ def _here(where: Where, command: OrganiserCommand, ask: Any) -> Any:
     async def run() -> Any:
         with await _place(settings, command.needs) as (place, keyless):
             async with opened(place, keyless=keyless) as coordinator:
+                if command.needs == "nothing":  # it stores more
+                    coordinator.space.check_command()
                 return await command.run(coordinator, ask)
 
     return asyncio.run(run())

@@ -135,7 +135,9 @@ def restore(
     else:
         print(
             f"Restored to {done.path} what was saved on {when(done.created_at)}: {done.rows:,} "
-            f"rows, {done.blobs:,} blobs. Key {done.fingerprint}."
+            f"rows, {done.blobs:,} blobs. Key {done.fingerprint}.\n"
+            "Volunteers that saw later versions show a statement of this restore, signed with the "
+            "key, keep the receipts of what was lost, and go on by themselves."
         )
 
 

@@ -11,6 +11,7 @@ from coordinator.database.tables.record import meta
 KEY = "key"  # fingerprint of the key that signs for this database
 TOKENS = "tokens"  # how often the tokens were made anew
 INVITE = "invite"  # how many invites the join link of the server has had
+RESTORED = "restored"  # signed statement of the last restore, JSON
 ADDRESS = "address"  # where the server was last reached, for join links
 SETTINGS = "settings"  # of the last start of a server, JSON
 OPEN = "open"  # "yes" where the last server admitted strangers

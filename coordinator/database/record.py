@@ -5,7 +5,7 @@ Rows name people by id, never by nickname, host or address, because they outlive
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -61,6 +61,14 @@ def entries(conn: Connection, before: int | None = None, limit: int = 100) -> li
     )
     if before is not None:
         query = query.where(record_lines.c.id < before)
+    return [RecordLine(**row) for row in conn.execute(query).mappings()]
+
+
+def about(conn: Connection, subject: str, actions: Collection[str], limit: int) -> list[RecordLine]:
+    """Return what was done to a subject, of these actions, newest first."""
+    columns = [record_lines.c[name] for name in RecordLine.__struct_fields__]
+    fits = (record_lines.c.subject == subject, record_lines.c.action.in_(actions))
+    query = select(*columns).where(*fits).order_by(record_lines.c.id.desc()).limit(limit)
     return [RecordLine(**row) for row in conn.execute(query).mappings()]
 
 

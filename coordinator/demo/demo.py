@@ -25,9 +25,11 @@ import msgspec
 from coordinator.demo.report import DemoPictures, Report, Said, drawn, keep, report, traffic_of
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
+from shared.installation import lacking
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import VersionInfo
+from shared.workloads.base import missing_extra
 
 START_S = 60.0
 DRAIN_S = 25.0
@@ -58,8 +60,12 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(options: DemoOptions) -> None:
-    """Raise InvalidRunFile for options of which no demo can be made."""
+    """Raise InvalidRunFile for options of which no demo can be made, Configuration for a missing
+    extra.
+    """
     demo_run(options.workload, 1)
+    if extra := missing_extra(options.workload):
+        raise lacking(f'the demo of "{options.workload}"', extra)
     if not 1 <= options.volunteers <= VOLUNTEERS_MAX:
         raise InvalidRunFile(f"--volunteers must be between 1 and {VOLUNTEERS_MAX}")
     if not 0 <= options.minutes <= MINUTES_MAX:
@@ -89,13 +95,12 @@ def demo(options: DemoOptions) -> int:
 async def _demo(
     options: DemoOptions, directory: Path, view: Any
 ) -> tuple[Report, DemoPictures | None]:
-    plan = demo_run(options.workload, options.volunteers)
+    plan, started = demo_run(options.workload, options.volunteers), time.monotonic()
     base = directory / "coordinator"
     with view.stage(plan.preparing):
         await prepare(base, plan)
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    started = time.monotonic()
     async with contextlib.AsyncExitStack() as processes:
         with view.stage(f"starting the coordinator at {url}"):
             server = await processes.enter_async_context(_server(base, port, directory))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import DatasetManifest
+from shared.workloads.base import DatasetManifest, is_here
 
 Put = Callable[[bytes], str]
 
@@ -96,7 +96,7 @@ DCGAN = """
 name = "demo-dcgan"
 workload = "dcgan"
 dataset = "digits"
-description = "A small GAN that learns to draw digits from 1,797 that people wrote"
+description = "A small GAN that learns to draw digits from 1,797 examples"
 licence = "CC0-1.0"
 
 [model]
@@ -193,8 +193,10 @@ def _digits(put: Put) -> DatasetManifest:
         size=DIGITS_SIZE,
         channels=1,
         heldout_share=DIGITS_HELD_OUT,
-        licence="CC-BY-4.0",
-        source="Alpaydin and Kaynak 1998, as scikit-learn ships it",
+        licence="CC-BY-4.0" if is_here("sklearn") else "CC0-1.0",
+        source="Alpaydin and Kaynak 1998, as scikit-learn ships it"
+        if is_here("sklearn")
+        else "digits of a font, drawn on this machine",
     )
 
 
@@ -225,7 +227,7 @@ def _dcgan(volunteers: int) -> DemoRun:
     return DemoRun(
         name="demo-dcgan",
         toml=DCGAN.format(quorum=volunteers, steps=steps),
-        preparing="building a dataset of hand-written digits, and a judge that knows them",
+        preparing="building a dataset of digits, and a judge that knows them",
         build=_digits,
     )
 

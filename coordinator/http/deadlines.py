@@ -58,7 +58,7 @@ class ConnectionGuard:
     def __init__(self, settings: Settings, connections_max: int | None = None) -> None:
         self._headers_s = settings.constants.headers_s
         self._window_s = settings.constants.body_window_s
-        self._per_address = settings.connections_per_ip
+        self._per_address = settings.constants.connections_per_address
         self._connections_max = connections_max or settings.constants.connections_max
         self._connections: dict[Any, ConnectionProgress] = {}
         self._trusted = _trusted(settings)

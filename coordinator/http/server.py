@@ -1,9 +1,8 @@
 """Serving: sockets, TLS and signals around the application.
 
 The first stop signal drains: beside other servers `/ready` says no a few seconds before anything is
-refused, waiting claims are answered, open requests get a few seconds, jobs end what they are at, and
-the exit code is 0. A second one stops at once; what was acknowledged is on
-the disk. A hang-up is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3
+refused, waiting claims are answered, open requests get a few seconds, jobs end what they are at,
+and the exit code is 0. A second one stops at once; what was acknowledged is on the disk. A hang-up is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3
 when the port is taken.
 """
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 YEAR = "public, max-age=31536000, immutable"
+ROBOTS = b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\n"
 VIEWERS_SHARE = 4  # of all connections one in so many may be a viewer's
 
 Handle = Callable[[Scope], Awaitable[FinishedPage]]
@@ -73,6 +74,12 @@ class Site:
         if content is None:
             raise NotFound("there is no such file")
         return made(KINDS[name.rpartition(".")[2]], content, keep=YEAR)
+
+    async def icon(self, scope: Scope) -> FinishedPage:
+        return made(KINDS["svg"], static_files()["icon.svg"], keep="max-age=86400")
+
+    async def robots(self, scope: Scope) -> FinishedPage:
+        return made("text/plain; charset=utf-8", ROBOTS, keep="max-age=86400")
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream the state of a run while somebody looks."""
@@ -129,6 +136,8 @@ def routes(coordinator: Coordinator) -> list[Route]:
     handles: dict[str, Handle | None] = {
         "/join": site.join,
         "/static/{name}": site.static,
+        "/favicon.ico": site.icon,
+        "/robots.txt": site.robots,
     }
     public: dict[str, Handle | None] = {
         "/": site.home,

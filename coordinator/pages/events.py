@@ -2,7 +2,7 @@
 
 A viewer costs two tasks, and nothing while nothing changes. There is no queue: who is behind gets
 the newest state, once. Who does not read is dropped, every stream ends after a while, so that none
-is for ever, and all end when the server stops; a browser comes back by itself.
+is for ever, and all end when the server stops. The page opens a new stream after any end of one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shared.errors import Unavailable
 
 TICK_S = 1.0
 SEND_S = 20.0  # a viewer that does not take one event within this time is dropped
-BEAT_S = 15.0  # a comment as often as that, where nothing changes: proxies keep the stream open
+BEAT_S = 15.0  # a beat as often as that, where nothing changes: proxies and pages see a live stream
 LIFE_S = 1800.0
-BEAT = b": still here\n\n"
+BEAT = b"event: beat\ndata: still here\n\n"
 HELLO = b"retry: 5000\n\n"  # milliseconds
 
 State = Callable[[], Awaitable[msgspec.Struct]]
@@ -88,7 +88,7 @@ class Channel:
         self._wake()
 
     async def next(self, known: bytes) -> bytes:
-        """Return the newest state once it is another than `known`, or a comment after a while."""
+        """Return the newest state once it is another than `known`, or a beat after a while."""
         if self.newest in (b"", known) and not self.closed:
             await self._changed.wait()
         return BEAT if self.newest == known else self.newest

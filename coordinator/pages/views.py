@@ -10,9 +10,10 @@ import msgspec
 from coordinator.accounts.accounts import not_shown
 from coordinator.pages import chart, look
 from coordinator.pages.chart import ChartColumn, Line, Point
+from coordinator.pages.install_lines import install_lines
 from coordinator.pages.look import render
 from coordinator.pages.replies import HTML, FinishedPage, made
-from coordinator.runs.public import HISTORY_REST, PublicRuns
+from coordinator.runs.public import HISTORY_REST, News, PublicRuns
 from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
@@ -21,6 +22,7 @@ from shared.text import counted, whole_percent
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from coordinator.database.runs import RunRow
     from coordinator.database.standings import CostOfChecks
     from coordinator.runs.landmarks import Landmarks
     from coordinator.runs.queries import RunFigures
@@ -64,12 +66,15 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     curve: Line | None
     strength: Line | None
     columns: Sequence[ChartColumn]
+    crowd: int  # volunteers of the highest column
+    began_at: float | None  # where the columns begin
     versions: Sequence[VersionInfo]  # the newest first
     leaders: Sequence[LeaderRow]
     story: Sequence[Any]  # samples, the oldest first
     first: Any
     newest: Any
     last_at: float | None  # when the newest version came
+    news: Sequence[News]  # of the organiser, the newest first
 
 
 class Views:
@@ -86,6 +91,9 @@ class Views:
         self._figures: KeyedCache[str, RunFigures] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
         self._checks: KeyedCache[str, CostOfChecks] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
         self._landmarks: KeyedCache[str, Landmarks] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
+        self._news: KeyedCache[str, tuple[News, ...]] = KeyedCache(
+            FRESH_S, clock, rest=HISTORY_REST
+        )
         self._models: KeyedCache[str, RunPage] = KeyedCache(
             FRESH_S, coordinator.clock, most=PAGES_MAX
         )
@@ -113,8 +121,12 @@ class Views:
 
         async def make() -> FinishedPage:
             rows = await self._public.listing()
-            runs = [await self.model(row.name) for row in rows[:RUNS]]
-            body = self._page("home.html", runs=runs, invited=self._invited)
+            live = [row.name for row in rows if row.state in ("running", "paused")]
+            over = [row.name for row in rows if row.name not in live]
+            runs = [await self.model(name) for name in (*live, *over)[:RUNS]]
+            runs.sort(key=lambda run: (run.info.state != "running", -run.info.workers))
+            others = (*live, *over)[RUNS:]
+            body = self._page("home.html", runs=runs, others=others, invited=self._invited)
             return made(HTML, body)
 
         return await self._once("/", make)
@@ -127,9 +139,15 @@ class Views:
         """Ways to join: the link, its picture, and a line for each system."""
 
         async def make() -> FinishedPage:
-            link = format_link(self._coordinator.server.link())
+            server = self._coordinator.server
+            link = format_link(server.link())
             code = None if self._invited else square(link)
-            return made(HTML, self._page("join.html", link=link, code=code, invited=self._invited))
+            wheel = await server.wheel()
+            address = server.address
+            lines = wheel and install_lines(wheel, address.url, pinned=bool(address.tls_pin))
+            install = self._coordinator.settings.install
+            facts = {"link": link, "code": code, "invited": self._invited}
+            return made(HTML, self._page("join.html", lines=lines, install=install, **facts))
 
         return await self._once("/join", make)
 
@@ -240,15 +258,23 @@ class Views:
             figures=figures,
             checks=checks,
             landmarks=landmarks,
-            curve=chart.line([Point(p.version, p.loss) for p in losses], marks),
+            curve=chart.line([Point(p.version, p.loss, at=p.at) for p in losses], marks),
             strength=chart.line([Point(*found) for found in rated], marks),
             columns=_columns(stretches),
+            crowd=max((stretch.volunteers for stretch in stretches), default=0),
+            began_at=row.started_at,
+            news=await self._news.get(name, lambda: self._told(row)),
             versions=newest[::-1][:VERSIONS],
             leaders=leaders[:LEADERS],
             story=story,
             first=story[0] if story else None,
             newest=story[-1] if story else None,
             last_at=newest[-1].created_at if newest else None,
+        )
+
+    async def _told(self, row: RunRow) -> tuple[News, ...]:
+        return await self._public.news(
+            row, await self._coordinator.heartbeats.announcements.standing()
         )
 
     def error(self, error: VolunteerError) -> FinishedPage:

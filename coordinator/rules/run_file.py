@@ -9,7 +9,7 @@ sentence that msgspec gives.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
@@ -209,9 +209,21 @@ def fits_a_path(name: str) -> bool:
     return 0 < len(name) <= NAME_CHARS_MAX and plain and name[0].isalnum()
 
 
-def _is_date(text: str) -> bool:
+def stop_at(stop: StopSettings) -> datetime:
+    """Return the instant of a `[stop] date`. Raises ValueError for a text that is none."""
+    when = datetime.fromisoformat(stop.date)
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def check_stop(stop: StopSettings, now: float) -> None:
+    """Raise InvalidRunFile for a date that has passed: such a run would end as it starts."""
+    if stop.date and stop_at(stop).timestamp() <= now:
+        raise InvalidRunFile(f"[stop] date {stop.date} (UTC) has passed: choose a later one")
+
+
+def _is_date(stop: StopSettings) -> bool:
     try:
-        datetime.fromisoformat(text)
+        stop_at(stop)
     except ValueError:
         return False
     return True
@@ -223,7 +235,7 @@ def _check_together(run: RunFile) -> None:
     rules = [
         (task.min_steps <= task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
         (
-            not run.stop.date or _is_date(run.stop.date),
+            not run.stop.date or _is_date(run.stop),
             f'[stop] date "{escaped(run.stop.date, 40)}" is no ISO 8601 date: write it like '
             "2027-01-31T18:00",
         ),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from coordinator.storage.secret_file import is_secret
 from shared.errors import BadRequest, Configuration, Unauthorized, Unavailable, VolunteerError, why
+from shared.installation import lacking
 
 PREFIX = "hub:"
 REFUSED = (401, 403)
@@ -37,9 +38,7 @@ class HubRepository:
         try:
             from huggingface_hub import get_token
         except ImportError as error:
-            raise Configuration(
-                "publishing on a hub needs the extra `hub`: pipx install 'volunteer[hub]'"
-            ) from error
+            raise lacking("publishing on a hub", "hub") from error
         token = get_token()
         if not token:
             raise Configuration(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import evaluations, games, runs, statistics, versions
+from coordinator.database import evaluations, games, record, runs, statistics, versions
 from coordinator.database.statistics import Marks, Stretch
 from coordinator.rules import run_file
 from coordinator.ttl_cache import REST, CachedValue, KeyedCache
@@ -20,6 +20,8 @@ from shared.nearest import nearest
 from shared.text import escaped
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
     from coordinator.database.versions import VersionRow
     from shared.clock import Clock
+    from shared.protocol.heartbeat import Announcement
 
 FRESH_S = 1.0
 # What is summed over all history is read anew at most a five-hundredth of the time.
@@ -37,6 +40,14 @@ STRETCHES = 48  # columns of a run's activity
 STRETCH_S_MIN = 60.0
 STORY = 25  # samples that the story of a run goes through, evenly spread
 MARKED_MAX = 256  # volunteers whose marks are kept
+NEWS = 8  # newest things that a page tells of a run
+TOLD = {
+    "run.start": "started",
+    "run.pause": "paused",
+    "run.resume": "resumed",
+    "run.stop": "ended",
+    "run.complete": "ended",
+}
 LOOKED_FOR = 50  # versions among which those are looked for
 
 
@@ -81,6 +92,14 @@ class PublicVersion(msgspec.Struct, frozen=True, kw_only=True):
     seen: EvaluationRow
     before: int | None  # the nearest older version that made a sample
     after: int | None  # and the nearest newer one
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that the organiser did to a run, or announced."""
+
+    at: float
+    what: str  # "paused", or "" of an announcement
+    text: str  # its reason
 
 
 class PublicRuns:
@@ -154,6 +173,21 @@ class PublicRuns:
             return tuple(evaluations.samples(conn, run.id, found))
 
         return await self._story.get(run.id, lambda: self._db.read(read))
+
+    async def news(self, run: RunRow, announced: Sequence[Announcement]) -> tuple[News, ...]:
+        """Return what the organiser did to a run and announces, the newest first."""
+
+        def read(conn: Connection) -> list[News]:
+            lines = record.about(conn, run.name, TOLD, NEWS)
+            return [News(at=each.at, what=TOLD[each.action], text=each.detail) for each in lines]
+
+        told = await self._db.read(read)
+        told += [
+            News(at=each.at, what="", text=each.text)
+            for each in announced
+            if each.run in ("", run.name)
+        ]
+        return tuple(sorted(told, key=lambda each: -each.at)[:NEWS])
 
     async def losses(self, run: RunRow) -> tuple[VersionLoss, ...]:
         """Measured losses evenly spread over a run, oldest first, the newest among them."""

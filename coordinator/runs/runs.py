@@ -105,6 +105,7 @@ class Runs(PlatformService):
     async def create(self, text: str) -> RunInfo:
         """Store a run file as a draft. Raises InvalidRunFile, NotFound, Conflict."""
         said = run_file.parse(text)
+        run_file.check_stop(said.stop, self._clock.now())
         workload = load(said.workload)
         file = run_file.parse(text, table_defaults(said, workload, strangers=await self._opens()))
         dataset = await self._dataset_of(file, workload)
@@ -225,8 +226,12 @@ class Runs(PlatformService):
         """Make version 0 and open the first pass. Raises Conflict when it has been started."""
         run = await self._db.read(lambda conn: runs.by_name(conn, name))
         if run.state != "draft":
-            raise Conflict(f'the run "{name}" is {run.state}; a run is started once')
+            how = (
+                f"`coordinator run resume {name}`" if run.state == "paused" else "a run starts once"
+            )
+            raise Conflict(f'the run "{name}" is {run.state}: {how}')
         about = definition(run)
+        run_file.check_stop(about.file.stop, self._clock.now())
         check_model(about.parameters)
         content = await self._store_initial(run)
 

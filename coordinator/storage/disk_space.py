@@ -13,6 +13,7 @@ import structlog
 
 from shared.clock import Clock
 from shared.errors import StorageFull
+from shared.text import size
 
 LOOK_S = 2.0
 RETRY_S = 30.0
@@ -38,8 +39,7 @@ class Space:
         self.floor_bytes = floor_bytes
         self._clock = clock
         self._free = free
-        self.read_only = False
-        self.look()
+        self.read_only = not self._enough()
 
     def free_bytes(self) -> int:
         """Return the bytes that are free now."""
@@ -47,10 +47,7 @@ class Space:
 
     def look(self) -> bool:
         """Measure; returns whether new things are accepted."""
-        try:
-            short = self._free(self._path) < self.floor_bytes
-        except OSError:  # the disk itself is in trouble: refuse rather than guess
-            short = True
+        short = not self._enough()
         if short != self.read_only:
             self.read_only = short
             log.warning(
@@ -58,9 +55,23 @@ class Space:
             )
         return not short
 
-    def check(self, size: int = 0) -> None:
-        """Raises StorageFull when `size` more bytes would go below the floor."""
-        if self.read_only or (size and self._free(self._path) - size < self.floor_bytes):
+    def _enough(self) -> bool:
+        try:
+            return self._free(self._path) >= self.floor_bytes
+        except OSError:  # the disk itself is in trouble: refuse rather than guess
+            return False
+
+    def check_command(self) -> None:
+        """Raises StorageFull where a command of the organiser would store more on a full disk."""
+        if not self._enough():
+            raise StorageFull(
+                f"{self._path} has less than {size(self.floor_bytes)} free (setting "
+                "space_floor_bytes): free some, then do it again"
+            )
+
+    def check(self, more: int = 0) -> None:
+        """Raises StorageFull when `more` bytes would go below the floor."""
+        if self.read_only or (more and self._free(self._path) - more < self.floor_bytes):
             raise StorageFull(
                 "the coordinator's disk is nearly full; keep your result, retry later",
                 retry_after_s=RETRY_S,
@@ -68,6 +79,8 @@ class Space:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look again and again until `stop`."""
+        if self.read_only:
+            log.warning("disk nearly full: read-only", path=str(self._path))
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():

@@ -27,6 +27,7 @@ from coordinator.storage.blobs import (
     sync_file,
 )
 from shared.errors import Configuration, NotFound, Unavailable
+from shared.installation import lacking
 
 CACHE_BYTES_MAX = 32 << 30
 PUTS_AT_ONCE = 4  # parts of one file, 5 MiB each
@@ -51,7 +52,7 @@ class S3Blobs:
         try:
             import obstore
         except ImportError as error:
-            raise Configuration("s3:// needs the extra: pip install 'volunteer[s3]'") from error
+            raise lacking("s3://", "s3") from error
         from obstore.store import S3Store
 
         plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")

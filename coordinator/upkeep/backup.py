@@ -4,7 +4,7 @@ signed list of hashes.
     DIR/backup.json + backup.sig   what is here, with hashes, signed by the coordinator's key
     DIR/tables/NAME.jsonl          one row a line, the same for both databases
     DIR/blobs/ab/abcdef...         named by hash
-    DIR/keys/                      signing key, TLS certificate and key, organiser's token (all 0600)
+    DIR/keys/                      signing key, TLS certificate and key (all 0600)
 
 A backup is made while the server works. It holds secrets: keep it as private as the data directory.
 """
@@ -23,13 +23,15 @@ import msgspec
 import structlog
 
 from coordinator.certificates import CERT_FILE, KEY_FILE, write_private
-from coordinator.database import datasets, key_values
+from coordinator.database import datasets, key_values, runs
 from coordinator.database.engine import dump
 from coordinator.database.engine.open import Database, is_new, migrate
+from coordinator.database.ledger import record_tree
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.storage import folders
 from coordinator.storage.blobs import BlobStore, in_pool, open_in_pool, storage_errors
 from coordinator.storage.open import open_blobs
+from shared.clock import SystemClock
 from shared.decoding import decode
 from shared.errors import (
     BadRequest,
@@ -40,6 +42,7 @@ from shared.errors import (
     VolunteerError,
     why,
 )
+from shared.protocol.transparency import RestorePayload, SignedRestore
 from shared.signing import SigningKey, canonical, fingerprint, verify
 
 if TYPE_CHECKING:
@@ -201,7 +204,6 @@ def _sync(file: Any) -> None:
 def _key_files(settings: Settings) -> dict[str, Path]:
     own = {
         "signing.key": settings.signing_key_file,
-        "admin.token": settings.admin_token_file,
         CERT_FILE: settings.directory / CERT_FILE,
         KEY_FILE: settings.directory / KEY_FILE,
     }
@@ -294,7 +296,9 @@ async def restore(settings: Settings, source: Path) -> BackupSummary:
         for sha in listed.blobs:
             await _put_blob(blobs, source / "blobs" / sha[:2] / sha, sha)
         await in_pool(_place_keys, settings, source / "keys", listed.keys)
+        key, clock = SigningKey.load(settings.signing_key_file), SystemClock()
         await db.write(lambda conn: _load(conn, source / "tables", listed))
+        await db.write(lambda conn: _state_restore(conn, key, listed.created_at, clock.now()))
     finally:
         await db.close()
     return _saved(settings.directory, listed)
@@ -333,6 +337,15 @@ def _load(conn: Connection, folder: Path, listed: BackupList) -> None:
             for batch in _batches(folder / f"{name}.jsonl"):
                 dump.load(conn, name, batch)
     dump.reset_sequences(conn)
+
+
+def _state_restore(conn: Connection, key: SigningKey, saved_at: float, now: float) -> None:
+    """Sign where runs and record stand now: volunteers saw them further on."""
+    heads = {run.name: run.head for run in runs.every(conn)}
+    tree = record_tree.tree_head(conn, now)
+    payload = canonical(RestorePayload(heads=heads, tree=tree, saved_at=saved_at))
+    signed = SignedRestore(payload=payload.decode(), signature=key.sign(payload).hex())
+    key_values.put(conn, key_values.RESTORED, msgspec.json.encode(signed).decode())
 
 
 def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:

@@ -27,6 +27,7 @@ from coordinator.database import (
 )
 from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
+from coordinator.rules.run_file import stop_at
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import settle_accepted
 from coordinator.selfplay.replay import opponents
@@ -106,7 +107,7 @@ class Upkeep(PlatformService):
             return f"{stop.passes} passes are done"
         if stop.tokens and run.tokens >= stop.tokens:
             return f"{run.tokens} of {stop.tokens} tokens are trained"
-        if stop.date and now >= _instant(stop.date):
+        if stop.date and now >= stop_at(stop):
             return f"it is {stop.date}"
         if stop.loss:
             loss = evaluations.newest_loss(conn, run.id)
@@ -195,8 +196,3 @@ def _clear(scratch: Path, before: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             if path.is_file() and path.stat().st_mtime < before:
                 path.unlink()
-
-
-def _instant(text: str) -> datetime:
-    when = datetime.fromisoformat(text)
-    return when if when.tzinfo else when.replace(tzinfo=UTC)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from shared.protocol.base import Count, Message, RunState
 from shared.protocol.limits import PROTOCOL
+from shared.protocol.transparency import SignedRestore
 from shared.protocol.versions import SuiteCourse
 
 
@@ -47,6 +48,19 @@ class RunInfo(Message):
     libraries: tuple[str, ...] = ()  # that training needs beside those of the workload
 
 
+class SignedWheel(Message):
+    """The wheel of the program that a coordinator runs with, at /install/NAME."""
+
+    name: str
+    sha256: str
+    size: int
+    signature: str  # hex, over `signed`
+
+    @property
+    def signed(self) -> str:
+        return f"volunteer wheel\n{self.name}\n{self.sha256}\n{self.size}\n"
+
+
 class ServerInfo(Message):
     name: str
     software: str  # version of the package
@@ -62,6 +76,9 @@ class ServerInfo(Message):
     open: bool = False  # strangers register without a code, on probation
     proof_of_work_bits: int = 0  # of a registration without a code; 0 = none is asked for
     proof: str = ""  # hex, signature over the nonce that was sent: the key is held by who answers
+    wheel: SignedWheel | None = None  # None where the organiser's own line, `install`, replaces it
+    install: str = ""
+    restored: SignedRestore | None = None  # from a backup, the last time that it was
 
 
 class Device(Message):

@@ -465,6 +465,15 @@ SERVER = Endpoint(
     reply=ServerInfo,
     query=(Parameter(name="nonce", kind=str, help="Signed in `proof`: up to 64 characters."),),
 )
+WHEEL = Endpoint(
+    method="GET",
+    path="/install/{name}",
+    root=True,
+    summary="The wheel of the program that this coordinator runs with",
+    auth="none",
+    reply=NOTHING,
+    gives=BYTES,
+)
 OPENAPI = Endpoint(
     method="GET",
     path="/openapi.json",

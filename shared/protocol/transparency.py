@@ -44,6 +44,21 @@ class HeadPayload(Message, kw_only=True):
     tree: TreeHead
 
 
+class RestorePayload(Message, kw_only=True):
+    """Signed by a coordinator that was restored from a backup: where each run and the record
+    stand since, and when (`tree.at`)."""
+
+    kind: Literal["restore"] = "restore"
+    heads: dict[str, int]  # newest version of each run
+    tree: TreeHead
+    saved_at: float
+
+
+class SignedRestore(Message):
+    payload: str  # canonical JSON of a RestorePayload
+    signature: str  # hex
+
+
 class TreeProof(Message):
     """Proof of inclusion or of consistency, by the heads it leads between."""
 

@@ -502,6 +502,11 @@ def is_here(library: str) -> bool:
     return find_spec(library) is not None
 
 
+def missing_extra(name: str) -> str:
+    """Return the extra that a workload needs and that is not installed here; "" = none."""
+    return _lacking(tuple(sys.path)).get(name, "")
+
+
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
     """Return a workload. Raises NotFound, with no install command: code is the owner's choice."""
     if enabled is not None and name not in enabled:
@@ -510,7 +515,7 @@ def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
         )
         raise NotFound(said)
     for found in _found().select(name=name):
-        if extra := _lacking(tuple(sys.path)).get(name):
+        if extra := missing_extra(name):
             said = Sentence(
                 'the workload "{name}" needs the extra "{extra}", which is not installed here',
                 name=name,

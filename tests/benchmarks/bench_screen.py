@@ -56,10 +56,10 @@ import asyncio, os, random, sys, threading, time
 from shared.clock import SystemClock
 from volunteer.control import commands, events
 from volunteer.control.control import Control
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.tui.app import VolunteerApp
 
-hub = Hub(SystemClock())
+hub = EventBus(SystemClock())
 
 async def obey(command):
     if isinstance(command, commands.Pause):

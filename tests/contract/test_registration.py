@@ -114,7 +114,7 @@ async def test_what_cannot_be_right_is_refused(people: Volunteers, change: dict[
 
 
 async def test_too_old_a_client_is_told_how_to_upgrade(people: Volunteers) -> None:
-    with pytest.raises(UpgradeRequired, match="pipx upgrade"):
+    with pytest.raises(UpgradeRequired, match="volunteer update"):
         await people.register(newcomer("Mia", protocol=0))
 
 

@@ -96,7 +96,7 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 
 def serve(kind: Any) -> None:
     """Serve one parser behind the guard, and print the port."""
-    settings = Settings(connections_per_ip=4096, constants=Constants(headers_s=2.0))
+    settings = Settings(constants=Constants(connections_per_address=4096, headers_s=2.0))
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     print(listener.getsockname()[1], flush=True)
     config = uvicorn.Config(

@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,10 +24,16 @@ class Process:
 
     start_s = START_S
 
-    def __init__(self, data_dir: Path, *options: str, **environment: str) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        command: Sequence[str] = COORDINATOR,
+        **environment: str,
+    ) -> None:
         self.data_dir = data_dir
         self.child = subprocess.Popen(
-            [*COORDINATOR, "serve", "--data-dir", str(data_dir), *options],
+            [*command, "serve", "--data-dir", str(data_dir), *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -204,7 +204,7 @@ def offline() -> Iterator[AnyEvent]:
 
 def error() -> Iterator[AnyEvent]:
     """Nothing can go on without the person."""
-    said = "this version is too old for Little Lab: run `pipx upgrade volunteer`"
+    said = "this version is too old for Little Lab: run `volunteer update`"
     yield from (*started(), *history())
     yield events.Notice(level="error", message=said)
     yield events.Stopped(

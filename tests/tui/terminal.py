@@ -81,6 +81,20 @@ class Terminal:
             assert self.child.poll() is None or self._read(0), f"it ended: {self.text[-3000:]}"
             self._read(0.1)
 
+    def written(self, *codes: bytes) -> None:
+        """Wait until all of these have been written since the start."""
+        until = time.monotonic() + WAIT_S
+        while not all(code in self._raw for code in codes):
+            assert time.monotonic() < until, f"{codes} not in: {self._raw[-3000:]!r}"
+            self._read(0.1)
+
+    def stopped(self) -> None:
+        """Wait until the child is suspended, as a shell does."""
+        until = time.monotonic() + WAIT_S
+        while not os.WIFSTOPPED(os.waitpid(self.child.pid, os.WNOHANG | os.WUNTRACED)[1]):
+            assert time.monotonic() < until, f"it goes on: {self.text[-3000:]}"
+            self._read(0.1)
+
     @property
     def text(self) -> str:
         """Return the text since the last key, without escape codes."""

@@ -420,12 +420,12 @@ def test_the_first_paint_needs_neither_torch_nor_a_network_library() -> None:
     program = """
 import asyncio, json, sys
 from shared.clock import SystemClock
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.control.control import Control
 from volunteer.tui.app import VolunteerApp
 async def nothing(command): return None
 async def main():
-    app = VolunteerApp(Control(Hub(SystemClock()), nothing))
+    app = VolunteerApp(Control(EventBus(SystemClock()), nothing))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         assert app.screen.query("#task-curve")

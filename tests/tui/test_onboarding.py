@@ -162,8 +162,8 @@ async def test_nobody_is_asked_before_the_typing_rests(engine: FakeEngine) -> No
         ),
         (
             LINK,
-            UpgradeRequired("the coordinator needs more: pipx upgrade volunteer"),
-            "pipx upgrade",
+            UpgradeRequired("the coordinator needs more: `volunteer update`"),
+            "volunteer update",
         ),
     ],
 )

@@ -24,10 +24,10 @@ import asyncio, os, signal, sys
 from shared.clock import SystemClock
 from volunteer.control import commands, events
 from volunteer.control.control import Control
-from volunteer.control.event_bus import Hub
+from volunteer.control.event_bus import EventBus
 from volunteer.tui.app import VolunteerApp
 
-hub = Hub(SystemClock())
+hub = EventBus(SystemClock())
 
 async def obey(command):
     if isinstance(command, commands.Stop):
@@ -94,6 +94,34 @@ def test_the_second_signal_does_not_wait() -> None:
         os.kill(terminal.child.pid, signal.SIGTERM)
         terminal.see("ending")
         os.kill(terminal.child.pid, signal.SIGTERM)
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+
+
+def test_the_window_has_a_title_while_it_runs() -> None:
+    with run() as terminal:
+        terminal.see("Loss of the model")
+        terminal.written(b"\x1b[22;2t", "\x1b]2;volunteer · starting\x07".encode())
+        terminal.press("q")
+        assert terminal.ended() == 0
+        terminal.written(b"\x1b[23;2t")
+        assert terminal.left_as_found()
+
+
+@pytest.mark.parametrize("way", ["ctrl+z", "SIGTSTP", "SIGSTOP", "ctrl+l"])
+def test_the_whole_screen_is_drawn_again(way: str) -> None:
+    with run() as terminal:
+        terminal.see("Loss of the model")
+        if way.startswith("ctrl"):
+            terminal.press({"ctrl+z": "\x1a", "ctrl+l": "\x0c"}[way])
+        else:
+            os.kill(terminal.child.pid, getattr(signal, way))
+        if way != "ctrl+l":
+            terminal.stopped()
+            terminal.press("")
+            os.kill(terminal.child.pid, signal.SIGCONT)
+        terminal.see("Loss of the model", "Home", "Runs")
+        terminal.press("q")
         assert terminal.ended() == 0
         assert terminal.left_as_found()
 

@@ -102,7 +102,9 @@ def picture(**changes: Any) -> Overview:
         census_at=NOW, workers={"training": 3, "online": 1, "offline": 2},
         machines=(hostile, worker),
         volunteers={"vetted": 4, "probation": 2},
-        window=ContributionWindow(since=NOW - 3590, contributions=130, good=120, refused=9, undecided=1),
+        window=ContributionWindow(
+            since=NOW - 3590, contributions=130, good=120, refused=9, undecided=1
+        ),
         newest_refused=9, newest_decided=129,
         refusals=(RefusalCount(reason="norm", count=9, newest=HOSTILE, at=NOW - 300),),
         recompute=CheckCounts(passed=4, open=1),

@@ -76,7 +76,7 @@ def check_server(server: ServerInfo) -> None:
         raise UpgradeRequired(
             Sentence(
                 "this program is too old for the coordinator (protocol {protocol}, it needs "
-                "{protocol_min}): `pipx upgrade volunteer`",
+                "{protocol_min}): `volunteer update`",
                 protocol_min=server.protocol_min,
                 protocol=PROTOCOL,
             )
@@ -199,17 +199,17 @@ async def register(
 
 
 @dataclass(frozen=True, slots=True)
-class _InstallProof:
+class _WorkProof:
     """A challenge and the nonce that solves it; empty where none is asked for."""
 
     challenge: str = ""
     nonce: str = ""
 
 
-NO_PROOF = _InstallProof()
+NO_PROOF = _WorkProof()
 
 
-async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: float) -> _InstallProof:
+async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: float) -> _WorkProof:
     """Work out what the coordinator asks of newcomers without a code.
 
     The search runs in a thread, which ends when the caller gives up.
@@ -231,7 +231,7 @@ async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: f
     finally:
         over.set()
     progress(given.bits, 1.0)
-    return _InstallProof(given.challenge, f"{nonce or 0:x}")
+    return _WorkProof(given.challenge, f"{nonce or 0:x}")
 
 
 def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> Identity:
@@ -247,7 +247,7 @@ def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> I
     return identity
 
 
-def _request(identity: Identity, settings: Settings, proof: _InstallProof) -> RegisterRequest:
+def _request(identity: Identity, settings: Settings, proof: _WorkProof) -> RegisterRequest:
     return RegisterRequest(
         volunteer_id=identity.volunteer_id,
         worker_id=identity.worker_id,

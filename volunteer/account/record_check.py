@@ -18,6 +18,7 @@ from shared.protocol.transparency import (
     RECEIPTS_MAX,
     HeadPayload,
     Receipt,
+    RestorePayload,
     SignedHead,
     SignedReceipt,
     TreeHead,
@@ -165,6 +166,32 @@ class RecordCheck:
         if new.tree.size > newest.tree.size:
             self._book.keep(new)
         return ""
+
+    async def restored(self) -> str:
+        """Obey the statement of a coordinator that it was restored from a backup, where it has a
+        new one; return the sentence for the owner, else "". Raises BadSignature, InvalidFrame.
+        """
+        signed = (await self._api.server()).restored
+        if signed is None:
+            return ""
+        verify_text(self._key, signed.payload, signed.signature)
+        try:
+            to = decode(signed.payload, RestorePayload)
+        except msgspec.DecodeError as error:
+            raise InvalidFrame(
+                Sentence("the head of the record cannot be read: {error}", error=error)
+            ) from error
+        aside = self._book.restored(to)
+        if aside is None:
+            return ""
+        return Sentence(
+            "the coordinator was restored on {day} from a backup of {day2}: {heads}; what it "
+            "signed since, with your receipts, is kept in {folder}",
+            day=_day(to.tree.at),
+            day2=_day(to.saved_at),
+            heads=", ".join(f"{run} {version}" for run, version in sorted(to.heads.items())),
+            folder=aside,
+        )
 
     async def _compare(self, old: KeptHead, new: KeptHead) -> str:
         """Return a sentence unless the record of `new` is proved to begin with that of `old`."""

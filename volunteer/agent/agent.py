@@ -20,6 +20,7 @@ from shared.sentences import Sentence
 from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
 from volunteer.account.join import check_server, enabled
+from volunteer.account.record_check import RecordCheck
 from volunteer.agent.answering import Answering
 from volunteer.agent.base_versions import BaseVersion, BaseVersions
 from volunteer.agent.benchmarks import Benchmarks
@@ -280,7 +281,7 @@ class Agent:
         check_server(server)
         if server.protocol_min_next > PROTOCOL:
             self._hub.notice(
-                Sentence("the coordinator will soon need a newer version: pipx upgrade volunteer"),
+                Sentence("the coordinator will soon need a newer version: `volunteer update`"),
                 "warning",
             )
         check_chosen(demanded, server.runs)
@@ -340,7 +341,7 @@ class Agent:
         """Return what goes on beside the work, until its end."""
         clock, hub, remote = self._timing.clock, self._hub, self.remote
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
-        keeper = ReceiptKeeper(remote, self.store, hub, clock)
+        keeper = ReceiptKeeper(self._record_check(), self.store.receipts, hub, clock)
         again = self._benchmarks.measure_again(
             pairs, may=lambda device: self._pauses.paused(device) is None
         )
@@ -373,6 +374,10 @@ class Agent:
             verdicts=self._watcher.verdicts,
             hub=self._hub,
         )
+
+    def _record_check(self) -> RecordCheck:
+        who = self.remote.identity
+        return RecordCheck(self.remote.api, self.store.receipts, who.public_key, who.volunteer_id)
 
     def _revealer(self) -> Revealer:
         return Revealer(
@@ -445,6 +450,7 @@ class Agent:
             hub=hub,
             server_clock=self._server_clock,
             receipts=store.receipts,
+            record=self._record_check(),
             monotonic=self._timing.clock.monotonic,
             load=self._machine.load,
         )

@@ -12,8 +12,16 @@ from typing import Any
 
 from shared.errors import Cancelled, Gone, NotFound, StorageFull, VolunteerError
 from shared.sentences import Sentence
-from volunteer.agent.claimer import AT_ONCE, DISK_WAIT_S, UNWANTED, Claimer, IdleReason
+from volunteer.agent.claimer import (
+    AT_ONCE,
+    DISK_WAIT_S,
+    REFUSED_WAIT_S,
+    UNWANTED,
+    Claimer,
+    IdleReason,
+)
 from volunteer.agent.collaborators import LentDevice
+from volunteer.agent.downloads import OlderVersion
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.agent.pause_board import PauseBoard
@@ -298,6 +306,13 @@ class DeviceLoop:
                 await ends.without_result(held, "released", message)
                 self.news.idle(IdleReason(reason="disk_full", message=message, wait_s=DISK_WAIT_S))
                 await self._wait(DISK_WAIT_S)
+        elif isinstance(error, OlderVersion):
+            with self._rest():
+                await ends.without_result(held, "released", message)
+                if not await self.pipeline.downloads.restored():
+                    idle = IdleReason(reason="refused", message=message, wait_s=REFUSED_WAIT_S)
+                    self.news.idle(idle)
+                    await self._wait(REFUSED_WAIT_S)
         elif isinstance(error, OutOfMemory):  # other runs may fit
             self.choice.does_not_fit(held.lease.run, self.device.id, error.needed_bytes)
             await ends.without_result(held, "released", message)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shared.errors import InvalidFrame
+from shared.errors import InvalidFrame, VolunteerError
 from shared.local_data import LocalData
 from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
@@ -18,6 +18,7 @@ from shared.text import duration
 from shared.units import DAY_S
 from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
+from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import RemoteCoordinator, ServerClock
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
@@ -34,6 +35,10 @@ GRACE_S = 7 * DAY_S  # an expired version is trained on this much longer, with a
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 
+class OlderVersion(VolunteerError):
+    """The newest version is older than one that was seen before."""
+
+
 @dataclass(eq=False, kw_only=True)
 class Downloads:
     """Brings files into the cache and checks whose they are."""
@@ -43,6 +48,7 @@ class Downloads:
     hub: EventBus
     server_clock: ServerClock
     receipts: ReceiptBook
+    record: RecordCheck
     monotonic: Callable[[], float]
     load: Callable[[str], Workload] = load_any
     _datasets: dict[str, DatasetManifest] = field(default_factory=dict, init=False)
@@ -125,19 +131,19 @@ class Downloads:
         """Return the manifest, once its signature is known to be the coordinator's.
 
         `floor` is the newest version that was seen before the request, where the newest was
-        requested. Raises BadSignature; InvalidFrame also for a version below the floor, and for one
-        that has expired for longer than a grace.
+        requested. Raises BadSignature; OlderVersion for one below the floor, InvalidFrame also for
+        one that has expired for longer than a grace.
         """
         manifest = checked(signed, self.remote.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
             raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
         if manifest.version < floor:
-            raise InvalidFrame(
+            raise OlderVersion(
                 Sentence(
                     "the coordinator offers version {version} of {run} as the newest, but had "
-                    "signed version {floor} before: a rollback makes a new version, so this is an "
-                    "old one shown again (`volunteer receipts accept`, if its organiser says that "
-                    "it was restored)",
+                    "signed version {floor} before, and has not signed that it was restored from a "
+                    "backup: no work is taken from it (`volunteer receipts accept`, if its "
+                    "organiser says that this is right)",
                     version=manifest.version,
                     run=manifest.run,
                     floor=floor,
@@ -150,6 +156,17 @@ class Downloads:
                 tree=manifest.tree, payload=signed.payload, signature=signed.signature
             )
         return manifest
+
+    async def restored(self) -> bool:
+        """Look whether the coordinator signed that it was restored, and go on from there."""
+        try:
+            said = await self.record.restored()
+        except VolunteerError as error:
+            self.hub.notice(error.message, "warning")
+            return False
+        if said:
+            self.hub.notice(said, "warning")
+        return bool(said)
 
     def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
         """Raises InvalidFrame unless the dataset and the files of the run are those that a version

@@ -11,8 +11,8 @@ from shared.clock import Clock
 from shared.errors import VolunteerError
 from shared.sentences import Sentence
 from volunteer.account.record_check import RecordCheck
-from volunteer.agent.collaborators import RemoteCoordinator, Store
 from volunteer.control.event_bus import EventBus
+from volunteer.storage.receipts import ReceiptBook
 
 FETCH_S = 60.0  # between two looks for new payments
 CHECK_S = 3600.0  # between two checks of the record
@@ -24,14 +24,9 @@ log = logging.getLogger(__name__)
 class ReceiptKeeper:
     """Keeps the receipts of one account."""
 
-    def __init__(
-        self, remote: RemoteCoordinator, store: Store, hub: EventBus, clock: Clock
-    ) -> None:
-        identity = remote.identity
-        self._book = store.receipts
-        self._check = RecordCheck(
-            remote.api, store.receipts, identity.public_key, identity.volunteer_id
-        )
+    def __init__(self, check: RecordCheck, book: ReceiptBook, hub: EventBus, clock: Clock) -> None:
+        self._book = book
+        self._check = check
         self._hub = hub
         self._clock = clock
         self._told = ""
@@ -46,10 +41,10 @@ class ReceiptKeeper:
         while True:
             try:
                 if self._wanted():
-                    self._say(await self._check.fetch())
+                    await self._say(await self._check.fetch())
                 if self._clock.monotonic() - checked_at >= CHECK_S:
                     checked_at = self._clock.monotonic()
-                    self._say(await self._check.check())
+                    await self._say(await self._check.check())
             except (VolunteerError, OSError) as error:
                 log.info("the record was not checked: %s", error)
             await self._clock.sleep(FETCH_S)
@@ -63,8 +58,11 @@ class ReceiptKeeper:
         self._due -= 1
         return self._due >= 0
 
-    def _say(self, problem: str) -> None:
-        """Alert the owner, once a session."""
+    async def _say(self, problem: str) -> None:
+        """Alert the owner, once a session; a restore that the coordinator signed is no alert."""
+        if problem and (said := await self._check.restored()):
+            self._hub.notice(said, "warning")
+            return
         if problem and problem != self._told:
             self._told = problem
             self._hub.notice(

@@ -113,6 +113,24 @@ def name(
     return 0
 
 
+def update(*, profile: Profile = "") -> int:
+    """Install the version that the coordinator runs with; go back if it does not start."""
+    from volunteer.cli.start import ask_coordinator, identity_of
+    from volunteer.service import self_update
+    from volunteer.settings import settings
+
+    places = settings.directories(profile=profile)
+    public_key = identity_of(places).public_key
+    found = asyncio.run(ask_coordinator(places, lambda api: self_update.newer(api, public_key)))
+    if found is None:
+        print(_("this is the version that the coordinator runs with"))
+        return 0
+    done = _("the new version is installed; what is running goes on with the old one until it ends")
+    self_update.replace(*found)
+    print(done)
+    return 0
+
+
 def uninstall(
     *,
     all_: Annotated[
@@ -124,6 +142,7 @@ def uninstall(
 ) -> int:
     """Give tasks back, remove service and downloads; the account stays unless --all."""
     from shared.clock import SystemClock
+    from shared.installation import removal_line
     from volunteer.account.join import connector
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.service.service import remove as remove_service
@@ -148,7 +167,7 @@ def uninstall(
         remark(shown(sentence))
     if MACHINE_UNIT.exists():
         print(_("a service of the whole machine remains: `sudo volunteer service remove --system`"))
-    print(_("remove the program itself: `pipx uninstall volunteer`"))
+    print(_("remove the program itself: `{command}`", command=removal_line()))
     return EXIT_FAILURE if trouble else 0
 
 
@@ -156,6 +175,7 @@ def add_to(app: App) -> None:
     """Make these commands of the program."""
     app.command(service)
     app.command(name)
+    app.command(update)
     app.command(uninstall)
     app.command(receipts)
 

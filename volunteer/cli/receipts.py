@@ -5,6 +5,7 @@ it still.
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
@@ -161,7 +162,11 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
 
     async def ask(api: Any) -> str:
         check = RecordCheck(api, book, identity.public_key, identity.volunteer_id)
-        return await _fetched(profile, check) or await check.check_all()
+        said = await _fetched(profile, check) or await check.check_all()
+        if said and (restored := await check.restored()):
+            print(restored, file=sys.stderr)
+            return await check.check_all()
+        return said
 
     return await ask_coordinator(directories, ask)
 

@@ -20,6 +20,7 @@ from shared.units import GIB
 from shared.workloads.base import load
 from volunteer.account.join import connector
 from volunteer.account.profile import Home, Identity, Profile
+from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import RemoteCoordinator, ServerClock, usable_bytes
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
@@ -131,6 +132,9 @@ class _Trial:
         cache = Cache(self.directories.cache, int(self.settings.cache_gb * GIB))
         transfers = Transfers(api, cache, hub_address if self.settings.hub else None)
 
+        book = ReceiptBook(self.home.receipts)
+        who = self.identity
+
         def say(message: str, level: str = "") -> None:
             remark(shown(printable(message)))
 
@@ -144,7 +148,8 @@ class _Trial:
             cache=cache,
             hub=EventBus(clock, Status()),
             server_clock=ServerClock(clock),
-            receipts=ReceiptBook(self.home.receipts),
+            receipts=book,
+            record=RecordCheck(api, book, who.public_key, who.volunteer_id),
             monotonic=clock.monotonic,
             load=lambda name: load(name, self.settings.workloads),
         )

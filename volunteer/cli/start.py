@@ -463,7 +463,7 @@ async def ask_coordinator(directories: Directories, question: Callable[[Api], Aw
     from volunteer.account.join import connector
     from volunteer.net.api import Api
 
-    identity = _identity(directories)
+    identity = identity_of(directories)
     client = connector(SystemClock())(identity.address, identity.token)
     try:
         return await question(Api(client))
@@ -471,7 +471,8 @@ async def ask_coordinator(directories: Directories, question: Callable[[Api], Aw
         await client.close()
 
 
-def _identity(directories: Directories) -> Identity:
+def identity_of(directories: Directories) -> Identity:
+    """Return the account of this profile. Raises Configuration without one."""
     identity = Profile(directories.profile).current()
     if identity is None:
         raise Configuration(NOT_JOINED)
@@ -489,7 +490,7 @@ async def _play(directories: Directories, game: Match) -> int:
     from volunteer.tui.play.app import PlayApp
 
     settings = config.load(path=directories.config / "config.toml").settings
-    identity = _identity(directories)
+    identity = identity_of(directories)
 
     async def at_the_board(api: Api) -> int:
         with TemporaryDirectory(prefix="volunteer-play-") as cache:

@@ -261,6 +261,8 @@ def credits_words(e: events.Credits) -> str:
 def _paused(e: events.Paused) -> str:
     if e.by == YOU:
         what = _("{device} paused", device=e.device) if e.device else _("paused")
+        if e.message == START:  # a line of text has no key to press
+            return _("paused: `volunteer resume` starts it")
         by_you = _("{device} paused by you", device=e.device) if e.device else _("paused by you")
         said = by_you if e.message in ("", "paused") else f"{what}: {_(e.message)}"
         if e.until in OPEN_ENDED:

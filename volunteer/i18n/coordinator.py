@@ -28,7 +28,7 @@ REFUSED = {
     "gone": N_("somebody else holds this task now"),
     "cancelled": N_("the task was cancelled"),
     "too_large": N_('the coordinator takes no more bytes ("{words}")'),
-    "upgrade_required": N_("this version is too old for the coordinator: pipx upgrade volunteer"),
+    "upgrade_required": N_("this version is too old for the coordinator: `volunteer update`"),
     "too_many_requests": N_('too many requests for now ("{words}")'),
     "insufficient_quota": N_("there are not enough credits for this"),
     "internal": N_('the coordinator made a mistake ("{words}")'),

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from shared.errors import Configuration
+from shared.installation import torch_line
 from shared.protocol.accounts import Device, Hardware
 from shared.sentences import Sentence
 
@@ -189,7 +190,7 @@ def look_at_torch() -> TorchView:
     return TorchView(version=version, build=build, devices=tuple(found), problem=problem)
 
 
-def match(view: TorchView, gpus: tuple[DriverGpu, ...], pip: str) -> tuple[Device, ...]:
+def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
     """Usable devices, best first, the processor after the GPUs, then what cannot be used and
     why.
     """
@@ -209,7 +210,7 @@ def match(view: TorchView, gpus: tuple[DriverGpu, ...], pip: str) -> tuple[Devic
                     name=gpu.name,
                     memory_bytes=gpu.memory_bytes,
                     usable=False,
-                    problem=_remedy(view, gpu, pip),
+                    problem=_remedy(view, gpu),
                 )
             )
     return (*usable, cpu, *broken)
@@ -225,11 +226,11 @@ def _processor() -> str:
     return platform.processor() or platform.machine() or "processor"
 
 
-def _remedy(view: TorchView, gpu: DriverGpu, pip: str) -> str:
+def _remedy(view: TorchView, gpu: DriverGpu) -> str:
     if gpu.vendor == "amd":
         if sys.platform != "linux":
             return Sentence("torch supports AMD GPUs on Linux only")
-        return _reinstall(view, pip, ROCM_BUILD)
+        return _reinstall(view, ROCM_BUILD)
     build = next((name for least, name in CUDA_BUILDS if gpu.cuda >= least), "")
     if not build:
         had = ".".join(map(str, gpu.cuda))
@@ -241,31 +242,21 @@ def _remedy(view: TorchView, gpu: DriverGpu, pip: str) -> str:
             "it may be hidden by CUDA_VISIBLE_DEVICES or held by another program"
         )
         return Sentence("torch ({build}) does not see it: {why}", build=view.build, why=why)
-    return _reinstall(view, pip, build)
+    return _reinstall(view, build)
 
 
-def _reinstall(view: TorchView, pip: str, build: str) -> str:
+def _reinstall(view: TorchView, build: str) -> str:
     return Sentence(
-        "the installed torch {version} is built for {build}: {pip} install "
-        "--force-reinstall torch --index-url INDEX, where INDEX is the address that "
-        '"Get Started" on pytorch.org shows for your GPU and that ends in /{build2}',
+        "the installed torch {version} is built for {build}: {command}",
         version=view.version,
         build=view.build,
-        pip=pip,
-        build2=build,
+        command=torch_line(build),
     )
-
-
-def pip_command() -> str:
-    """Return how to call the pip of this installation."""
-    if "pipx" in Path(sys.prefix).parts:
-        return f"pipx runpip {Path(sys.prefix).name}"
-    return f'"{sys.executable}" -m pip' if " " in sys.executable else f"{sys.executable} -m pip"
 
 
 def detect() -> tuple[Device, ...]:
     """All devices of this machine; on a training thread."""
-    return match(look_at_torch(), look_at_drivers(), pip_command())
+    return match(look_at_torch(), look_at_drivers())
 
 
 def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:

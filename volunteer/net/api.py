@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.errors import Unavailable
+from shared.errors import InvalidFrame, Unavailable
 from shared.protocol import endpoints
 from shared.protocol.accounts import (
     BenchmarkRequest,
@@ -20,6 +20,7 @@ from shared.protocol.accounts import (
     RegisterRequest,
     RunInfo,
     ServerInfo,
+    SignedWheel,
     VisibilityRequest,
 )
 from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, UploadRequest
@@ -113,6 +114,17 @@ class Api:
 
     async def server(self, patience_s: float = FOREVER) -> ServerInfo:
         return await self._call(endpoints.SERVER, {}, secret=False, patience_s=patience_s)
+
+    async def wheel(self, wheel: SignedWheel) -> bytes:
+        """Return what the coordinator sends as its wheel. Raises InvalidFrame when it is larger."""
+        path, _ = endpoints.WHEEL.address({"name": wheel.name})
+        data = bytearray()
+        async with self.client.stream(self.client.address.url + path, {}, 0) as reply:
+            async for piece in reply.body:
+                data += piece
+                if len(data) > wheel.size:
+                    raise InvalidFrame(Sentence("the package is larger than announced"))
+        return bytes(data)
 
     async def register(
         self, request: RegisterRequest, patience_s: float = FOREVER

@@ -80,7 +80,7 @@ class StreamedReply(msgspec.Struct, frozen=True):
     body: AsyncIterator[bytes | memoryview]  # a piece is good until the next one is asked for
 
 
-class _Proof(msgspec.Struct, frozen=True):
+class _IdentityProof(msgspec.Struct, frozen=True):
     """Beginning of a `ServerInfo`, of which no more is read before it is believed."""
 
     proof: str = ""
@@ -343,7 +343,7 @@ class Client:
             error = refusal(self.address.host, response.status_code, response.headers, data)
             raise error if passing(error) else errors.Unreachable(another(self.address))
         try:
-            return decode(data, _Proof).proof
+            return decode(data, _IdentityProof).proof
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return ""
 

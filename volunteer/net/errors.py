@@ -90,7 +90,7 @@ def decoded(data: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise errors.UpgradeRequired(
             Sentence(
-                "the coordinator's reply is not understood ({error}): pipx upgrade volunteer",
+                "the coordinator's reply is not understood ({error}): `volunteer update`",
                 error=printable(str(error), SENTENCE_CHARS_MAX),
             )
         ) from error

@@ -20,7 +20,7 @@ import msgspec
 
 from shared.decoding import decode
 from shared.errors import Configuration, InvalidFrame, StorageFull
-from shared.protocol.transparency import Receipt, SignedReceipt, TreeHead
+from shared.protocol.transparency import Receipt, RestorePayload, SignedReceipt, TreeHead
 from shared.sentences import Sentence
 from shared.signing import verify_text
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
@@ -49,6 +49,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     heads: tuple[KeptHead, ...] = ()  # smallest first; each continues the one before
     broken: KeptHead | None = None  # the first one that did not
+    restored_at: float = 0.0  # the coordinator said that it was restored then
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +163,23 @@ class ReceiptBook:
                 "{parent} holds a thousand old records: move them away", parent=self.folder.parent
             )
         )
+
+    def restored(self, to: RestorePayload) -> Path | None:
+        """Set aside what was seen, as `accept`, but for what a coordinator that was restored still
+        has to stand by; None for a statement that was obeyed before.
+        """
+        if to.tree.at <= self.seen.restored_at:
+            return None
+        stays = tuple(head for head in self.seen.heads if head.tree.size <= to.tree.size)
+        self.newest("")  # reads the versions
+        assert self._versions is not None
+        before = self._versions.newest
+        newest = {run: min(at, to.heads[run]) for run, at in before.items() if run in to.heads}
+        aside = self.accept()
+        self._versions = Versions(newest=newest)
+        self._write("versions.json", self._versions)
+        self._remember(Seen(heads=stays, restored_at=to.tree.at))
+        return aside
 
     def _remember(self, seen: Seen) -> None:
         self._seen = seen

@@ -28,7 +28,7 @@ from shared.errors import VolunteerError, why
 from volunteer.control.control import Control
 from volunteer.files import export, exports
 from volunteer.i18n.catalogue import _, shown
-from volunteer.tui import keys, themes
+from volunteer.tui import keys, status_line, themes
 from volunteer.tui.departure import Departure
 from volunteer.tui.event_feed import EventFeed, Listener
 from volunteer.tui.look import Appearance, Look
@@ -64,6 +64,8 @@ class VolunteerApp(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys.bindings(),
         Binding("ctrl+q,ctrl+c", "leave", "quit", show=False, priority=False),
+        Binding("ctrl+l", "repaint", "repaint", show=False),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False),
     ]
     view: Reactive[AgentView] = reactive(
         AgentView(), init=False, repaint=False, always_update=False
@@ -111,6 +113,10 @@ class VolunteerApp(App[int]):
             self.tell(self.appearance.look.notice, "warning")
         sys.setswitchinterval(SWITCH_S)
         self.call_after_refresh(self.call_after_refresh, self.painted.set)
+
+    def action_repaint(self) -> None:
+        """Draw the whole screen anew, whatever other programs wrote over it."""
+        self.refresh(layout=True)
 
     def attach(self, control: Control) -> None:
         """Show another volunteer: its snapshot now, its events from now on."""
@@ -218,6 +224,8 @@ class VolunteerApp(App[int]):
 
     def _tick(self) -> None:
         self._ticks += 1
+        if (entitle := getattr(self._driver, "entitle", None)) is not None:
+            entitle(status_line.window_title(self.latest, self.clock.now()))
         if self.app_focus or self._ticks % BLURRED_TICKS == 0:
             self.publish()
 

@@ -8,7 +8,7 @@ import msgspec
 from rich.cells import cell_len
 
 from shared.protocol.heartbeat import RunBeat
-from shared.text import printable
+from shared.text import printable, whole_percent
 from volunteer.control.commands import How
 from volunteer.control.events import BenchmarkProgress
 from volunteer.control.sentences import OPEN_ENDED, START, YOU
@@ -16,7 +16,7 @@ from volunteer.control.status import PauseStatus, TaskStatus
 from volunteer.i18n.catalogue import ENGLISH, N_, _, current, ngettext, shown
 from volunteer.i18n.formats import size
 from volunteer.tui.run_estimate import STATES
-from volunteer.tui.text import Glyphs, countdown, fit, soon
+from volunteer.tui.text import UNICODE, Glyphs, countdown, fit, soon
 from volunteer.tui.view import AgentView
 
 STAGES = {
@@ -104,6 +104,15 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
     return Activity(
         sign=glyphs.wait, word=_("starting"), role="dim", sentence=_("looking for work")
     )
+
+
+def window_title(view: AgentView, now: float) -> str:
+    """Return the state in the few words that fit the title of a window: "volunteer 62 % training"."""
+    task = view.task("")
+    done = (
+        f" {whole_percent(task.step / task.steps)} %" if task and task.steps and task.step else ""
+    )
+    return f"volunteer{done} · {activity(view, now, UNICODE).word}"
 
 
 def stage_words(told: BenchmarkProgress) -> str:

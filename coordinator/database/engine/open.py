@@ -191,7 +191,7 @@ def check_revision(connection: Connection) -> None:
         raise Configuration("the database is of an older version: run `coordinator migrate`")
     raise Configuration(
         f"the database was written by a newer version (revision {found}): "
-        "upgrade with `pipx upgrade volunteer`; nothing was changed"
+        "start the version that wrote it; nothing was changed"
     )
 
 

@@ -35,6 +35,13 @@ async def get_file(call: Call[None]) -> Reply:
     return Reply(headers=headers, stream=stream, size=size)
 
 
+async def wheel(call: Call[None]) -> Reply:
+    found = await call.coordinator.server.wheel()
+    if found is None or call.text("name") != found.name:
+        raise NotFound("this coordinator has no such wheel; /join says how to install the program")
+    return Reply(headers=(("content-type", BYTES),), body=found.data)
+
+
 async def health(call: Call[None]) -> Health:
     return Health(status="alive", read_only=call.coordinator.space.read_only)
 

@@ -36,6 +36,7 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.SAMPLE: runs.sample,
     endpoints.TIMELAPSE_GIF: runs.gif,
     endpoints.TIMELAPSE_WEBP: runs.webp,
+    endpoints.WHEEL: operations.wheel,
     endpoints.OPENAPI: _openapi,
     endpoints.HEALTH: operations.health,
     endpoints.READY: operations.ready,

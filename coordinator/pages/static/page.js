@@ -50,19 +50,50 @@ function tell(state) {
   measured = state.loss;
 }
 
+// A browser opens a stream again that was cut, and never one that was answered by anything but 200:
+// a proxy says 502 while its coordinator restarts. So every end is followed by a new stream.
+const LATE_MS = 8000; // without a stream for so long the figures are marked as old
+const SILENT_MS = 50000; // three beats of the server: a stream that tells nothing is over
+const AGAIN_MS = 5000;
+
 function listen() {
-  const run = document.querySelector("[data-run]");
+  const run = document.querySelector("[data-run]"), said = document.querySelector("[data-old]");
   if (!run || !window.EventSource) return;
   shown = document.querySelector('[data-live="version"]').textContent;
   measured = document.querySelector('[data-live="loss"]').textContent;
-  let stream = null;
-  const open = () => {
-    stream = new EventSource(run.dataset.run);
-    stream.addEventListener("state", (event) => tell(JSON.parse(event.data)));
+  let stream = null, again = 0, heard = Date.now(), lost = 0;
+  const close = () => { clearTimeout(again); if (stream) stream.close(); stream = null; };
+  const hear = () => { heard = Date.now(); lost = 0; mark(); };
+  const mark = () => {
+    const old = lost && Date.now() - lost > LATE_MS;
+    run.classList.toggle("old", Boolean(old));
+    said.hidden = !old;
+    const minutes = Math.floor((Date.now() - heard) / 60000);
+    const text = `The coordinator does not answer: these figures are ${
+      minutes ? `${minutes} min` : "less than a minute"} old.`;
+    if (old && said.textContent !== text) said.textContent = text;
   };
+  const open = () => {
+    close();
+    stream = new EventSource(run.dataset.run);
+    stream.addEventListener("open", hear);
+    stream.addEventListener("beat", hear);
+    stream.addEventListener("state", (event) => { hear(); tell(JSON.parse(event.data)); });
+    stream.addEventListener("error", lose);
+  };
+  const lose = () => {
+    lost = lost || Date.now();
+    if (!stream || stream.readyState !== EventSource.CLOSED) return;
+    close();
+    again = setTimeout(open, AGAIN_MS * (1 + Math.random())); // everybody lost it at once
+  };
+  setInterval(() => {
+    if (stream && Date.now() - heard > SILENT_MS && !lost) { stream.close(); lose(); }
+    mark();
+  }, 1000);
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden && stream) { stream.close(); stream = null; }
-    else if (!document.hidden && !stream) open();
+    if (document.hidden) close();
+    else if (!stream) open();
   });
   if (!document.hidden) open();
 }
@@ -103,6 +134,12 @@ function chart(figure) {
   const points = figure.dataset.series.split(" ").map((text) => text.split(":").map(Number));
   const line = figure.querySelector(".cursor"), output = figure.querySelector("output");
   const canvas = figure.querySelector(".canvas");
+  const heading = figure.querySelector("figcaption").textContent;
+  const attributes = {
+    role: "slider", tabindex: 0, "aria-label": heading,
+    "aria-valuemin": 0, "aria-valuemax": points.length - 1,
+  };
+  for (const [name, value] of Object.entries(attributes)) canvas.setAttribute(name, value);
   let at = points.length - 1;
   const show = (place) => {
     at = Math.max(0, Math.min(points.length - 1, place));
@@ -111,7 +148,10 @@ function chart(figure) {
     line.setAttribute("x2", left);
     line.setAttribute("visibility", "visible");
     output.textContent = `version ${version}: ${value}`;
+    canvas.setAttribute("aria-valuenow", at);
+    canvas.setAttribute("aria-valuetext", output.textContent);
   };
+  show(at);
   const hide = () => { line.setAttribute("visibility", "hidden"); output.textContent = ""; };
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect(), x = (1000 * (event.clientX - box.left)) / box.width;
@@ -120,11 +160,12 @@ function chart(figure) {
     show(best);
   });
   canvas.addEventListener("pointerleave", hide);
-  figure.addEventListener("keydown", (event) => {
+  canvas.addEventListener("keydown", (event) => {
     const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 };
     if (event.key in steps) { event.preventDefault(); show(at + steps[event.key]); }
   });
-  figure.addEventListener("blur", hide);
+  canvas.addEventListener("blur", hide);
+  hide();
 }
 
 // --- the steps of a game ---
@@ -163,7 +204,7 @@ const games = (root) => all("svg[data-game]", root).filter((b) => !b.dataset.dre
 // --- joining ---
 
 function join() {
-  const code = document.querySelector("[data-join]"), button = document.querySelector("[data-copy]");
+  const code = document.querySelector("[data-join]");
   if (!code) return;
   if (location.hash.length > 1) { // the link was opened: its code stays behind the "#"
     const safe = location.href.replace(/[^A-Za-z0-9:/#=+&%.~_[\]-]/g, "");
@@ -172,11 +213,13 @@ function join() {
     if (qr) qr.previousElementSibling.hidden = qr.hidden = false;
   }
   if (!navigator.clipboard) return;
-  button.hidden = false;
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(code.textContent);
-    button.textContent = "Copied";
-  });
+  for (const button of all("[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+      button.textContent = "Copied";
+    });
+  }
 }
 
 function dress() {

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.errors import Configuration, InvalidRunFile, Unavailable, VolunteerError, why
+from shared.installation import lacking
 from shared.text import escaped, size
 from shared.workloads.causal_lm import architectures, model_folder
 from shared.workloads.causal_lm.model_folder import INDEX, SETTINGS, TOKENIZER
@@ -238,7 +239,7 @@ def _endpoint() -> str | None:
 
 
 def _missing() -> Configuration:
-    return Configuration("a model of a hub needs the extra `hf`: pipx install 'volunteer[hf]'")
+    return lacking("a model of a hub", "hf")
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
         if path.is_dir() and (tables := table_rows.tables_in(path, skipped)):
             yield from tables
         elif path.is_dir():
-            yield from (each for each in walk(path, frozenset()) if _suffix(each) in SUFFIXES)
+            yield from (each for each in walk(path, skipped=skipped) if _suffix(each) in SUFFIXES)
         elif path.is_file():
             yield path
         else:

@@ -83,7 +83,7 @@ def standard_library_documents() -> Iterator[Document]:
 
 def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
     tables = set(table_rows.tables_in(root, skipped))
-    for path in walk(root, frozenset()):
+    for path in walk(root, skipped=skipped):
         if tables and (path.name == "README.md" or path.suffix == ".json"):
             continue  # they describe the tables
         if path in tables or path.suffix.lower() in TEXT_SUFFIXES | LINES_SUFFIXES:

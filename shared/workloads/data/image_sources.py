@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.data.image_files import Format, Pixels, open_image
@@ -25,6 +25,7 @@ _FORMATS: tuple[Format, ...] = ("PNG", "JPEG")
 _FILE_BYTES_MAX = 64 << 20
 _PIXELS_MAX = 1 << 26
 _SIDE_MIN = 2
+_DIGITS = 1797  # as many as scikit-learn ships
 
 
 class SourceImage(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ def read_pictures(
             continue
         path = Path(source)
         if path.is_dir():
-            for file in walk(path, frozenset()):
+            for file in walk(path, skipped=skipped):
                 inside = file.relative_to(path)
                 if _is_archive(file):
                     yield from _archive(file, inside.as_posix(), skipped, side)
@@ -68,18 +69,31 @@ def read_pictures(
 
 def digit_pictures() -> Iterator[SourceImage]:
     """The 1,797 hand-written digits of 8 x 8 pixels that scikit-learn ships (Alpaydin and Kaynak
-    1998).
+    1998); as many that are drawn here where it is not installed.
     """
     try:
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise InvalidRunFile(
-            'the digits come with scikit-learn, which is not installed here (the extra "digits")'
-        ) from error
+    except ImportError:
+        yield from _drawn_digits()
+        return
     found = load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)
     for index, (image, label) in enumerate(zip(pixels, found.target.tolist(), strict=True)):
         yield SourceImage(f"digit {index}", image, str(label))
+
+
+def _drawn_digits() -> Iterator[SourceImage]:
+    """Digits of a font, each of another size, turned and moved, the same ones every time."""
+    rng = np.random.default_rng(0)
+    fonts = [ImageFont.load_default(size=size) for size in (44, 50, 56)]
+    for index in range(_DIGITS):
+        label, font = str(index % 10), fonts[index % len(fonts)]
+        image = Image.new("L", (64, 64))
+        ImageDraw.Draw(image).text((32, 32), label, fill=255, font=font, anchor="mm")
+        turn, dx, dy = rng.uniform((-15, -6, -4), (15, 6, 4))
+        moved = image.rotate(turn, Image.Resampling.BILINEAR, translate=(round(dx), round(dy)))
+        pixels = np.asarray(moved.resize((8, 8), Image.Resampling.BOX), np.uint8)
+        yield SourceImage(f"digit {index}", pixels, label)
 
 
 def _is_archive(path: Path) -> bool:

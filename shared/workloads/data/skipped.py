@@ -29,15 +29,19 @@ class Skipped:
             self.add(sentence)
 
 
-def walk(root: Path, left_out: frozenset[str]) -> Iterator[Path]:
+def walk(
+    root: Path, left_out: frozenset[str] = frozenset(), skipped: Skipped | None = None
+) -> Iterator[Path]:
     """Files below `root` in an order that does not depend on the file system; hidden ones and links
-    to directories not.
+    not: what a link leads to may be no part of the folder.
     """
     for path in sorted(root.iterdir(), key=lambda found: found.name):
         if path.name.startswith(".") or path.name in left_out:
             continue
-        if path.is_dir():
-            if not path.is_symlink():
-                yield from walk(path, left_out)
+        if path.is_symlink():
+            if skipped is not None:
+                skipped.add(f"{path}: a link, which is not followed")
+        elif path.is_dir():
+            yield from walk(path, left_out, skipped)
         elif path.is_file():
             yield path

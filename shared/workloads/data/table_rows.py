@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from shared.decoding import decode
-from shared.errors import Configuration, InvalidRunFile
+from shared.errors import InvalidRunFile
+from shared.installation import lacking
 from shared.text import printable
 from shared.workloads.data.skipped import Skipped, walk
 
@@ -35,7 +36,7 @@ def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
     """Return the tables of a folder; those of other splits than "train" go to `skipped`, where
     there is one of that name.
     """
-    found = [path for path in walk(folder, frozenset()) if is_table(path)]
+    found = [path for path in walk(folder) if is_table(path)]
     splits = {path: _split(path.relative_to(folder)) for path in found}
     if "train" not in splits.values():
         return found
@@ -77,10 +78,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         import pyarrow
     except ImportError as error:
-        raise Configuration(
-            f"reading {path} needs the library pyarrow, which datasets brings: install the extra "
-            "datasets, e.g. `pip install 'volunteer[datasets]'`"
-        ) from error
+        raise lacking(f"reading {path}", "datasets") from error
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError) as error:

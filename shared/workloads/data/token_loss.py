@@ -37,8 +37,8 @@ def heldout_loss(
     losses: Losses, reading: Reading, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
     """Divide the sum of the losses of all counted targets by their number: every target counts,
-    or of a dataset of dialogues those of answers. The windows depend on the model's shape and the data
-    alone; `budget_s` and `stop` only end it early.
+    or of a dataset of dialogues those of answers. The windows depend on the model's shape and the
+    data alone; `budget_s` and `stop` only end it early.
 
     "loss" in nats a token, "perplexity", "tokens" that were counted, "complete" 1 or 0, and
     "bits_per_byte" where the dataset knows its bytes a token. The chunks of `heldout` are the

@@ -11,7 +11,8 @@ from contextlib import redirect_stdout
 import torch
 from torch import Tensor, nn
 
-from shared.errors import BadRequest, Configuration
+from shared.errors import BadRequest
+from shared.installation import lacking
 
 NAME = "model.onnx"
 CODE = (
@@ -33,7 +34,7 @@ def onnx_file(network: nn.Module, example: Tensor, names: tuple[str, Sequence[st
     if sum(tensor.nbytes for tensor in network.state_dict().values()) > _BYTES_MAX:
         raise BadRequest("an ONNX file holds 2 GiB, less than this model: export it as safetensors")
     if not all(map(importlib.util.find_spec, _NEEDS)):
-        raise Configuration("an ONNX file needs the extra `onnx`: pipx install 'volunteer[onnx]'")
+        raise lacking("an ONNX file", "onnx")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     entry, outputs = names
     with redirect_stdout(io.StringIO()):  # it tells its steps

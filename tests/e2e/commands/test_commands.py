@@ -235,3 +235,36 @@ def test_every_command_of_the_registry_is_typed() -> None:
     for name, command in COMMANDS.items():
         assert command.name == name
         assert command.request.__struct_config__.forbid_unknown_fields
+
+
+def test_migrate_refuses_a_server_and_leaves_this_machine_as_it_is(
+    run: Run, tmp_path: Path
+) -> None:
+    data = tmp_path / "other"
+    refused = run("migrate", "--server", "http://127.0.0.1:9", "--data-dir", data)
+    assert refused.code == 2
+    assert "leave --server out" in refused.err
+    assert not data.exists()
+
+
+def test_a_date_that_has_passed_is_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN + '[stop]\ndate = "2020-01-01"\n', encoding="utf-8")
+    refused = run("run", "create", file, "--data-dir", tmp_path / "data")
+    assert refused.code == 2
+    assert "has passed: choose a later one" in refused.err
+
+
+def test_starting_a_paused_run_names_resume(here: Run, run: Run, busy: Path) -> None:
+    here("run", "pause", "tiny")
+    refused = run("run", "start", "tiny", "--data-dir", busy)
+    assert "`coordinator run resume tiny" in refused.err
+
+
+def test_a_full_disk_refuses_a_run_with_a_sentence(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "full.toml"
+    file.write_text("space_floor_bytes = 4_000_000_000_000_000\n", encoding="utf-8")
+    full = run("run", "create", "--example", "--config", file, "--data-dir", tmp_path / "data")
+    assert full.code == 75
+    assert full.err.count("\n") == 1
+    assert "free some" in full.err

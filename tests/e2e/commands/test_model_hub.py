@@ -63,13 +63,13 @@ def test_a_version_becomes_one_commit_of_a_private_repository(hub: FakeHub, run:
 REFUSALS = """
 import os, sys
 from pathlib import Path
-from coordinator.runs.model_hub import Hub
+from coordinator.runs.model_hub import HubRepository
 from shared.errors import VolunteerError
 
 for endpoint, token in zip(sys.argv[2::2], sys.argv[3::2]):
     os.environ["HF_ENDPOINT"], os.environ["HF_TOKEN"] = endpoint, token
     try:
-        Hub.of("hub:ann/tiny").publish(Path(sys.argv[1]), "Version 1")
+        HubRepository.of("hub:ann/tiny").publish(Path(sys.argv[1]), "Version 1")
     except VolunteerError as error:
         print(error.exit_code, error.message)
 """

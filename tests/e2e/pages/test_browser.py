@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator
@@ -95,12 +96,14 @@ async def test_a_visitor_sees_a_version_arrive_and_goes_through_the_story(tmp_pa
             await page.keyboard.press("Home")
             await expect(page.locator("[data-now] figcaption")).to_have_text("Version 0")
             assert await slider.get_attribute("aria-valuetext") == "version 0"
-            chart = page.locator("[data-chart]").first
+            chart = page.get_by_role("slider", name="Held-out loss")
             await chart.focus()
             await page.keyboard.press("Home")
-            said = await chart.locator("output").text_content()
+            said = await chart.get_attribute("aria-valuetext")
             assert said is not None
             assert said.startswith("version 0: ")
+            assert await page.locator("[data-chart] output").first.text_content() == said
+            assert not await page.locator("[aria-hidden=true] output").count()
 
 
 async def test_a_game_can_be_stepped_through(tmp_path: Path) -> None:
@@ -205,3 +208,92 @@ async def test_nothing_is_in_the_way_of_those_who_cannot_see_or_point(
                 reply = await session.send("Runtime.evaluate", asked)
                 assert reply["result"]["value"] == [], path
             await context.close()
+
+
+HEAD = b"HTTP/1.1 %s\r\nContent-Length: 5\r\nConnection: close\r\n%s\r\nsorry"
+FAILURES = {
+    "bad gateway": HEAD % (b"502 Bad Gateway", b""),
+    "unavailable": HEAD % (b"503 Service Unavailable", b"Retry-After: 60\r\n"),
+    "not found": HEAD % (b"404 Not Found", b""),
+    "a page": HEAD % (b"200 OK", b"Content-Type: text/html\r\n"),
+    "cut": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\nContent-Ty",
+    "silence": None,
+}
+
+
+class Gateway:
+    """A proxy in front of a coordinator that passes everything on, or answers as it pleases."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self.failure = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if self.failure:
+                await reader.read(1)
+                await self._fail(writer)
+                return
+            back, forth = await asyncio.open_connection("127.0.0.1", self._target)
+            try:
+                await asyncio.gather(_pump(reader, forth), _pump(back, writer))
+            finally:
+                forth.transport.abort()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort() if self.failure in ("", "cut") else writer.close()
+
+    async def _fail(self, writer: asyncio.StreamWriter) -> None:
+        answer = FAILURES[self.failure]
+        if answer is None:
+            await asyncio.Event().wait()
+        else:
+            writer.write(answer)
+            await writer.drain()
+
+    def fail(self, how: str) -> None:
+        """Cut every connection; answer new ones in this way, "" as the coordinator does."""
+        self.failure = how
+        for task in self._tasks:
+            task.cancel()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(1 << 16):
+        writer.write(piece)
+        await writer.drain()
+    writer.write_eof()
+
+
+async def test_the_live_page_comes_back_after_any_answer(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, browser() as chromium:
+        run = await merged(home)
+        workers = (await home.join("Ann"), await home.join("Joe"))
+        async with served(home) as url:
+            gateway = Gateway(int(url.rpartition(":")[2]))
+            async with await asyncio.start_server(gateway.take, "127.0.0.1", 0) as server:
+                address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/runs/{run}"
+                page = await chromium.new_page()
+                await page.clock.install()
+                await page.goto(address)
+                old, version = page.locator("[data-old]"), page.locator('[data-live="version"]')
+                await expect(old).to_be_hidden()
+                for number, failure in enumerate(FAILURES, start=3):
+                    gateway.fail(failure)
+                    async with asyncio.timeout(60):
+                        while not await old.is_visible():
+                            await page.clock.fast_forward(5_000)
+                    assert "does not answer" in str(await old.text_content())
+                    await more(home, run, workers, 50 + number)
+                    gateway.fail("")
+                    async with asyncio.timeout(60):
+                        while await version.text_content() != str(number):
+                            await page.clock.fast_forward(5_000)
+                    await expect(old).to_be_hidden()

@@ -70,8 +70,8 @@ class TestOnASocket:
 
     @pytest.fixture
     async def server(self, served: ServedCoordinator) -> ServedCoordinator:
-        served.settings |= {"constants": {"headers_s": 1.0, "body_window_s": 1.5}}
-        served.settings |= {"connections_per_ip": 2 * DRIPPING}
+        small = {"headers_s": 1.0, "body_window_s": 1.5, "connections_per_address": 2 * DRIPPING}
+        served.settings |= {"constants": small}
         await served.serve()
         await served.listening()
         return served

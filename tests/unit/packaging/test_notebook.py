@@ -81,8 +81,9 @@ def worked(tmp_path: Path, cells: list[str], ends_with: int) -> tuple[int, list[
     (tmp_path / "IPython" / "__init__.py").write_text("")
     (tmp_path / "IPython" / "display.py").write_text(DISPLAY)
     (tmp_path / "program.py").write_text(PROGRAM)
-    head = f"import subprocess, sys\nPROGRAM = {[sys.executable, str(tmp_path / 'program.py')]!r}\n"
-    (tmp_path / "cells.py").write_text("\n".join([head, *cells[1:]]))
+    program = [sys.executable, str(tmp_path / "program.py")]
+    head = f"import json, os, subprocess, sys\nPROGRAM = {program!r}\n"
+    (tmp_path / "cells.py").write_text("\n".join([head, cells[0], cells[2]]))
     child = subprocess.Popen(
         [sys.executable, str(tmp_path / "cells.py")],
         stdout=subprocess.PIPE,
@@ -133,7 +134,7 @@ def test_a_bad_end_is_told(tmp_path: Path, cells: list[str]) -> None:
 
 
 def test_torch_is_kept_and_the_link_is_never_written(cells: list[str]) -> None:
-    install, secret, work = cells
+    secret, install, work = cells
     assert '"--system-site-packages"' in install
     assert "torch==" in install
     assert "--constraint" in install

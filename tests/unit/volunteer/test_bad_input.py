@@ -71,7 +71,7 @@ async def test_a_version_that_is_too_old_names_the_command_that_updates() -> Non
     newer = replace(SERVER, protocol=PROTOCOL + 2, protocol_min=PROTOCOL + 1)
     with pytest.raises(UpgradeRequired) as error:
         await looked_up("https://train.example.org", newer)
-    assert str(error.value).endswith(": `pipx upgrade volunteer`")
+    assert str(error.value).endswith(": `volunteer update`")
 
 
 @pytest.mark.parametrize(("code", "says"), [(9, "not yet valid"), (10, "has expired")])

@@ -11,8 +11,13 @@ drawn on standard output where only that is a terminal.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import IO, TYPE_CHECKING, Any, cast
+
+# Titles of windows (xterm's controls OSC 2, CSI 22 t and 23 t), which the kernel's console has not.
+TITLED = os.environ.get("TERM", "dumb") not in ("linux", "dumb")
+KEEP_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"
 
 if TYPE_CHECKING:
     from textual.driver import Driver
@@ -59,5 +64,34 @@ def lasting_driver() -> type[Driver] | None:
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             self._file: Any = Screenless(_terminal(self._file))
+
+            self._title = ""
+
+        def start_application_mode(self) -> None:
+            super().start_application_mode()  # type: ignore[no-untyped-call]
+            self._title = ""
+            if TITLED:
+                self.write(KEEP_TITLE)
+
+        def stop_application_mode(self) -> None:
+            if TITLED:
+                self.write(RESTORE_TITLE)
+            super().stop_application_mode()
+
+        def entitle(self, title: str) -> None:
+            """Show a title on the window, once as long as it stays the same."""
+            if TITLED and title != self._title:
+                self._title = title
+                self.write(f"\x1b]2;{title}\x07")
+
+        def _sigcont_application(self, *given: Any) -> None:
+            """Repaint as well: what stopped the program has left lines of the shell behind.
+
+            After SIGSTOP the terminal is still in raw mode: what it was before is kept.
+            """
+            before = None if self._must_signal_resume else self.attrs_before
+            super()._sigcont_application(*given)
+            self.attrs_before = before or self.attrs_before
+            self._app.call_later(self._app.action_repaint)  # type: ignore[attr-defined]
 
     return LastingDriver

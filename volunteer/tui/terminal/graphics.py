@@ -23,7 +23,7 @@ Wanted = Literal["auto", "kitty", "sixel", "blocks"]
 # Terminals that draw pictures, by what they put into the environment.
 _VARIABLES = ("KITTY_WINDOW_ID", "KONSOLE_VERSION", "WT_SESSION", "XTERM_VERSION")
 _TERMS = ("xterm-kitty", "xterm-ghostty", "foot", "mlterm", "contour", "wezterm", "yaft", "rio")
-_PROGRAMS = ("ghostty", "wezterm", "iterm.app", "mintty", "contour", "rio", "vscode", "tmux")
+_PROGRAMS = ("ghostty", "wezterm", "iterm.app", "mintty", "contour", "rio", "vscode")
 # Replies come over the network, later than the library waits for them.
 _REMOTE = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from msgspec.structs import replace
 from coordinator.demo.demo import DemoOptions, demo
 from coordinator.demo.report import Report, Strength, traffic_of
 from coordinator.demo.view import hints, record, summary, table
-from shared.errors import InvalidRunFile
+from shared.errors import Configuration, InvalidRunFile
 from shared.protocol.versions import VersionInfo
+from shared.workloads import base
 
 STRENGTH = Strength(
     version=9, wins=34, draws=2, losses=4, elo=361.4, error=118.7, matches=3, game="1. a1 b2\n\n X"
@@ -136,3 +139,18 @@ def test_what_cannot_be_shown_is_refused_before_anything_is_made(
 ) -> None:
     with pytest.raises(InvalidRunFile, match=said):
         demo(DemoOptions(**values))
+
+
+def test_a_missing_extra_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def distribution(name: str) -> importlib.metadata.Distribution:
+        if name == "peft":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return importlib.metadata.distribution(name)
+
+    monkeypatch.setattr(base, "distribution", distribution)
+    monkeypatch.syspath_prepend(str(tmp_path))  # another path, looked through anew
+    with pytest.raises(Configuration, match=r'the demo of "causal-lm" needs .*install .*"peft>='):
+        demo(DemoOptions(workload="causal-lm", data_dir=str(tmp_path / "demo")))
+    assert not (tmp_path / "demo").exists()

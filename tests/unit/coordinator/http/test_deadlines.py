@@ -74,7 +74,9 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture(params=["httptools", "h11"])
 async def lines(request: pytest.FixtureRequest) -> Any:
     """A guard, and a way to open connections to it."""
-    guard = ConnectionGuard(Settings(connections_per_ip=3, constants=Constants(connections_max=5)))
+    guard = ConnectionGuard(
+        Settings(constants=Constants(connections_per_address=3, connections_max=5))
+    )
     kind = protocol(guard, request.param)
     config = Config(
         application, log_config=None, lifespan="off", h11_max_incomplete_event_size=HEADER_BYTES_MAX
@@ -254,7 +256,9 @@ async def test_connections_are_counted_per_address_and_in_all(lines: Any) -> Non
 
 @pytest.mark.parametrize(("address", "limited"), [("10.0.0.1", True), ("127.0.0.1", False)])
 async def test_behind_a_proxy_only_the_proxy_is_unlimited(address: str, limited: bool) -> None:
-    guard = ConnectionGuard(Settings(connections_per_ip=3, url="https://house.example"))
+    guard = ConnectionGuard(
+        Settings(constants=Constants(connections_per_address=3), url="https://house.example")
+    )
     kind: Any = protocol(guard)
     config = Config(application, log_config=None, lifespan="off")
     made = [kind(config=config, server_state=ServerState(), app_state={}) for _ in range(5)]

@@ -184,7 +184,7 @@ async def test_a_reply_that_is_not_understood_ends_it_and_keeps_the_result(tmp_p
             assert sum("/submit" in seen for seen in process.network.seen) == 1
             said = process.all(events.Stopped)[-1].message
             assert "is not understood" in said
-            assert "pipx upgrade volunteer" in said
+            assert "volunteer update" in said
         async with machine.working(max_tasks=1) as process:  # upgraded
             await process.until(events.Submitted)
         assert len(await contributions(machine)) >= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,8 +16,9 @@ from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, c
 from shared.signing import SigningKey, canonical
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 from tests.support.workloads import tiny_causal
+from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import ServerClock
-from volunteer.agent.downloads import GRACE_S, Downloads
+from volunteer.agent.downloads import GRACE_S, Downloads, OlderVersion
 from volunteer.control.event_bus import EventBus
 from volunteer.control.status import Status
 from volunteer.storage.receipts import ReceiptBook
@@ -53,7 +54,8 @@ class Place:
             cache=cache,
             hub=self.hub,
             server_clock=ServerClock(SystemClock()),
-            receipts=ReceiptBook(self.path / "receipts"),
+            receipts=(book := ReceiptBook(self.path / "receipts")),
+            record=RecordCheck(cast(Any, None), book, self.key.public_key.hex(), "v"),
             monotonic=SystemClock().monotonic,
         )
 
@@ -81,7 +83,7 @@ def test_a_version_below_one_that_was_seen_is_refused_also_after_a_restart(place
     assert floor == 7
     for version in (7, 8):  # the same, and what a rollback makes
         assert again.checked(place.manifest(version), LEASE, floor).version == version
-    with pytest.raises(InvalidFrame, match="offers version 6 of r as the newest"):
+    with pytest.raises(OlderVersion, match="offers version 6 of r as the newest"):
         again.checked(place.manifest(6), LEASE, floor)
     assert again.checked(place.manifest(6), LEASE).version == 6  # the base of a task that goes on
     assert again.receipts.newest("r") == 8

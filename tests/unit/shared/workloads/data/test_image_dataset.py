@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 import zipfile
 from pathlib import Path
 
@@ -196,6 +197,18 @@ def test_a_set_without_images_says_why(tmp_path: Path) -> None:
 def test_options_that_make_no_sense_are_named(options: ImageOptions) -> None:
     with pytest.raises(InvalidRunFile, match=next(iter(options))):
         build_images("bad", drawn(40), Store().put, **options)
+
+
+def test_without_scikit_learn_digits_are_drawn_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    drawn_here = list(digit_pictures())
+    assert len(drawn_here) == 1797
+    assert {picture.pixels.shape for picture in drawn_here} == {(8, 8)}
+    data = digits(tmp_path)
+    assert data.manifest.meta["classes"] == 10
+    assert float(data.manifest.meta["judge_accuracy"]) > 0.9
 
 
 def test_the_digits_are_real_and_their_judge_knows_them(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.admin.client import flat_names
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import (
@@ -261,3 +262,16 @@ def test_cutting_a_stream_loses_and_repeats_no_target(pieces: list[int], chunk_t
     chunks = writer.close()
     assert store.stream(chunks) == (stream.tolist() if len(stream) > 1 else [])
     assert all(chunk.items == chunk_tokens + 1 for chunk in chunks[:-1])
+
+
+def test_links_out_of_a_folder_are_named_and_not_read(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "secret.txt", tmp_path / "texts"
+    outside.write_text("nobody may read this")
+    folder.mkdir()
+    (folder / "a.txt").write_text("everybody may read this")
+    (folder / "link.txt").symlink_to(outside)
+    skipped = Skipped()
+    read = [document.text for document in read_documents([folder], skipped)]
+    assert read == ["everybody may read this"]
+    assert skipped.sentences == [f"{folder / 'link.txt'}: a link, which is not followed"]
+    assert [name for name, _ in flat_names([folder])] == ["000000-0000-a.txt"]

@@ -1,0 +1,46 @@
+"""Lines that install the program on another machine: one for each kind of device and installer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.installation import TORCH
+from shared.wheel import Wheel
+
+# Megabytes that are downloaded, everything that the program needs among them (measured, 2026-11),
+# and what finds the build of torch.
+_KINDS = (
+    ("Processor only", 260, f"--find-links {TORCH}/cpu/torch/"),
+    ("NVIDIA GPU", 2980, f"--find-links {TORCH}/cu128/torch/"),
+    ("AMD GPU, Linux", 5000, f"--extra-index-url {TORCH}/rocm6.4"),
+    ("Apple", 180, ""),
+)
+
+
+class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of machine, with the line for each installer."""
+
+    kind: str
+    megabytes: int
+    pipx: str
+
+    @property
+    def uv(self) -> str:
+        """The line where uv runs pipx: `uv tool install` ignores the hash of an address (0.13)."""
+        return f"uvx {self.pipx}"
+
+
+def install_lines(wheel: Wheel, url: str, *, pinned: bool) -> tuple[InstallLine, ...]:
+    """Return the lines for a server at `url`. A `pinned` certificate is one that no authority
+    vouches for: the hash in the line says what is installed.
+    """
+    trust = f"--trusted-host {url.partition('://')[2]}" if pinned else ""
+    address = f'"{url}/install/{wheel.name}#sha256={wheel.sha256}"'
+    found = []
+    for kind, megabytes, torch in _KINDS:
+        options = " ".join(filter(None, (torch, trust)))
+        words = ("pipx install", f'--pip-args="{options}"' if options else "", address)
+        found.append(
+            InstallLine(kind=kind, megabytes=megabytes, pipx=" ".join(filter(None, words)))
+        )
+    return tuple(found)

@@ -1,0 +1,85 @@
+"""Installation of this program: which installer made it, and the command lines that change it.
+
+Every line names an address or packages of others: no index is asked for a package by our own name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from shared.errors import Configuration
+from shared.wheel import PROJECT
+
+TORCH = "https://download.pytorch.org/whl"  # builds of torch, a folder each
+_REQUIREMENT = re.compile(r"([^;]+);.*\bextra == ['\"]([\w-]+)['\"]")
+
+
+def tool() -> str:
+    """Return who keeps this environment: "pipx", "uv" (also a plain one without pip) or "pip"."""
+    if Path(sys.prefix, "pipx_metadata.json").exists():
+        return "pipx"
+    if Path(sys.prefix, "uv-receipt.toml").exists() or not importlib.util.find_spec("pip"):
+        return "uv"
+    return "pip"
+
+
+def pip() -> list[str]:
+    """Return the command that pip's own commands follow, as words."""
+    if tool() == "pipx":
+        return ["pipx", "runpip", Path(sys.prefix).name]
+    return ["uv", "pip"] if tool() == "uv" else [sys.executable, "-m", "pip"]
+
+
+def installing(*words: str) -> list[str]:
+    """Return the command that installs into this environment, as words."""
+    target = ("--python", sys.executable) if pip()[0] == "uv" else ()
+    return [*pip(), "install", *target, *words]
+
+
+def line(words: list[str]) -> str:
+    """Return a command as it is pasted: double quotes mean the same to every shell."""
+    return " ".join(f'"{word}"' if re.search(r"[^\w./:=@+-]", word) else word for word in words)
+
+
+def torch_line(build: str) -> str:
+    """Return the line that replaces torch by another of its builds, such as "cu128"."""
+    return line(installing("--force-reinstall", "torch", "--index-url", f"{TORCH}/{build}"))
+
+
+def extra_line(extra: str) -> str:
+    """Return the line that brings the packages of an extra."""
+    try:
+        wanted = distribution(PROJECT).requires or []
+    except PackageNotFoundError:
+        wanted = []
+    found = (match for each in wanted if (match := _REQUIREMENT.match(each)))
+    packages = [match[1].strip() for match in found if match[2] == extra]
+    return line(installing(*(packages or ["-e", f".[{extra}]"])))
+
+
+def lacking(what: str, extra: str) -> Configuration:
+    """Return the error of `what` cannot be done without an extra."""
+    return Configuration(f"{what} needs the extra `{extra}`: `{extra_line(extra)}`")
+
+
+def removal_line() -> str:
+    """Return the line that removes the program."""
+    if tool() == "pipx":
+        return line(["pipx", "uninstall", Path(sys.prefix).name])
+    if Path(sys.prefix, "uv-receipt.toml").exists():
+        return line(["uv", "tool", "uninstall", Path(sys.prefix).name])
+    return line([*pip(), "uninstall", PROJECT])
+
+
+def in_source_tree() -> bool:
+    """Return True where the program runs from the tree that it is written in."""
+    try:
+        told = json.loads(distribution(PROJECT).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return True
+    return bool(told.get("dir_info", {}).get("editable"))

@@ -1,0 +1,101 @@
+"""A coordinator that was restored from a backup, and the volunteers that saw what came after."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from coordinator.config import Settings
+from coordinator.database import runs
+from coordinator.upkeep.backup import backup, restore
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_volunteer import SHORT, LocalMachine, Process
+from volunteer.control import events
+from volunteer.storage.receipts import ReceiptBook
+
+MACHINES = 2
+
+
+async def head(home: LocalCoordinator) -> int:
+    return (await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))).head
+
+
+async def at_work(machines: list[LocalMachine], home: LocalCoordinator, to: int) -> None:
+    """Let all machines work until each has seen a version."""
+    async with asyncio.timeout(180), asyncio.TaskGroup() as group:
+
+        async def work(machine: LocalMachine) -> None:
+            machine.home = home
+            async with machine.working() as process:
+                while (agent := process.engine._agent) is None or (
+                    agent.store.receipts.newest("tiny") < to
+                ):
+                    await asyncio.sleep(0.02)
+                await process.kill()
+
+        for machine in machines:
+            group.create_task(work(machine))
+
+
+async def test_volunteers_go_on_by_themselves_and_keep_what_was_lost(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "one") as home:
+        await home.start_run(SHORT)
+        coordinator = home.coordinator
+        machines = [LocalMachine(tmp_path / f"machine{n}", home) for n in range(MACHINES)]
+        async with coordinator.working():
+            for number, machine in enumerate(machines):
+                await machine.join(f"Ann {number}")
+            await at_work(machines, home, 2)
+            await backup(
+                coordinator.db,
+                coordinator.blobs,
+                coordinator.settings,
+                coordinator.clock,
+                tmp_path / "saved",
+            )
+            saved = await head(home)
+            await at_work(machines, home, saved + 2)
+        await coordinator.transparency.seal()
+    await restore(Settings(data_dir=str(tmp_path / "two"), space_floor_bytes=0), tmp_path / "saved")
+    async with local_coordinator(tmp_path / "two") as home, home.coordinator.working():
+        assert await head(home) <= saved
+        for machine in machines:
+            machine.home = home
+            async with machine.working() as process:
+                said = await process.until(
+                    events.Notice, lambda notice: "was restored on" in notice.message
+                )
+                assert "from a backup of" in said.message
+                await process.until(events.Judged)
+                assert not failures(process)
+                await process.kill()
+    aside = [*tmp_path.glob("machine*/**/receipts.1")]
+    assert len(aside) == MACHINES
+
+
+async def test_an_older_version_without_a_word_is_idleness_and_no_failure(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "one") as home, home.coordinator.working():
+        await home.start_run(SHORT)
+        machine = LocalMachine(tmp_path / "machine", home)
+        await machine.join()
+        async with machine.working() as process:
+            await process.until(events.Judged)
+            await process.kill()
+        (folder,) = tmp_path.glob("machine/**/receipts")
+        ReceiptBook(folder).saw("tiny", 1000)
+        async with machine.working() as process:
+            idle = await process.until(events.Idle, lambda each: each.reason == "refused")
+            assert "has not signed that it was restored" in idle.message
+            assert not failures(process)
+            await process.kill()
+
+
+def failures(process: Process) -> list[str]:
+    ended = process.all(events.TaskEnded)
+    return [each.message for each in ended if each.how == "failed"] + [
+        msgspec.json.encode(each).decode()
+        for each in process.all(events.Idle)
+        if each.reason == "failing"
+    ]

@@ -1,0 +1,103 @@
+"""Update to the program that the coordinator runs with, and the way back if it does not start."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from shared.errors import BadSignature, Configuration, NotFound, Unavailable, VolunteerError
+from shared.installation import in_source_tree, installing
+from shared.protocol.accounts import ServerInfo, SignedWheel
+from shared.sentences import Sentence
+from shared.signing import verify_text
+from shared.text import printable
+from shared.wheel import PROJECT, own_wheel
+from volunteer.net.api import Api
+
+BYTES_MAX = 64 << 20
+INSTALL_S, START_S = 1800.0, 120.0
+_NAME = re.compile(rf"{PROJECT}-[0-9A-Za-z.+!]{{1,60}}-py3-none-any\.whl")
+_START = (
+    "import volunteer.cli.main, volunteer.engine, volunteer.tui.app, volunteer.training.trainer"
+)
+
+
+async def newer(api: Api, public_key: str) -> tuple[str, bytes] | None:
+    """Return name and bytes of the coordinator's wheel, verified; None where it is ours already.
+
+    Raises BadSignature, NotFound where the coordinator has none, Configuration where this program
+    is not one to replace.
+    """
+    if in_source_tree():
+        raise Configuration(Sentence("the program runs from a source tree: update that"))
+    server = await api.server(patience_s=30.0)
+    wheel = _signed(server, public_key)
+    if wheel.sha256 == own_wheel().sha256:
+        return None
+    data = await api.wheel(wheel)
+    if hashlib.sha256(data).hexdigest() != wheel.sha256:
+        raise BadSignature(Sentence("the package is not the one that the coordinator signed"))
+    return wheel.name, data
+
+
+def _signed(server: ServerInfo, public_key: str) -> SignedWheel:
+    if server.public_key != public_key:
+        raise BadSignature(Sentence("the coordinator shows another key than when you joined"))
+    wheel = server.wheel
+    if server.install:
+        line = printable(server.install)
+        raise NotFound(Sentence("the organiser installs the program by: {line}", line=line))
+    if wheel is None:
+        raise NotFound(Sentence("this coordinator has no package to give: ask your organiser"))
+    verify_text(public_key, wheel.signed, wheel.signature)
+    if not _NAME.fullmatch(wheel.name) or not 0 < wheel.size <= BYTES_MAX:
+        raise BadSignature(Sentence("the package is not the one that the coordinator signed"))
+    return wheel
+
+
+def replace(name: str, data: bytes) -> None:
+    """Install a wheel in place of this program. Raises Unavailable after going back."""
+    old = own_wheel()
+    with tempfile.TemporaryDirectory() as folder:
+        new, before = Path(folder, name), Path(folder, "before", old.name)
+        before.parent.mkdir()
+        new.write_bytes(data)
+        before.write_bytes(old.data)
+        try:
+            _run(installing("--force-reinstall", "--no-deps", str(new)), INSTALL_S)
+            _run(installing(str(new)), INSTALL_S)  # what the new one needs and the old did not
+            _run([sys.executable, "-c", _START], START_S)
+        except VolunteerError as error:
+            _run(installing("--force-reinstall", "--no-deps", str(before)), INSTALL_S)
+            raise Unavailable(
+                Sentence(
+                    "the new version does not start ({problem}); the one before is installed again",
+                    problem=error.message,
+                )
+            ) from error
+
+
+def _run(command: list[str], seconds: float) -> None:
+    program = shutil.which(command[0])
+    if program is None:
+        raise Configuration(Sentence("{program} is not found", program=command[0]))
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(Sentence("it takes longer than it may")) from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or [str(done.returncode)]
+        raise Unavailable(printable(lines[-1], 300))
