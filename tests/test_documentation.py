@@ -16,8 +16,8 @@ import pytest
 from cyclopts import App
 
 from coordinator.http.openapi import tables
-from coordinator.http.routes.table import HANDLERS
-from coordinator.plan.tables import Plan
+from coordinator.http.routes.handlers import HANDLERS
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile
 from coordinator.services import Coordinator
 from shared.protocol.endpoints import ENDPOINTS

@@ -18,8 +18,8 @@ from shared.nearest import nearest
 from shared.text import printable
 from volunteer.control import events
 from volunteer.control.control import Control
+from volunteer.control.event_sentences import words
 from volunteer.control.events import AnyEvent
-from volunteer.control.sentences import words
 from volunteer.headless import status_lines
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.formats import size

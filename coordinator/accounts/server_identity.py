@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 ADMIN = "admin"  # whose secret follows it in a token

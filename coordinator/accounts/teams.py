@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.authentication import Principal
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 TEAMS_MAX = 10_000

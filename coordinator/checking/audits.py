@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.signals import Signals
     from coordinator.storage.blobs import BlobStore
     from shared.clock import Clock

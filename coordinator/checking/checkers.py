@@ -28,7 +28,7 @@ from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
 
 ENDED_MAX = 64  # recomputes that end without work, one after the other
 _HOLD = re.compile(r"[0-9a-f]{32}")

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 Drawn = Literal["", "drawn", "never"]  # "never": nobody could do its task again

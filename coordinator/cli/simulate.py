@@ -33,7 +33,7 @@ def simulate(
     if file is None:
         print("coordinator: name a scenario; --example prints one", file=sys.stderr)
         return USAGE
-    from coordinator.simulate.command import run
+    from coordinator.simulate.simulate_command import run
 
     told = run(file, hours=hours, as_json=json, progress=_progress if sys.stderr.isatty() else None)
     print(told)

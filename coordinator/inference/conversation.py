@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from coordinator.inference.engine import Turns, check_length
+from coordinator.inference.inference_engine import Turns, check_length
 from shared.decoding import decode
 from shared.workloads.base import Reader
 from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from coordinator.inference.conversation import Conversation
-from coordinator.inference.engine import check_length
+from coordinator.inference.inference_engine import check_length
 from coordinator.inference.messages import (
     FRAME_BYTES_MAX,
     HEAD,

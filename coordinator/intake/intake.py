@@ -38,7 +38,7 @@ from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Background, NextPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.plan.plan import in_phase
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules import codec_choice, trust, validation
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.validation import Evidence, Judgement, Measurement
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 log = structlog.get_logger("intake")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 POLL_S = 5.0

@@ -43,8 +43,8 @@ from coordinator.database.runs import RunRow
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
-from coordinator.plan.checks import BATCH_MAX
 from coordinator.plan.plan import in_phase
+from coordinator.plan.plan_checks import BATCH_MAX
 from coordinator.rules import steadiness
 from coordinator.runs import phases, publishing, settlement
 from coordinator.runs.definition import definition
@@ -57,7 +57,7 @@ from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, Volu
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.merging.evaluation import Evaluation
     from coordinator.runs.runs import Runs
     from coordinator.storage.blobs import BlobStore

@@ -36,7 +36,7 @@ from shared.tensors.frame import Written
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.database.merges import MergeRow
     from coordinator.storage.blobs import BlobStore
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.accounts.accounts import not_shown
-from coordinator.pages import chart, words
-from coordinator.pages.chart import ChartColumn, Line, Point
+from coordinator.pages import charts, words
+from coordinator.pages.charts import ChartColumn, Line, Point
 from coordinator.pages.install_lines import install_lines
-from coordinator.pages.look import render
-from coordinator.pages.replies import HTML, FinishedPage, made
+from coordinator.pages.page_replies import HTML, FinishedPage, made
+from coordinator.pages.templates import render
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns
 from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
@@ -286,8 +286,8 @@ class Views:
             figures=figures,
             checks=checks,
             landmarks=landmarks,
-            curve=chart.line([Point(p.version, p.loss, at=p.at) for p in losses], marks),
-            strength=chart.line([Point(*found) for found in rated], marks),
+            curve=charts.line([Point(p.version, p.loss, at=p.at) for p in losses], marks),
+            strength=charts.line([Point(*found) for found in rated], marks),
             columns=_columns(stretches),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
@@ -312,7 +312,7 @@ class Views:
 
 def _columns(stretches: Sequence[Any]) -> list[ChartColumn]:
     places = max((stretch.place + 1 for stretch in stretches), default=0)
-    return chart.columns([_column(s.place, s) for s in stretches], max(PLACES_MIN, places))
+    return charts.columns([_column(s.place, s) for s in stretches], max(PLACES_MIN, places))
 
 
 def _column(place: int, stretch: Any) -> tuple[int, float, str]:

@@ -25,7 +25,7 @@ from shared.workloads.data.task_suite import KIND as SUITE
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]

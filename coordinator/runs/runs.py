@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.datasets import DatasetRow
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.rules.run_file import RunFile
     from coordinator.storage.blobs import BlobStore
     from shared.signing import SigningKey

@@ -24,7 +24,7 @@ from shared.errors import NotFound
 from shared.workloads.data.image_files import SHOWN_PIXELS_MAX, open_image
 
 if TYPE_CHECKING:
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 Kind = Literal["gif", "webp"]

@@ -52,7 +52,7 @@ from shared.workloads.games import Games, Inspection, KnownVersion
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version

@@ -37,7 +37,7 @@ from shared.workloads.games import SelfPlay
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 POLL_S = 2.0

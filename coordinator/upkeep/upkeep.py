@@ -22,7 +22,7 @@ from coordinator.database import (
     record,
     runs,
     tasks,
-    uploads,
+    upload_rows,
     versions,
 )
 from coordinator.database.runs import RunRow
@@ -38,7 +38,7 @@ from shared.errors import VolunteerError
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.intake.intake import Intake
     from coordinator.intake.uploads import Uploads
     from coordinator.storage.blobs import BlobStore
@@ -171,7 +171,7 @@ class Upkeep:
 
         def candidates(conn: Connection) -> set[str]:
             played = games.blobs_in_use(conn, self._clock.now())
-            moving = merge_jobs.blobs_in_use(conn) | uploads.arrived(conn)
+            moving = merge_jobs.blobs_in_use(conn) | upload_rows.arrived(conn)
             moving |= recomputes.blobs_in_use(conn)
             return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from coordinator.database import suite_scores as scores
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.suite_scores import SuiteScoreRow
 from tests.support.run_rows import add_run
 

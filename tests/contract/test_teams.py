@@ -10,7 +10,7 @@ from coordinator.accounts.leaderboard import FRESH_S
 from coordinator.accounts.teams import FOUNDED_MAX, JOINS_MAX, MEMBERS_MAX, Teams
 from coordinator.config import Settings
 from coordinator.database import memberships
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.accounts import volunteers as volunteers_table

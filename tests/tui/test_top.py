@@ -32,7 +32,7 @@ from coordinator.rules.overview import (
     TaskCount,
     WorkerLine,
 )
-from coordinator.top import plain, tables
+from coordinator.top import plain_picture, tables
 from coordinator.top.app import LIGHT, PAGES, Monitor
 from coordinator.top.feed import CommandSender
 from shared.errors import Configuration, NotFound, Unreachable, VolunteerError
@@ -267,7 +267,7 @@ def seen(watched: Watched, *keys: str) -> Any:
 
 
 def test_once_says_what_the_screen_says() -> None:
-    said = "\n".join(plain.lines(picture()))
+    said = "\n".join(plain_picture.lines(picture()))
     assert said.splitlines()[1].startswith("! stdlib-gpt: 1 task failed for good")
     for words in ("pushed 108 k samples, 960 games", "120 good, 9 refused", "4 passed"):
         assert words in said

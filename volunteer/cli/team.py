@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from volunteer.cli.json_output import print_json
-from volunteer.cli.prompts import Json, Profile, ask_account
+from volunteer.cli.prompt_commands import Json, Profile, ask_account
 from volunteer.i18n.catalogue import _, ngettext
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.http.routes.endpoint import Call, Reply, json_reply
+from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
 from shared.decoding import decode
 from shared.protocol.endpoints import INTEGER_MAX
 from shared.protocol.listings import LeaderRow, LedgerRow

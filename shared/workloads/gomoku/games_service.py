@@ -110,7 +110,7 @@ class GomokuGames(Games):
         return Sealed(data=encode(records), games=len(records), positions=positions)
 
     def opponent(self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Opponent:
-        from shared.workloads.gomoku.opponent import GomokuOpponent
+        from shared.workloads.gomoku.network_opponent import GomokuOpponent
 
         return GomokuOpponent(GomokuConfig.from_dict(config), weights)
 

@@ -171,6 +171,6 @@ class GptWorkload(Workload):
         weights: Mapping[str, torch.Tensor],
         tokenizer: bytes | None,
     ) -> Converted:
-        from shared.workloads.gpt.export import converted
+        from shared.workloads.gpt.transformers_folder import converted
 
         return converted(GptConfig.from_dict(config), weights, tokenizer)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, Progress, Result
-from shared.workloads.training.devices import autocast, release, to_host
+from shared.workloads.training.device_differences import autocast, release, to_host
 from shared.workloads.training.learner import Learner
 from shared.workloads.training.lookout import Lookout
 from shared.workloads.training.micro_batch import MicroBatchPace

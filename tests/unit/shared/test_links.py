@@ -99,7 +99,9 @@ LINK = JoinLink(url="http://127.0.0.1:8765", fingerprint=KEY, tls_pin=PIN, code=
         "$ volunteer join {}",
     ],
 )
-@pytest.mark.parametrize("wrap", ["\n", "\r\n", " ", "\n> ", "\n >> ", " │\n│ ", "=\n", "\u200b", "\n\t"])
+@pytest.mark.parametrize(
+    "wrap", ["\n", "\r\n", " ", "\n> ", "\n >> ", " │\n│ ", "=\n", "\u200b", "\n\t"]
+)
 def test_a_link_survives_how_it_was_pasted(around: str, wrap: str) -> None:
     printed = format_link(LINK)
     if wrap == "=\n":  # after a name the "=" is the link's own

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from shared import decoding
 from shared.errors import InvalidPlan
 from shared.nearest import hint

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from coordinator.pages import words
-from coordinator.pages.board import board
+from coordinator.pages.game_boards import board
 from shared.text import counted, credit, printable, size
 
 KINDS = {

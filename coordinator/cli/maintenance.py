@@ -56,7 +56,7 @@ def top(
     """
     if not (once or json):
         return _watch(where)
-    from coordinator.top.plain import lines
+    from coordinator.top.plain_picture import lines
 
     seen = call(where, "top")
     if json:

@@ -150,7 +150,7 @@ def migrate(
     import asyncio
 
     from coordinator.config import without_password
-    from coordinator.database.engine.open import migrate as bring
+    from coordinator.database.engine.open_database import migrate as bring
     from coordinator.storage.folders import data_directory
 
     if where.remote:
@@ -166,7 +166,7 @@ def migrate(
 async def _renew_tokens(settings: Settings) -> None:
     """Make new tokens and write them into the data directory."""
     from coordinator.accounts.server_identity import renew_tokens
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.services import opened
 
     db = await Database.open(settings.database_url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.pages.board import board
+from coordinator.pages.game_boards import board
 from shared.workloads.gomoku.match import _told
 from shared.workloads.gomoku.rules import BoardRules
 
