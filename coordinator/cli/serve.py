@@ -58,7 +58,7 @@ class ServeOptions:
     inference: Annotated[
         str | None,
         Parameter(
-            group=SERVER, help="What answers prompts: builtin, transformers, off or an address."
+            group=SERVER, help="What answers prompts: builtin, off or an address."
         ),
     ] = None
     log_level: Annotated[
