@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from coordinator.config import Settings
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.signals import Signals
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.disk_space import Space

@@ -31,12 +31,12 @@ from coordinator.checking.checkers import Checkers
 from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute, half_the_cores
 from coordinator.config import Settings
-from coordinator.database.engine.open import Database, file_of, is_new, migrate
+from coordinator.database.engine.open_database import Database, file_of, is_new, migrate
 from coordinator.database.monitoring.gauges import Gauge, gauges
 from coordinator.inference.answerers import Answerers
 from coordinator.inference.answers import Answers
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.inference.engine import InferenceEngine
+from coordinator.inference.inference_engine import InferenceEngine
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.uploads import Uploads
@@ -53,7 +53,7 @@ from coordinator.runs.queries import RunQueries
 from coordinator.runs.runs import Runs
 from coordinator.runs.samples import Samples
 from coordinator.scheduling.claims import Claims, ClaimTerms
-from coordinator.scheduling.heartbeat import Heartbeats
+from coordinator.scheduling.heartbeat_replies import Heartbeats
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
 from coordinator.selfplay.game_intake import Harvest
@@ -66,8 +66,8 @@ from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import TrafficCounter
 from coordinator.ttl_cache import REST, CachedValue
 from coordinator.upkeep.alerts import Alerts
-from coordinator.upkeep.checks import Checks
-from coordinator.upkeep.overview import Beats, Overviews
+from coordinator.upkeep.full_check import Checks
+from coordinator.upkeep.overview_cache import Beats, Overviews
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
 from shared.errors import Configuration, VolunteerError

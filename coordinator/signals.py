@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shared.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
 
 
 class Signals:

@@ -55,7 +55,7 @@ class Walk:
         """From nothing to a machine that is ready to start, and starts."""
         from textual.widgets import Input
 
-        from volunteer.tui.onboarding.join import JoinStep
+        from volunteer.tui.onboarding.join_step import JoinStep
 
         self.app.screen.query_one("#link", Input).value = link
         step = self.app.screen.query_one(JoinStep)

@@ -29,12 +29,12 @@ from volunteer.account.prompts import Prompts, drawn
 from volunteer.agent.agent import Agent, Machine
 from volunteer.agent.collaborators import RemoteCoordinator, Store, Timing
 from volunteer.control import commands, events
-from volunteer.control.alerts import OwnerAlert, OwnerAlerts, Ways, run_quietly
 from volunteer.control.commands import Command, SettingRow
 from volunteer.control.control import Control
 from volunteer.control.event_bus import EventBus
+from volunteer.control.event_sentences import START
 from volunteer.control.local_socket import ControlServer
-from volunteer.control.sentences import START
+from volunteer.control.owner_alerts import OwnerAlert, OwnerAlerts, Ways, run_quietly
 from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.i18n.catalogue import choose, use
 from volunteer.machine import outside

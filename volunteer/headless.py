@@ -18,8 +18,14 @@ from shared.sentences import english
 from shared.text import ascii_json, duration, printable
 from volunteer.control import events
 from volunteer.control.control import Control
+from volunteer.control.event_sentences import (
+    YOU,
+    announcement_words,
+    credits_words,
+    held_words,
+    words,
+)
 from volunteer.control.events import AnyEvent
-from volunteer.control.sentences import YOU, announcement_words, credits_words, held_words, words
 from volunteer.control.status import PauseStatus, Status, TaskStatus
 from volunteer.i18n.catalogue import _, ngettext
 from volunteer.i18n.formats import size

@@ -18,7 +18,7 @@ from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registered
 from coordinator.accounts.reversals import Reversals
-from coordinator.database import invites as code_rows
+from coordinator.database import invite_rows as code_rows
 from coordinator.database import recomputes, record, runs, standings, statistics, verdicts
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow, payments
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 __all__ = ["Principal", "Shown", "Volunteers"]

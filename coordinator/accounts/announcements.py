@@ -15,7 +15,7 @@ from shared.protocol.heartbeat import ANNOUNCEMENTS_MAX, Announcement
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 CHARS_MAX = 300

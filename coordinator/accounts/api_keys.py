@@ -14,8 +14,8 @@ from coordinator.accounts.authentication import Principal
 from coordinator.accounts.suspension import reason_of
 from coordinator.database import record, runs
 from coordinator.database import volunteers as store
-from coordinator.database.inference import keys, usage
-from coordinator.database.inference.keys import KeyRow
+from coordinator.database.inference import api_key_rows, request_rows
+from coordinator.database.inference.api_key_rows import KeyRow
 from coordinator.database.ledger import gifts, payments
 from coordinator.rules import codes, nicknames
 from coordinator.rules.reports import line
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 PREFIX = "vk-"  # of every key
@@ -80,7 +80,7 @@ class ApiKeys:
     async def sign_in(self, key: str) -> Asker:
         """Return whose key this is. Raises Unauthorized, Forbidden for an account that may not."""
         hashed, now = _hash(key), self._clock.now()
-        found = await self._db.read(lambda conn: keys.by_hash(conn, hashed))
+        found = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
         if found is None:
             raise Unauthorized(WRONG_KEY)
         row, allowed = found
@@ -102,20 +102,20 @@ class ApiKeys:
         def make(conn: Connection) -> KeyRow:
             account = store.locked(conn, principal.volunteer_id)
             _check_standing(conn, account)
-            mine = [row for row in keys.of(conn, account.id) if row.works(now)]
+            mine = [row for row in api_key_rows.of(conn, account.id) if row.works(now)]
             if len(mine) >= KEYS_MAX:
                 raise Conflict(
                     f"an account has at most {KEYS_MAX} keys: revoke one with `volunteer key "
                     "revoke`"
                 )
-            if keys.made_since(conn, account.id, now - DAY_S) >= KEYS_A_DAY:
+            if api_key_rows.made_since(conn, account.id, now - DAY_S) >= KEYS_A_DAY:
                 raise TooManyRequests(
                     f"an account makes at most {KEYS_A_DAY} keys within 24 hours",
                     retry_after_s=RETRY_S,
                 )
             for name in request.runs:
                 runs.by_name(conn, name)
-            return keys.add(
+            return api_key_rows.add(
                 conn,
                 {
                     "volunteer_id": account.id,
@@ -136,7 +136,7 @@ class ApiKeys:
     async def listing(self, principal: Principal) -> tuple[KeyInfo, ...]:
         """Every key of an account, revoked ones too, the oldest first."""
         now = self._clock.now()
-        rows = await self._db.read(lambda conn: keys.of(conn, principal.volunteer_id))
+        rows = await self._db.read(lambda conn: api_key_rows.of(conn, principal.volunteer_id))
         return tuple(_info(row, now) for row in rows)
 
     async def revoke(self, principal: Principal, key: int) -> KeyInfo:
@@ -144,19 +144,19 @@ class ApiKeys:
         now = self._clock.now()
 
         def change(conn: Connection) -> KeyRow:
-            row = keys.locked(conn, key)
+            row = api_key_rows.locked(conn, key)
             if row.volunteer_id != principal.volunteer_id:
                 raise NotFound(f"there is no key {key}")
             if row.revoked_at is None:
-                keys.revoke(conn, key, now)
-            return keys.locked(conn, key)
+                api_key_rows.revoke(conn, key, now)
+            return api_key_rows.locked(conn, key)
 
         return _info(await self._db.write(change), now)
 
     async def usage(self, principal: Principal, *, key: int | None = None) -> tuple[UsageRow, ...]:
         """Return the newest 500 requests of an account, or of one of its keys."""
         who = principal.volunteer_id
-        return tuple(await self._db.read(lambda conn: usage.listing(conn, who, key)))
+        return tuple(await self._db.read(lambda conn: request_rows.listing(conn, who, key)))
 
     async def give(self, principal: Principal, request: GiveRequest) -> Given:
         """Move earned credits to another account, named by nickname or id.
@@ -239,7 +239,10 @@ def _info(row: KeyRow, now: float) -> KeyInfo:
 def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
     if account.standing == "suspended":
         raise Forbidden("a suspended account gets no key")
-    if keys.helped(conn, account.id) or payments.balances(conn, account.id).earned_micro > 0:
+    if (
+        api_key_rows.helped(conn, account.id)
+        or payments.balances(conn, account.id).earned_micro > 0
+    ):
         return
     raise Forbidden("keys are for those who helped: come back when a contribution is merged")
 

@@ -23,7 +23,7 @@ from coordinator.ttl_cache import CachedValue
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 CACHE_S = 0.5  # a ban that another process made works after this

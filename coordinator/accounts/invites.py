@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from coordinator.database import invites as store
+from coordinator.database import invite_rows as store
 from coordinator.database import key_values, record
 from coordinator.rules import codes, nicknames, reports
 from shared.errors import BadRequest, Forbidden
@@ -16,8 +16,8 @@ from shared.units import DAY_S
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
-    from coordinator.database.invites import CodeRow
+    from coordinator.database.engine.open_database import Database
+    from coordinator.database.invite_rows import CodeRow
     from shared.clock import Clock
     from shared.signing import SigningKey
 

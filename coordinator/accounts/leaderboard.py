@@ -25,7 +25,7 @@ from shared.units import DAY_S, HOUR_S
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 FRESH_S = 5.0

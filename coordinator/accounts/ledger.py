@@ -16,7 +16,7 @@ from coordinator.database.ledger.payments import Balances
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.protocol.listings import LedgerRow
 
 ROWS = 100

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import invites as code_rows
+from coordinator.database import invite_rows as code_rows
 from coordinator.database import record, runs
 from coordinator.database import volunteers as store
-from coordinator.database.invites import CodeRow
+from coordinator.database.invite_rows import CodeRow
 from coordinator.database.volunteers import Credentials, VolunteerRow, WorkerRow
 from coordinator.rules import codes, networks, nicknames, reports, run_file
 from coordinator.rules.standing import PROBATION_MACHINES

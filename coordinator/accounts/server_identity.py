@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
 
 ADMIN = "admin"  # whose secret follows it in a token
 NONCE_CHARS_MAX = 64

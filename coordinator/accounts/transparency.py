@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 SEAL_S = 5.0  # a payment has its receipt after this long

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.admin import checkers, datasets, people, record, runs, tasks
+from coordinator.admin import checker_commands, datasets, people_commands, record, runs, tasks
 from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand
 from coordinator.rules.overview import Overview
 from coordinator.upkeep.alerts import Delivered, StandingAlert
 from coordinator.upkeep.backup import BackupSummary
 from coordinator.upkeep.backup import backup as make_backup
-from coordinator.upkeep.checks import CheckReport
+from coordinator.upkeep.full_check import CheckReport
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
@@ -64,8 +64,8 @@ COMMANDS: dict[str, OrganiserCommand] = {
         runs.COMMANDS,
         datasets.COMMANDS,
         tasks.COMMANDS,
-        people.COMMANDS,
-        checkers.COMMANDS,
+        people_commands.COMMANDS,
+        checker_commands.COMMANDS,
         record.COMMANDS,
         UPKEEP,
     )

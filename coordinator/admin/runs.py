@@ -30,7 +30,7 @@ from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import VersionInfo
 
 if TYPE_CHECKING:
-    from coordinator.plan.tables import Plan
+    from coordinator.plan.plan_tables import Plan
     from coordinator.services import Coordinator
 
 SHOWN_VERSIONS, SHOWN_LEADERS = 20, 10

@@ -29,7 +29,7 @@ from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, 
 from shared.tensors.slices import aligned
 
 if TYPE_CHECKING:
-    from coordinator.plan.tables import Plan
+    from coordinator.plan.plan_tables import Plan
 
 
 class Aggregator(Protocol):

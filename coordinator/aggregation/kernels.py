@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, TensorPiece
-from coordinator.aggregation.networks import rank_network
+from coordinator.aggregation.sorting_networks import rank_network
 from shared.tensors.slices import LINE, aligned
 from shared.tensors.spec import grid
 

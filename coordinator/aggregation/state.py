@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.aggregation.cohort import Floats, TensorPiece
-from coordinator.aggregation.optimizer import ServerOptimizer, Tick, state_schema
+from coordinator.aggregation.server_optimizer import ServerOptimizer, Tick, state_schema
 from coordinator.aggregation.shards import Layout, file_name
 from shared.errors import InvalidFrame
 from shared.tensors.frame import Written, open_frame, schema_of_file

@@ -32,7 +32,7 @@ from coordinator.aggregation.cohort import (
     cohort,
     pieces,
 )
-from coordinator.aggregation.optimizer import Push, ServerOptimizer, Tick, server_optimizer
+from coordinator.aggregation.server_optimizer import Push, ServerOptimizer, Tick, server_optimizer
 from coordinator.aggregation.shards import (
     Layout,
     Shard,
@@ -43,7 +43,7 @@ from coordinator.aggregation.shards import (
     shard_schema,
 )
 from coordinator.aggregation.state import NewState, OldState
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from shared.tensors.blocks import SPAN, inner_product, sum_squares
 from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import codec

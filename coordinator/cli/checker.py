@@ -13,7 +13,7 @@ from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, reached
 
 if TYPE_CHECKING:
-    from coordinator.admin.checker import CheckerResult, CheckerStep, CheckerSummary
+    from coordinator.admin.checker_machine import CheckerResult, CheckerStep, CheckerSummary
 
 THREADS_MAX = 1024
 TIMEOUT_S = 120.0  # for one answer of a server
@@ -61,8 +61,8 @@ async def _work(
     import tempfile
     from pathlib import Path
 
-    from coordinator.admin.checker import BlobFolder, Checker
-    from coordinator.admin.client import RemoteServer
+    from coordinator.admin.checker_machine import BlobFolder, Checker
+    from coordinator.admin.remote_server import RemoteServer
     from coordinator.checking.redo import machine_of
     from coordinator.compute import Compute
     from coordinator.log import configure
@@ -107,7 +107,7 @@ class _Lines:
             print(f"Checks as {name}{on}. Ctrl+C ends it and gives back what is under way.")
 
     def tell(self, seen: CheckerStep | CheckerResult) -> None:
-        from coordinator.admin.checker import CheckerResult
+        from coordinator.admin.checker_machine import CheckerResult
 
         if isinstance(seen, CheckerResult):
             self._found(seen)

@@ -227,8 +227,8 @@ def _template(tokenizer: Path | None) -> str:
 
 def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
     """Send the files to the server; the box they are in there."""
-    from coordinator.admin.client import flat_names, new_box
     from coordinator.admin.datasets import TOKENIZER_FILE
+    from coordinator.admin.remote_server import flat_names, new_box
     from shared.workloads.data.skipped import Skipped
     from shared.workloads.data.table_rows import tables_in
 

@@ -11,13 +11,13 @@ from cyclopts import App
 from coordinator.cli import (
     checker,
     datasets,
+    maintenance,
     people,
     record,
     runs,
-    serving,
+    serve,
     simulate,
     tasks,
-    upkeep,
 )
 from shared.errors import StorageFull, VolunteerError, why
 
@@ -37,7 +37,7 @@ app = App(
     help_format="plaintext",  # to render Markdown took a quarter of the time of --help
     result_action="return_value",
 )
-for part in (serving, simulate, runs, datasets, tasks, people, checker, record, upkeep):
+for part in (serve, simulate, runs, datasets, tasks, people, checker, record, maintenance):
     part.add_to(app)
 
 

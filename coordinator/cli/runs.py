@@ -87,7 +87,7 @@ def _origin(run: RunInfo) -> str:
 
 
 def _list_recipes(json: bool) -> None:
-    from coordinator.runs.recipe import recipes
+    from coordinator.runs.run_recipe import recipes
 
     found = recipes()
     if json:
@@ -98,7 +98,7 @@ def _list_recipes(json: bool) -> None:
 
 
 def _write_recipe(name: str, file: Path | None, json: bool) -> None:
-    from coordinator.runs.recipe import write_recipe
+    from coordinator.runs.run_recipe import write_recipe
 
     path = write_recipe(name, file)
     if json:

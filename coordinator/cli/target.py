@@ -21,8 +21,8 @@ from shared.decoding import convert
 from shared.errors import BadRequest, Configuration, VolunteerError
 
 if TYPE_CHECKING:
-    from coordinator.admin.client import RemoteServer
     from coordinator.admin.command import Needs, OrganiserCommand
+    from coordinator.admin.remote_server import RemoteServer
     from coordinator.config import Settings
     from coordinator.services import Coordinator
     from coordinator.top.feed import CommandSender
@@ -64,7 +64,7 @@ class Where:
 
     def connection(self) -> Any:
         """The server that was named (a `RemoteServer`)."""
-        from coordinator.admin.client import RemoteServer
+        from coordinator.admin.remote_server import RemoteServer
 
         named = os.environ.get("COORDINATOR_TOKEN_FILE")
         return RemoteServer.of(self.remote, self.token_file or (Path(named) if named else None))
@@ -182,7 +182,7 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tup
     or checks what was signed.
     """
     from coordinator.config import without_password
-    from coordinator.database.engine.open import is_new
+    from coordinator.database.engine.open_database import is_new
 
     if needs == "nothing":
         return nullcontext((settings, False))

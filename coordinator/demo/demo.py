@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.demo.report import DemoPictures, Report, Said, drawn, keep, report, traffic_of
+from coordinator.demo.demo_report import DemoPictures, Report, Said, drawn, keep, report, traffic_of
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
 from shared.installation import lacking
@@ -77,7 +77,7 @@ def check(options: DemoOptions) -> None:
 
 def demo(options: DemoOptions) -> int:
     """Run it and print the summary. Exit code 0 when the model got better and the books balance."""
-    from coordinator.demo.view import DemoView
+    from coordinator.demo.demo_view import DemoView
 
     check(options)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from coordinator.http.routes.endpoint import client_key, error_reply, respond
+from coordinator.http.routes.endpoint_app import client_key, error_reply, respond
 from coordinator.request import ClientGone, Receive, Scope, Send
 from coordinator.services import Coordinator, opened
 from shared.errors import LOCAL, BadRequest, Internal, NotFound, Unavailable, VolunteerError
@@ -129,8 +129,8 @@ def create_app(coordinator: Coordinator) -> Starlette:
     from starlette.middleware import Middleware
     from starlette.routing import Route
 
-    from coordinator.http.routes.endpoint import Served
-    from coordinator.http.routes.table import HANDLERS
+    from coordinator.http.routes.endpoint_app import Served
+    from coordinator.http.routes.handlers import HANDLERS
     from coordinator.pages.app import routes as page_routes
     from coordinator.v1.app import routes as v1_routes
     from shared.protocol.endpoints import ENDPOINTS

@@ -29,7 +29,7 @@ from shared.protocol.limits import LONG_POLL_S_MAX
 
 if TYPE_CHECKING:
     from coordinator.accounts.authentication import Principal
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 WAITING_MAX = 10_000  # machines; beyond them the one that waits longest goes without

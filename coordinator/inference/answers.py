@@ -13,10 +13,10 @@ import msgspec
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.datasets import DatasetRow
-from coordinator.database.inference import keys
+from coordinator.database.inference import api_key_rows
 from coordinator.database.ledger import payments
 from coordinator.inference.answerers import Answerers
-from coordinator.inference.engine import (
+from coordinator.inference.inference_engine import (
     AnswerPiece,
     Generation,
     InferenceEngine,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.database.runs import RunRow
     from shared.clock import Clock
 
@@ -207,7 +207,7 @@ class Answers:
         """Return every run that this asker may ask, and its best version."""
 
         def read(conn: Connection) -> tuple[ModelCard, ...]:
-            helped = keys.helped(conn, asker.volunteer_id)
+            helped = api_key_rows.helped(conn, asker.volunteer_id)
             return tuple(
                 card
                 for run in runs.every(conn)
@@ -404,7 +404,7 @@ def _resolved(
         raise UnknownModel(f'the run "{run.name}" has no version yet: start it first')
     if asker.runs and run.name not in asker.runs:
         raise Forbidden(f'this key may not ask "{run.name}": {", ".join(asker.runs)} only')
-    if not _may_ask(run, asker, keys.helped(conn, asker.volunteer_id)):
+    if not _may_ask(run, asker, api_key_rows.helped(conn, asker.volunteer_id)):
         if definition(run).file.serve.who == "volunteers":
             raise Forbidden(
                 f'the run "{run.name}" answers those who helped: come back when a contribution of '

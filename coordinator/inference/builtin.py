@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from coordinator.database import datasets, runs, versions
-from coordinator.inference.engine import (
+from coordinator.inference.inference_engine import (
     AnswerPiece,
     Generation,
     ModelVersion,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.database.runs import RunRow
     from coordinator.storage.blobs import BlobStore
 

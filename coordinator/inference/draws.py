@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.inference.answerers import AnswerPart
-    from coordinator.inference.engine import Generation
+    from coordinator.inference.inference_engine import Generation
     from shared.clock import Clock
 
 AT_ONCE = 8  # comparisons under way

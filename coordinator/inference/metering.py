@@ -19,8 +19,8 @@ import structlog
 
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import volunteers as store
-from coordinator.database.inference import keys, usage
-from coordinator.database.inference.usage import Ending, OpenRow, Streamed, UnderWay
+from coordinator.database.inference import api_key_rows, request_rows
+from coordinator.database.inference.request_rows import Ending, OpenRow, Streamed, UnderWay
 from coordinator.database.ledger import answer_pay, payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
 from coordinator.inference.draws import AnswerDraws
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 TICK_S = 1.0
@@ -159,7 +159,7 @@ class Meter:
         now, first = self._clock.now(), metered.first_s
         done = metered.streamed
         ending = Ending(now=now, roll=self.draws.roll, first_s=first, replica=self._replica)
-        cost = await self._db.write(lambda conn: usage.end(conn, metered.id, done, ending))
+        cost = await self._db.write(lambda conn: request_rows.end(conn, metered.id, done, ending))
         self._forget(metered)
         self.draws.settled(metered.id, metered.answered)
         return cost
@@ -179,13 +179,13 @@ class Meter:
             raise Forbidden("a banned or suspended account gets no answers")
         since = now - now % DAY_S
         _check_minute(conn, order, account.id, now)
-        open_now = usage.under_way(conn, account.id, asker.key_id)
+        open_now = request_rows.under_way(conn, account.id, asker.key_id)
         _check_waiting(order, open_now)
         units = order.tokens_in + order.tokens_max
         vetted = account.standing == "vetted"  # anybody could make accounts for free tokens
         quota = order.serve.free_tokens_per_day if vetted else 0
         free = units <= quota and (
-            usage.free_since(conn, account.id, order.run_id, since) + units <= quota
+            request_rows.free_since(conn, account.id, order.run_id, since) + units <= quota
         )
         worst = 0 if free else cost_micro(order.unit_nano, units)
         if worst > AMOUNT_MAX:
@@ -209,7 +209,7 @@ class Meter:
             at=now,
             house_share=order.house_share,
         )
-        usage.begin(conn, row, f"{order.kind} of {order.model}")
+        request_rows.begin(conn, row, f"{order.kind} of {order.model}")
 
     def _check_caps(
         self, conn: Connection, order: MeteredRequest, open_now: UnderWay, worst: int, now: float
@@ -223,7 +223,7 @@ class Meter:
                 f"missing: ask for fewer tokens, or {EARN}"
             )
         since, most = now - now % DAY_S, self._day_micro
-        day = usage.spent_since(conn, asker.volunteer_id, since) if most else 0
+        day = request_rows.spent_since(conn, asker.volunteer_id, since) if most else 0
         if most and day + worst > most:
             raise InsufficientQuota(
                 f"this account may spend {credit(most)} credits a day, and has spent "
@@ -231,7 +231,7 @@ class Meter:
             )
         if asker.key_id is None:
             return
-        key = keys.locked(conn, asker.key_id)
+        key = api_key_rows.locked(conn, asker.key_id)
         if not key.works(now):
             raise Unauthorized("this key was revoked or has expired")
         used = key.spent_micro + open_now.key_micro
@@ -253,7 +253,7 @@ class Meter:
                 checked = self._clock.monotonic()
                 await self.recover()
                 old = self._clock.now() - KEPT_S
-                await self._db.write(partial(usage.prune, before=old))
+                await self._db.write(partial(request_rows.prune, before=old))
             try:
                 await asyncio.wait_for(stop.wait(), TICK_S)
             except TimeoutError:
@@ -278,7 +278,7 @@ class Meter:
                 await self._db.write(lambda conn: answer_pay.beat(conn, self._replica, now))
         self.draws.go_on()
         if out:
-            await self._db.write(lambda conn: usage.beat(conn, out, now))
+            await self._db.write(lambda conn: request_rows.beat(conn, out, now))
             for each in rows:
                 each.written = out[each.id].out
 
@@ -295,11 +295,16 @@ class Meter:
         try:
             sent = left.streamed
             found = await self._db.read(
-                lambda conn: usage.abandoned(conn, before, mine) | usage.still_open(conn, [*sent])
+                lambda conn: (
+                    request_rows.abandoned(conn, before, mine)
+                    | request_rows.still_open(conn, [*sent])
+                )
             )
             for request_id, known in found.items():
                 streamed = max(known, sent.get(request_id, known), key=lambda each: each.out)
-                end = partial(usage.end, request_id=request_id, streamed=streamed, ending=ending)
+                end = partial(
+                    request_rows.end, request_id=request_id, streamed=streamed, ending=ending
+                )
                 await self._db.write(end)
             settled = True
         finally:
@@ -316,7 +321,7 @@ class Meter:
 def _check_minute(conn: Connection, order: MeteredRequest, volunteer_id: str, now: float) -> None:
     """Raise TooManyRequests where replicas together began too many requests within a minute."""
     most = order.tier.requests_per_minute
-    oldest = usage.recent(conn, volunteer_id, order.run_id, now - MINUTE_S, most)
+    oldest = request_rows.recent(conn, volunteer_id, order.run_id, now - MINUTE_S, most)
     if oldest is not None:
         raise TooManyRequests(
             f"more than {most} requests a minute", retry_after_s=oldest + MINUTE_S - now

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from coordinator.database.engine.server_lock import locked
-from coordinator.database.inference.usage import Streamed
+from coordinator.database.inference.request_rows import Streamed
 from shared.decoding import decode
 
 FOLDER = "streams"  # of the data directory

@@ -22,7 +22,7 @@ import structlog
 
 from coordinator.config import Settings, model_names
 from coordinator.database import datasets, runs
-from coordinator.inference.engine import (
+from coordinator.inference.inference_engine import (
     AnswerPiece,
     FinishReason,
     Generation,
@@ -41,7 +41,7 @@ from shared.workloads.generation.text_stream import StopStrings
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
     from shared.clock import Clock
 

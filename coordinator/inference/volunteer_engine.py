@@ -19,7 +19,7 @@ from coordinator.database import datasets, runs
 from coordinator.inference.answerers import Answerers, AnswerPart, Silent
 from coordinator.inference.builtin import BuiltinEngine
 from coordinator.inference.draws import AnswerDraws
-from coordinator.inference.engine import (
+from coordinator.inference.inference_engine import (
     AnswerPiece,
     Generation,
     ModelVersion,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
     from shared.protocol.versions import SignedManifest
 

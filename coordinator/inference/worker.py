@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 import psutil
 
-from coordinator.inference.engine import Turns, check_length
+from coordinator.inference.inference_engine import Turns, check_length
 from coordinator.inference.messages import (
     FRAME_BYTES_MAX,
     HEAD,

@@ -37,7 +37,7 @@ from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Background, NextPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.plan.plan import in_phase
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import codec_choice, trust, validation
 from coordinator.rules.audits import AUDIT

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from coordinator.database import contributions, datasets, recomputes, runs, tasks, uploads
-from coordinator.database.uploads import UploadRow, Use
+from coordinator.database import contributions, datasets, recomputes, runs, tasks, upload_rows
+from coordinator.database.upload_rows import UploadRow, Use
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.checks import REVEAL_MAX_S
 from coordinator.rules.sizing import evidence_bytes_max
@@ -188,19 +188,19 @@ class Uploads(PlatformService):
             row = msgspec.structs.replace(row, expires_at=now + 2 * REVEAL_MAX_S)
         else:
             tasks.may_submit(task, principal.worker_id, request.attempt)
-        known = uploads.same(conn, row)
+        known = upload_rows.same(conn, row)
         if known is not None:
             if known.worker_id != principal.worker_id:
                 raise NotFound(f"there is no task {request.task} of yours")
             if known.size != request.size:
                 raise Conflict("these bytes were announced before with another size")
             return known, False
-        use = uploads.use(conn, principal.volunteer_id, row)
+        use = upload_rows.use(conn, principal.volunteer_id, row)
         if not request.evidence_of:
             self._check_grant(row, use, tasks.grant_bytes(conn, task))
         if not use.vetted:
             _check_share(conn, row.size, free)
-        uploads.add(conn, row)
+        upload_rows.add(conn, row)
         return row, True
 
     def _check_grant(self, row: UploadRow, use: Use, granted: int) -> None:
@@ -240,7 +240,9 @@ class Uploads(PlatformService):
         return await self._info(await self._row(principal, upload_id))
 
     async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
-        row = await self._db.read(lambda conn: uploads.get(conn, upload_id, principal.worker_id))
+        row = await self._db.read(
+            lambda conn: upload_rows.get(conn, upload_id, principal.worker_id)
+        )
         if row is None or row.expires_at < self._clock.now():
             raise NotFound("there is no such upload (any more): start it again")
         return row
@@ -408,7 +410,7 @@ class Uploads(PlatformService):
 
         def store(conn: Connection) -> bool:
             datasets.register(conn, [(row.sha256, row.size, "update")], self._clock.now())
-            uploads.finish(conn, row.id)
+            upload_rows.finish(conn, row.id)
             return row.evidence_of is not None and recomputes.arrive(conn, row.evidence_of)
 
         if await self._db.write(store):
@@ -417,7 +419,7 @@ class Uploads(PlatformService):
         return self._view(row, row.size, complete=True)
 
     async def _drop(self, upload_ids: list[str]) -> None:
-        await self._db.write(lambda conn: uploads.remove(conn, upload_ids))
+        await self._db.write(lambda conn: upload_rows.remove(conn, upload_ids))
         for upload_id in upload_ids:
             self._hashes.pop(upload_id, None)
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
@@ -431,8 +433,8 @@ class Uploads(PlatformService):
         now = self._clock.now()
 
         def over(conn: Connection) -> list[str]:
-            late = uploads.expired(conn, now, EXPIRE_MAX)
-            return [*late, *uploads.abandoned(conn, now - ABANDONED_S, EXPIRE_MAX)]
+            late = upload_rows.expired(conn, now, EXPIRE_MAX)
+            return [*late, *upload_rows.abandoned(conn, now - ABANDONED_S, EXPIRE_MAX)]
 
         gone = list(dict.fromkeys(await self._db.read(over)))
         gone = [upload_id for upload_id in gone if upload_id not in self._writers]
@@ -448,7 +450,7 @@ class Uploads(PlatformService):
 
 def _check_share(conn: Connection, size: int, free: float) -> None:
     """Raise StorageFull if all volunteers that are not vetted would fill half of the free disk."""
-    filled = uploads.waiting_unvetted(conn)
+    filled = upload_rows.waiting_unvetted(conn)
     if filled + size > (free + filled) * UNVETTED_SHARE:
         raise StorageFull(
             "newcomers have filled their share of the coordinator's disk; keep your result, "

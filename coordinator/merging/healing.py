@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
 
 RECENT = 20  # versions back from the head, along those that it was made of
 POLL_S = 30.0

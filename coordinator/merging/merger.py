@@ -43,8 +43,8 @@ from coordinator.database.runs import RunRow
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
-from coordinator.plan.checks import BATCH_MAX
 from coordinator.plan.plan import in_phase
+from coordinator.plan.plan_checks import BATCH_MAX
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import steadiness
 from coordinator.runs import phases, publishing, settlement

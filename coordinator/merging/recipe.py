@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from coordinator.aggregation import step
-from coordinator.aggregation.optimizer import Push
+from coordinator.aggregation.server_optimizer import Push
 from coordinator.aggregation.shards import Shard, split
 from coordinator.database import contributions, merge_jobs, runs, versions
 from coordinator.database.contributions import ContributionRow
@@ -18,7 +18,7 @@ from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.plan.plan import Term, in_phase, weigh
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules.sizing import steps_of_update
 from coordinator.rules.voices import Voice, shares
 from coordinator.runs.definition import Definition, definition

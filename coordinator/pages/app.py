@@ -11,9 +11,9 @@ from urllib.parse import parse_qs
 import structlog
 from starlette.routing import Route
 
-from coordinator.pages.events import Broadcast
-from coordinator.pages.look import KINDS, static_files
-from coordinator.pages.replies import FinishedPage, Receive, Scope, Send, made, reply
+from coordinator.pages.event_stream import Broadcast
+from coordinator.pages.page_replies import FinishedPage, Receive, Scope, Send, made, reply
+from coordinator.pages.templates import KINDS, static_files
 from coordinator.pages.views import Live, Views
 from coordinator.runs.public import PublicRuns
 from shared.errors import LOCAL, Internal, NotFound, Unavailable, VolunteerError

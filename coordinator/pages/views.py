@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.accounts.accounts import not_shown
-from coordinator.pages import chart, look
-from coordinator.pages.chart import ChartColumn, Line, Point
+from coordinator.pages import charts, templates
+from coordinator.pages.charts import ChartColumn, Line, Point
 from coordinator.pages.install_lines import install_lines
-from coordinator.pages.look import render
-from coordinator.pages.replies import HTML, FinishedPage, made
+from coordinator.pages.page_replies import HTML, FinishedPage, made
+from coordinator.pages.templates import render
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns
 from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
@@ -258,8 +258,8 @@ class Views:
             figures=figures,
             checks=checks,
             landmarks=landmarks,
-            curve=chart.line([Point(p.version, p.loss, at=p.at) for p in losses], marks),
-            strength=chart.line([Point(*found) for found in rated], marks),
+            curve=charts.line([Point(p.version, p.loss, at=p.at) for p in losses], marks),
+            strength=charts.line([Point(*found) for found in rated], marks),
             columns=_columns(stretches),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
@@ -284,13 +284,15 @@ class Views:
 
 def _columns(stretches: Sequence[Any]) -> list[ChartColumn]:
     places = max((stretch.place + 1 for stretch in stretches), default=0)
-    return chart.columns([_column(s.place, s) for s in stretches], max(PLACES_MIN, places))
+    return charts.columns([_column(s.place, s) for s in stretches], max(PLACES_MIN, places))
 
 
 def _column(place: int, stretch: Any) -> tuple[int, float, str]:
     people = counted(stretch.volunteers, "volunteer")
     work = counted(stretch.contributions, "contribution")
-    title = f"{look.day(stretch.at)} UTC: {people}, {work}, {look.hours(stretch.device_s)}"
+    title = (
+        f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
+    )
     return place, float(stretch.volunteers), title
 
 
@@ -299,11 +301,11 @@ def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:
     return Live(
         state=info.state,
         version=str(info.version),
-        loss=look.loss(info.loss),
+        loss=templates.loss(info.loss),
         workers=str(info.workers),
         accepted=f"{figures.accepted:,}",
-        items=look.amount(info.tokens),
-        device=look.hours(device_s),
+        items=templates.amount(info.tokens),
+        device=templates.hours(device_s),
         merging=info.merging.partition(" or ")[0],
         progress="" if info.progress is None else str(whole_percent(info.progress)),
     )

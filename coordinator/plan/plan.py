@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from coordinator.plan.checks import check, known_preset
+from coordinator.plan.plan_checks import check, known_preset
+from coordinator.plan.plan_tables import Phase, Plan
 from coordinator.plan.presets import PRESETS
-from coordinator.plan.tables import Phase, Plan
 from shared.decoding import decode
 from shared.errors import InvalidPlan
 from shared.settings import read_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from coordinator.plan.plan import in_phase
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import phase_lengths
 from shared.protocol.accounts import Device

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 
 FALLBACKS = ("int8", "bf16", "float32")  # the fewest bytes first; every volunteer speaks the last
 PACKED = {"float32": "float32-zstd", "bf16": "bf16-zstd"}  # the same numbers in fewer bytes

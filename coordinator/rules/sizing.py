@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from coordinator.plan.plan import in_phase
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile, TaskSettings
 from shared.protocol.limits import DEVICE_BYTES
 from shared.units import DAY_S, MIB

@@ -12,11 +12,11 @@ import msgspec
 import psutil
 
 from coordinator.aggregation.shards import split
-from coordinator.plan.checks import check_steps
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
+from coordinator.plan.plan_checks import check_steps
+from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS, TASKS
-from coordinator.plan.tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.advice import too_short
 from coordinator.rules.run_file import RunFile

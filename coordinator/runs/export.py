@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 PLAIN = "safetensors"  # the format of ours

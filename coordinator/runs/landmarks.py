@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.runs import RunRow
-    from coordinator.plan.tables import Plan
+    from coordinator.plan.plan_tables import Plan
 
 MERGED_BY = {
     "sgd": "averaging",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from coordinator.database import evaluations
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase, phase_index
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import TrainingProgress
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.database.evaluations import EvaluationRow, Sampled, VersionLoss
     from coordinator.database.runs import RunRow
     from coordinator.database.versions import VersionRow

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.versions import VersionRow
-    from coordinator.plan.tables import Plan
+    from coordinator.plan.plan_tables import Plan
     from coordinator.storage.blobs import BlobStore
     from shared.tensors.frame import Written
     from shared.tensors.spec import Schema

@@ -20,7 +20,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules.advice import advice, too_large
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
@@ -47,7 +47,7 @@ from shared.workloads.generation.suite_score import standard_error
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.rules.run_file import RunFile
     from shared.signing import SigningKey
     from shared.workloads.games import SelfPlay

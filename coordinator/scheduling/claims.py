@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from coordinator.accounts import suspension
-from coordinator.database import audits, claims, leases, passes, recomputes
+from coordinator.database import audits, claim_rows, leases, passes, recomputes
 from coordinator.database.audits import AuditLease
-from coordinator.database.claims import Abilities, ClaimView, Rights
+from coordinator.database.claim_rows import Abilities, ClaimView, Rights
 from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
 from coordinator.rules.checks import FLOOR, ComputeDevice, device_kind, floor_of
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from coordinator.accounts.accounts import Principal
     from coordinator.config import Settings
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.scheduling.renewals import Renewals
     from coordinator.signals import Signals
     from shared.clock import Clock
@@ -235,11 +235,11 @@ class Claims:
         return answers
 
     def _transact(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> _ClaimResults:
-        view = claims.view(conn, waiters, 2 * len(waiters) + TODO_SPARE)
+        view = claim_rows.view(conn, waiters, 2 * len(waiters) + TODO_SPARE)
         served = _ClaimResults(rows=dict(view.live))
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
-            rights = claims.rights(conn, [waiter.worker_id for waiter in fresh])
+            rights = claim_rows.rights(conn, [waiter.worker_id for waiter in fresh])
             fresh = _entitled(conn, fresh, rights, now, served, self._terms.contact)
             fresh = self._able(conn, fresh, rights, now, served)
         if fresh:
@@ -247,7 +247,7 @@ class Claims:
         lines = {line.id: line for line in view.runs}
         for run_id in {row.run_id for row in served.rows.values()}:
             spec = self.spec(conn, run_id)
-            line = lines.get(run_id) or claims.line(conn, run_id)
+            line = lines.get(run_id) or claim_rows.line(conn, run_id)
             plan = lease_message.phase(spec, line)
             reached = Reached(line.global_step, line.tokens)
             served.runs[run_id] = JobBase.of(spec, plan, reached)
@@ -287,7 +287,7 @@ class Claims:
             run = offers[one.run_id]
             served.given[one.run_id] += round(work_of(run, one.price_micro))
             self._machines.gave(run, one.price_micro, able[one.waiter])
-        claims.move(conn, outcome.moved)
+        claim_rows.move(conn, outcome.moved)
         plans = {run.id: lease_message.phase(specs[run.id], run) for run in view.runs}
         wanted = [
             _taken(one, able[one.waiter], specs[one.run_id], plans[one.run_id])
@@ -342,10 +342,10 @@ class Claims:
             return
         if len(self._known) > WORKERS_MAX:
             self._known.clear()
-        found = claims.abilities(conn, {waiter.worker_id for waiter in waiters})
+        found = claim_rows.abilities(conn, {waiter.worker_id for waiter in waiters})
         for worker, able in found.items():
             vouched = worker not in rights or rights[worker].invited
-            paces = {} if vouched else claims.past_speeds(conn, worker)
+            paces = {} if vouched else claim_rows.past_speeds(conn, worker)
             self._known[worker] = _Known(now + ABLE_S, able, paces)
 
     def _may_recompute(self, spec: Spec) -> bool:
@@ -507,7 +507,7 @@ def _states(conn: Connection, outcome: DispatchResult, able: Sequence[Waiter]) -
     """The states of chosen runs that do not run, for those who want nothing else."""
     idle = [at for at, refusal in outcome.refusals.items() if refusal.reason == Reason.NO_RUN]
     names = {name for at in idle for name in able[at].runs}
-    return claims.states(conn, sorted(names)) if names else {}
+    return claim_rows.states(conn, sorted(names)) if names else {}
 
 
 def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> Refusal:

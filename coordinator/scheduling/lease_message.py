@@ -11,7 +11,7 @@ from coordinator.database import datasets, runs
 from coordinator.database.tasks import BESIDE, GAMES, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.codec_choice import agreed
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.audits import AuditLease
-    from coordinator.database.claims import LiveRun
+    from coordinator.database.claim_rows import LiveRun
     from coordinator.database.runs import RunRow
     from shared.workloads.games import SelfPlay
 

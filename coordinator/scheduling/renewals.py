@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 TASKS_MAX = 256  # in one heartbeat

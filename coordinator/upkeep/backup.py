@@ -25,7 +25,7 @@ import structlog
 from coordinator.certificates import CERT_FILE, KEY_FILE, write_private
 from coordinator.database import datasets, key_values, runs
 from coordinator.database.engine import dump
-from coordinator.database.engine.open import Database, is_new, migrate
+from coordinator.database.engine.open_database import Database, is_new, migrate
 from coordinator.database.ledger import record_tree
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.storage import folders

@@ -22,7 +22,7 @@ from coordinator.database import (
     record,
     runs,
     tasks,
-    uploads,
+    upload_rows,
     versions,
 )
 from coordinator.database.runs import RunRow
@@ -157,7 +157,7 @@ class Upkeep(PlatformService):
 
         def candidates(conn: Connection) -> set[str]:
             played = games.blobs_in_use(conn, self._clock.now())
-            moving = merge_jobs.blobs_in_use(conn) | uploads.arrived(conn)
+            moving = merge_jobs.blobs_in_use(conn) | upload_rows.arrived(conn)
             moving |= recomputes.blobs_in_use(conn)
             return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving
 

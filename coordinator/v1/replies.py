@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coordinator.inference.answers import TextPrompt, Wrong
-from coordinator.inference.engine import AnswerPiece, TokenLogprob
+from coordinator.inference.inference_engine import AnswerPiece, TokenLogprob
 from coordinator.rules.run_file import ChatSettings
 from coordinator.rules.serving import transcript
 from shared.protocol.inference import (

@@ -25,7 +25,7 @@ from pathlib import Path
 from sqlalchemy import Connection, insert, select, update
 
 from coordinator.accounts.accounts import Principal
-from coordinator.database.engine.open import Database, migrate
+from coordinator.database.engine.open_database import Database, migrate
 from coordinator.database.tables.tasks import tasks
 from coordinator.scheduling.queue import Queue
 from shared.clock import SystemClock

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from coordinator.http.routes.endpoint import Call
+    from coordinator.http.routes.endpoint_app import Call
     from shared.protocol.heartbeat import HeartbeatRequest
 
 GOAL = 0.85
@@ -56,7 +56,7 @@ async def serve(data_dir: Path) -> None:
     from coordinator.config import Settings
     from coordinator.http.app import create_app, opened
     from coordinator.http.deadlines import ConnectionGuard, protocol
-    from coordinator.http.routes.endpoint import Reply, Served, json_reply
+    from coordinator.http.routes.endpoint_app import Reply, Served, json_reply
     from coordinator.http.server import listen
     from coordinator.log import configure
     from shared.protocol.endpoints import NOTHING, Endpoint

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 import torch
 
-from coordinator.inference.engine import Generation, ModelVersion
+from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import Definition, of_file
 from coordinator.runs.version_files import write_weights

@@ -24,7 +24,7 @@ from pathlib import Path
 import structlog
 
 from coordinator.database import runs
-from coordinator.database.engine.open import migrate
+from coordinator.database.engine.open_database import migrate
 from tests.support.databases import prepare_postgres, start_postgres
 from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import grow, look_again

@@ -32,8 +32,8 @@ import torch
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.aggregate import Aggregator, Mean
 from coordinator.aggregation.cohort import Cohort, Floats, TensorPiece, cohort, pieces
-from coordinator.aggregation.optimizer import Push, server_optimizer
 from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from coordinator.aggregation.server_optimizer import Push, server_optimizer
 from coordinator.plan.plan import plan
 from shared.tensors.frame import Frame, FrameWriter, open_frame
 from shared.tensors.spec import Schema, TensorSpec, grid

@@ -32,7 +32,7 @@ from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
 from tests.benchmarks.reports import training
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
-from volunteer.control.sentences import words
+from volunteer.control.event_sentences import words
 from volunteer.training.job import TrainingJob, TrainingReport
 from volunteer.training.trainer import Trainer
 

@@ -27,7 +27,7 @@ from shared.protocol.accounts import Benchmark
 from shared.workloads.base import Job, TrainSettings, Work
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
-from shared.workloads.training.devices import autocast
+from shared.workloads.training.device_differences import autocast
 from tests.support.workloads import tiny_gomoku
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.machine.benchmark import benchmark

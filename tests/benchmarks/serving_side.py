@@ -15,7 +15,7 @@ import psutil
 
 from coordinator.database.ledger import gifts
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.inference.engine import Generation, ModelVersion
+from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import of_file
 from coordinator.runs.version_files import read_weights

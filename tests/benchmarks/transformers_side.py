@@ -14,7 +14,7 @@ from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import Definition
 from coordinator.runs.version_files import read_weights
 from shared.workloads.gpt.config import GptConfig
-from shared.workloads.gpt.export import converted
+from shared.workloads.gpt.transformers_folder import converted
 
 BLOCKS, BATCH_TOKENS = 32, 1024  # of its cache, and of one step: as much as sixteen prompts need
 

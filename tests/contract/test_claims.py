@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Table, update
 
 from coordinator.accounts.accounts import Principal
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.accounts import workers as workers_table
 from coordinator.database.tables.runs import runs as runs_table

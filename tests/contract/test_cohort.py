@@ -6,7 +6,7 @@ from sqlalchemy import Connection, insert
 
 from coordinator.accounts.suspension import suspend
 from coordinator.database import contributions, versions
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.tables.versions import versions as versions_table

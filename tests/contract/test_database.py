@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import DBAPIError
 
-from coordinator.database.engine.open import Database, parse
+from coordinator.database.engine.open_database import Database, parse
 from coordinator.database.tables.record import meta
 from coordinator.signals import Signals
 from shared.errors import Configuration, Conflict, Unavailable

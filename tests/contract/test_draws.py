@@ -11,11 +11,11 @@ from sqlalchemy import text
 
 from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import answer_pay, payments
 from coordinator.inference.answerers import AnswerPart, Waiting
 from coordinator.inference.draws import AT_ONCE, WAITING_MAX
-from coordinator.inference.engine import Generation, ModelVersion
+from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.metering import GONE_S, Meter
 from coordinator.rules.run_file import TierSettings
 from shared.errors import Unavailable

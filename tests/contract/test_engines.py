@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 
 from coordinator.database import key_values
 from coordinator.database.engine import sqlite
-from coordinator.database.engine.open import Database, is_new, migrate
+from coordinator.database.engine.open_database import Database, is_new, migrate
 from coordinator.database.engine.postgres import POOL, SERVER
 from coordinator.database.engine.server_lock import DirectoryLock
 from shared.clock import SystemClock
@@ -203,7 +203,7 @@ async def test_a_database_that_finds_no_room_to_be_made_says_so(
 FREEZE = """
 import asyncio, sys, time
 from coordinator.database import key_values
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 
 async def main():
     db = await Database.open(sys.argv[1])

@@ -12,7 +12,7 @@ from coordinator.accounts.suspension import suspend
 from coordinator.checking import proof
 from coordinator.config import Settings
 from coordinator.database import contributions, recomputes, record, verdicts, volunteers
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.recomputes import DrawTerms, RecomputeRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, select
 
 from coordinator.database import statistics, versions
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.monitoring.gauges import gauges
 from coordinator.database.statistics import Marks
 from coordinator.database.tables.runs import runs

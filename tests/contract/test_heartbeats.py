@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, update
 
 from coordinator.database import tasks
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import workers as workers_table
 from shared.errors import Gone, NotFound, Unavailable
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat

@@ -16,7 +16,12 @@ import pytest
 import pytest_asyncio
 
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.inference.engine import AnswerPiece, Generation, InferenceEngine, ModelVersion
+from coordinator.inference.inference_engine import (
+    AnswerPiece,
+    Generation,
+    InferenceEngine,
+    ModelVersion,
+)
 from coordinator.inference.upstream import Upstream, UpstreamEngine
 from coordinator.runs.definition import of_file
 from coordinator.runs.version_files import read_weights

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from shared.errors import Gone
 from shared.protocol.leases import Lease
 from shared.protocol.limits import RENEW_S

@@ -16,7 +16,7 @@ from coordinator.accounts.leaderboard import DAYS_MAX, FRESH_S, ROWS
 from coordinator.cli.runs import write_report
 from coordinator.config import Settings
 from coordinator.database import statistics
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
 from shared.errors import BadRequest, NotFound

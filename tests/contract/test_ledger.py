@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, event, func, select
 
 from coordinator.accounts.ledger import Ledger
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.postings import AMOUNT_MAX, EventDraft, Move, post

@@ -14,7 +14,7 @@ from coordinator.accounts.accounts import COUNTED_S
 from coordinator.database import audits, evaluations, recomputes, runs
 from coordinator.database import contributions as contribution_rows
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks as table_of_tasks

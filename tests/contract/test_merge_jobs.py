@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection
 
 from coordinator.database import merge_jobs, merges
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.merge_jobs import MergedPart, PartRow, StateFile
 from coordinator.database.merges import Bid, MergeRow
 from tests.support.run_rows import add_run

@@ -17,8 +17,8 @@ from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.api_keys import GIFTS_A_DAY, KEYS_A_DAY, ApiKeys, Asker
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
-from coordinator.database.engine.open import Database
-from coordinator.database.inference import usage
+from coordinator.database.engine.open_database import Database
+from coordinator.database.inference import request_rows
 from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.tables.ledger import accounts, events
 from coordinator.inference.metering import GONE_S, Meter, Metered, MeteredRequest
@@ -413,7 +413,7 @@ async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
         return int(conn.execute(select(func.sum(accounts.c.balance_micro))).scalar_one())
 
     assert await bench.db.read(total) == 0
-    assert await bench.db.read(lambda c: usage.abandoned(c, 1e18, ())) == {}
+    assert await bench.db.read(lambda c: request_rows.abandoned(c, 1e18, ())) == {}
 
 
 async def test_a_lost_secret_takes_the_keys_with_it_and_old_use_is_forgotten(bench: Bench) -> None:
@@ -426,7 +426,7 @@ async def test_a_lost_secret_takes_the_keys_with_it_and_old_use_is_forgotten(ben
         await bench.keys.sign_in(made.key)
     done, left = await meter.begin(bench.order()), await meter.begin(bench.order())
     await meter.end(done)
-    assert await bench.db.write(lambda c: usage.prune(c, 1e18)) == 1
+    assert await bench.db.write(lambda c: request_rows.prune(c, 1e18)) == 1
     assert await meter.end(left) == 0
 
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Connection, Executable, delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from coordinator.database.engine import open as opening
-from coordinator.database.engine.open import Database, migrate
+from coordinator.database.engine import open_database as opening
+from coordinator.database.engine.open_database import Database, migrate
 from coordinator.database.migrations.triggers import FROZEN, SEALED
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.database.tables.ledger import accounts, events, postings

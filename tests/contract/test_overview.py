@@ -12,15 +12,15 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from coordinator.accounts.authentication import Principal
 from coordinator.database import record, runs
-from coordinator.database.engine.open import Database
-from coordinator.database.monitoring import census, overview, replicas, task_history
+from coordinator.database.engine.open_database import Database
+from coordinator.database.monitoring import census, overview_rows, replicas, task_history
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.merges import merges
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.rules.overview import Flow, ReplicaFigures
-from coordinator.upkeep.overview import Beats, Overviews
+from coordinator.upkeep.overview_cache import Beats, Overviews
 from shared.errors import NotFound
 from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import effort, look_again
@@ -209,9 +209,9 @@ async def test_looking_costs_no_more_after_many_versions(tmp_path: Path, databas
                 if what == "census":
                     await db.read(lambda conn: census.census(conn, now))
                 else:
-                    await db.read(lambda conn: overview.listing(conn, now))
-                    await db.read(lambda conn: overview.queues(conn, now))
-                    await db.read(lambda conn: overview.newest_merges(conn, {}, now))
+                    await db.read(lambda conn: overview_rows.listing(conn, now))
+                    await db.read(lambda conn: overview_rows.queues(conn, now))
+                    await db.read(lambda conn: overview_rows.newest_merges(conn, {}, now))
                     await db.read(lambda conn: census.failed_tasks(conn))
                 return spent.spent - before
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import tasks
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.rules.placement import THERE_S
 from shared.protocol.base import Reason
 from tests.support.run_rows import add_run, add_worker, claim

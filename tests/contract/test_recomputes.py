@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, update
 from coordinator.checking import proof
 from coordinator.database import contributions, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads

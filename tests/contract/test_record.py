@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from coordinator.accounts.ledger import Ledger
 from coordinator.database import record
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.contributions import contributions

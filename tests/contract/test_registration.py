@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 from coordinator.accounts.accounts import LINK_S, Volunteers
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import consents
 from coordinator.database.tables.schema import metadata
 from coordinator.rules import reports

@@ -13,7 +13,7 @@ from sqlalchemy.util import await_only
 from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.suspension import suspend
 from coordinator.database import contributions, record, volunteers
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import debts, escrow, payments, reversal, spending
 from coordinator.database.ledger.payments import Balances, Payment
 from coordinator.database.ledger.reversal import TakenBack

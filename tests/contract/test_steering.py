@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import runs, volunteers
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.runs.queries import PATIENCE_S, RunQueries
 from tests.support import account_rows
 from tests.support.run_rows import add_run, add_worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from coordinator.database import evaluations
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.evaluations import SuiteScoreRow
 from tests.support.run_rows import add_run
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select
 from coordinator.accounts.accounts import Principal
 from coordinator.database import passes, runs, tasks
 from coordinator.database import volunteers as store
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import failures as failures_table
 from coordinator.scheduling.renewals import Renewals

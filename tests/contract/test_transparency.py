@@ -15,7 +15,7 @@ from coordinator.accounts.accounts import Principal
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.transparency import Transparency
 from coordinator.database import record as lines
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, record_tree
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.record import meta

@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import Connection, func, insert, select, update
 
 from coordinator.database import contributions, tasks
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.runs.settlement import settle_accepted

@@ -12,7 +12,7 @@ from coordinator.accounts.authentication import AGAIN_S, CACHE_S
 from coordinator.accounts.ledger import Ledger
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments
 from coordinator.database.tables.accounts import codes, volunteers, workers
 from coordinator.database.tables.schema import metadata

@@ -23,7 +23,7 @@ import numpy as np
 from coordinator.aggregation import step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import ValidationSettings
 from coordinator.rules.validation import Evidence, judge, measure
 from shared.protocol.contributions import SubmitRequest

@@ -15,7 +15,7 @@ import numpy as np
 from coordinator.aggregation import step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules import checks, likeness, standing, trust, validation
 from coordinator.rules.checks import Redone
 from coordinator.rules.run_file import ValidationSettings

@@ -7,7 +7,7 @@ import itertools
 from sqlalchemy import Connection, insert, select
 
 from coordinator.accounts.accounts import Principal, Volunteers
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.accounts import workers

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from coordinator.inference.engine import (
+from coordinator.inference.inference_engine import (
     AnswerPiece,
     Generation,
     ModelVersion,

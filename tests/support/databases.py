@@ -28,7 +28,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, insert, select
 
-from coordinator.database.engine.open import Database, migrate
+from coordinator.database.engine.open_database import Database, migrate
 from coordinator.database.migrations.triggers import FROZEN, SEALED
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.database.tables.record import meta

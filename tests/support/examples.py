@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fast")
 EXAMPLES = {"fast": 25, "thorough": 100}  # of a test that names no number

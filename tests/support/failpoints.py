@@ -26,7 +26,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.storage.blobs import DiskBlobs
 from volunteer.storage.outbox import Outbox, QueuedResult
 

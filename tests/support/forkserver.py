@@ -35,7 +35,7 @@ MODULES = [
     "coordinator.cli.main",
     "coordinator.admin.registry",
     "coordinator.http.openapi",
-    "coordinator.http.routes.table",
+    "coordinator.http.routes.handlers",
     "coordinator.http.server",
     "coordinator.database.migrations.triggers",
     "cryptography.hazmat.primitives.asymmetric.ed25519",

@@ -16,7 +16,7 @@ import numpy as np
 
 from coordinator.config import Settings
 from coordinator.database import runs
-from coordinator.database.engine.open import file_of
+from coordinator.database.engine.open_database import file_of
 from coordinator.http.app import Coordinator, create_app, opened
 from coordinator.runs.datasets import Build
 from coordinator.runs.definition import definition

@@ -30,7 +30,7 @@ from shared.errors import NotFound
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
 VERSIONS_MAX = 1_000_000

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import runs, tasks
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
 from coordinator.scheduling.queue import Queue

@@ -12,14 +12,14 @@ from shared.protocol.heartbeat import RunBeat
 from shared.protocol.listings import LeaderRow
 from tests.tui import scenes
 from volunteer.control import events
+from volunteer.control.event_sentences import words
 from volunteer.control.events import AnyEvent
 from volunteer.control.model_step import ModelStep
-from volunteer.control.sentences import words
 from volunteer.control.shortage import Shortage, of_run
 from volunteer.control.status import Status, fold
 from volunteer.stats.milestones import milestones
 from volunteer.tui.run_estimate import estimate
-from volunteer.tui.screens.leaderboard import goal_lines, place_line
+from volunteer.tui.screens.ranks import goal_lines, place_line
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
 

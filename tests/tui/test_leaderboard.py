@@ -13,7 +13,7 @@ from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, pr
 from volunteer.control import commands, events
 from volunteer.stats.milestones import milestones, week
 from volunteer.tui.look import Look
-from volunteer.tui.screens.leaderboard import day_letters, goal_lines
+from volunteer.tui.screens.ranks import day_letters, goal_lines
 from volunteer.tui.text import UNICODE
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene

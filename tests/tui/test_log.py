@@ -14,7 +14,7 @@ from volunteer.control import events
 from volunteer.control.diagnostics import diagnostics, harmless
 from volunteer.control.status import Status
 from volunteer.tui.look import Look
-from volunteer.tui.screens.log import level_of
+from volunteer.tui.screens.event_log import level_of
 
 PAGE = Look(page="log")
 

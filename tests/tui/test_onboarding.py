@@ -21,7 +21,7 @@ from volunteer.control import commands, events
 from volunteer.text import nobody_at
 from volunteer.tui import keys
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.onboarding.benchmark import BenchmarkStep
+from volunteer.tui.onboarding.benchmark_step import BenchmarkStep
 from volunteer.tui.onboarding.screen import Onboarding
 from volunteer.tui.screens.help import HelpText
 

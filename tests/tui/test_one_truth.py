@@ -22,7 +22,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, fold
 from volunteer.stats.milestones import milestones
 from volunteer.tui.screens.history import total_lines
-from volunteer.tui.screens.leaderboard import goal_lines
+from volunteer.tui.screens.ranks import goal_lines
 from volunteer.tui.text import Line
 from volunteer.tui.view import AgentView, reduce
 from volunteer.tui.widgets.cards import CreditsCard, run_lines

@@ -31,7 +31,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.i18n import catalogue, coordinator
 from volunteer.i18n.catalogue import LanguageChoice, shown, use
 from volunteer.machine.policy import MachineFacts, decide
-from volunteer.net.errors import reason, refusal
+from volunteer.net.reply_errors import reason, refusal
 from volunteer.settings.work_rules import WorkRules
 from volunteer.tui import keys
 

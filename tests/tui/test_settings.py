@@ -12,7 +12,7 @@ from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, p
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
 from volunteer.settings import settings
-from volunteer.settings.presets import PRESETS, following, held, preset
+from volunteer.settings.limit_presets import PRESETS, following, held, preset
 from volunteer.tui.look import Look
 from volunteer.tui.screens.settings import about_lines
 from volunteer.tui.setting_labels import choices, grouped, holds, label, parsed, shown

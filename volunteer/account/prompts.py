@@ -16,7 +16,7 @@ from shared.sentences import Sentence, figure
 from volunteer.control.commands import Answer, AskModel, Drawn, PastPrompt
 from volunteer.files import read_record, write_record
 from volunteer.net.client import Client
-from volunteer.net.prompts import streamed
+from volunteer.net.prompt_api import streamed
 
 if TYPE_CHECKING:
     from volunteer.net.api import Api

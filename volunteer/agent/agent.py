@@ -35,7 +35,7 @@ from volunteer.agent.collaborators import (
 )
 from volunteer.agent.device_loop import FAILURE_WAIT_S, FAILURE_WAIT_S_MAX, DeviceLoop
 from volunteer.agent.downloads import Downloads
-from volunteer.agent.heartbeat import Heartbeat
+from volunteer.agent.heartbeat_loop import Heartbeat
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import Lifecycle
@@ -49,7 +49,7 @@ from volunteer.agent.run_watcher import RunWatcher, keep_counting
 from volunteer.agent.stretch import LeasePlan, StretchRunner
 from volunteer.agent.submitter import Submitter
 from volunteer.agent.supervisor import Loop, Supervisor, broken
-from volunteer.agent.verdicts import Verdicts
+from volunteer.agent.verdict_news import Verdicts
 from volunteer.agent.work_news import WorkNews
 from volunteer.control import events
 from volunteer.control.commands import How, Pause

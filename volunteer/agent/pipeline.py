@@ -23,7 +23,7 @@ from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.stretch import LeasePlan, StretchRunner
-from volunteer.agent.verdicts import Verdicts
+from volunteer.agent.verdict_news import Verdicts
 from volunteer.storage.carried import Carried
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult

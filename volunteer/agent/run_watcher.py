@@ -19,7 +19,7 @@ from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import FATAL, Lifecycle
-from volunteer.agent.verdicts import Verdicts
+from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Picture

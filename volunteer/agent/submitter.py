@@ -12,7 +12,7 @@ from volunteer.account.profile import Home
 from volunteer.agent.base_versions import announce_base
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import FATAL, Lifecycle
-from volunteer.agent.verdicts import Verdicts
+from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.net.api import Api

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from shared.errors import VolunteerError
 from shared.sentences import Sentence
-from volunteer.cli import exit_codes, manage, prompts
+from volunteer.cli import exit_codes, manage, prompt_commands
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
 from volunteer.cli.json_output import print_json
 from volunteer.i18n.catalogue import N_, _, shown
@@ -172,7 +172,7 @@ def benchmark(
         from volunteer.cli.run_benchmark import measure_run
 
         return measure_run(_directories(profile), run, device, json=json)
-    from volunteer.cli.benchmark import measure
+    from volunteer.cli.benchmark_command import measure
 
     return measure(_directories(profile), device, quick=quick, json=json)
 
@@ -322,7 +322,7 @@ def play(
 
 
 manage.add_to(app)
-prompts.add_to(app)
+prompt_commands.add_to(app)
 
 
 def run_command(argv: list[str]) -> int:
@@ -334,7 +334,7 @@ def _parsed(argv: list[str]) -> object:
     try:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        from volunteer.cli.usage import mistake
+        from volunteer.cli.usage_errors import mistake
 
         _speak({"json": "--json" in argv})
         return say(mistake(error, argv, tuple(app)), EXIT_USAGE)

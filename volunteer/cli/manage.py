@@ -15,14 +15,14 @@ from cyclopts import App, Parameter
 
 from volunteer.cli.exit_codes import EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
-from volunteer.cli.receipts import app as receipts
+from volunteer.cli.receipt_commands import app as receipts
 from volunteer.i18n.catalogue import N_, _, shown
 
 if TYPE_CHECKING:
     from shared.protocol.accounts import Me
     from volunteer.net.api import Api
+    from volunteer.service.service_units import Service
     from volunteer.service.uninstall import Belonging
-    from volunteer.service.units import Service
     from volunteer.settings.settings import Directories
 
 MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
@@ -182,7 +182,7 @@ def add_to(app: App) -> None:
 
 def _described(system: bool, join: str, profile: str, *, removing: bool = False) -> Service:
     from volunteer.service.service import this_machine
-    from volunteer.service.units import describe
+    from volunteer.service.service_units import describe
 
     target = this_machine(
         profile=profile, machine=system, join=join, environ=os.environ, removing=removing

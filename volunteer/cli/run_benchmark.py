@@ -29,7 +29,7 @@ from volunteer.agent.run_choice import check_chosen
 from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.start import NOT_JOINED
-from volunteer.cli.table import table
+from volunteer.cli.text_table import table
 from volunteer.control.event_bus import EventBus
 from volunteer.control.model_step import ModelStep, key_of, newest
 from volunteer.control.status import Status

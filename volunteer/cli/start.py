@@ -171,7 +171,7 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
 
 def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
     """Jobs outside of the sandbox, by functions that check what the confined program asks for."""
-    from volunteer.control.alerts import notification, run_quietly
+    from volunteer.control.owner_alerts import notification, run_quietly
     from volunteer.machine.keep_awake import hold
     from volunteer.machine.outside import open_page
     from volunteer.machine.presence import GNOME_IDLE, run_here, x11_s

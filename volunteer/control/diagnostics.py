@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from shared.protocol.accounts import Hardware
 from shared.text import printable
 from volunteer.control.commands import SettingRow
+from volunteer.control.event_sentences import words
 from volunteer.control.events import AnyEvent
-from volunteer.control.sentences import words
 from volunteer.control.status import Status
 from volunteer.i18n.formats import size
 

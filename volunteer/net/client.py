@@ -30,9 +30,9 @@ from shared.sentences import Sentence, english, figure
 from shared.text import printable
 from shared.tls_pin import WrongCertificate
 from volunteer.net import bulk
-from volunteer.net.errors import decoded, reason, refusal
-from volunteer.net.limits import Limit, Throttle
+from volunteer.net.bandwidth import Limit, Throttle
 from volunteer.net.peer import Peer, another
+from volunteer.net.reply_errors import decoded, reason, refusal
 from volunteer.net.retry import FOREVER, Backoff, passing
 from volunteer.net.tls import Address, context_for
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from shared.errors import Configuration, why
 from shared.sentences import Sentence, of
 from volunteer.files import private_directory, write_whole
-from volunteer.service.units import Service, Target
+from volunteer.service.service_units import Service, Target
 
 COMMAND_S = 60.0
 

@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from volunteer.control.commands import How
-from volunteer.control.sentences import words
+from volunteer.control.event_sentences import words
 
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp

@@ -67,7 +67,7 @@ PAGES = (
         name="leaderboard",
         key="5",
         title=N_("Ranks"),
-        source="volunteer.tui.screens.leaderboard:LeaderboardPage",
+        source="volunteer.tui.screens.ranks:LeaderboardPage",
         help=N_("Your week, your milestones, and the leaderboard."),
     ),
     PageInfo(
@@ -81,7 +81,7 @@ PAGES = (
         name="log",
         key="7",
         title=N_("Log"),
-        source="volunteer.tui.screens.log:LogPage",
+        source="volunteer.tui.screens.event_log:LogPage",
         help=N_("Everything that happened, and diagnostics to share."),
     ),
 )

@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from shared.protocol.heartbeat import RunBeat
 from shared.text import printable, whole_percent
 from volunteer.control.commands import How
+from volunteer.control.event_sentences import OPEN_ENDED, START, YOU
 from volunteer.control.events import BenchmarkProgress
-from volunteer.control.sentences import OPEN_ENDED, START, YOU
 from volunteer.control.status import PauseStatus, TaskStatus
 from volunteer.i18n.catalogue import ENGLISH, N_, _, current, ngettext, shown
 from volunteer.i18n.formats import size

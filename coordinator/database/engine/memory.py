@@ -14,7 +14,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.pool import StaticPool
 
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.migrations.upgrade import upgrade
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from coordinator.accounts.server_identity import software
-from coordinator.database.engine.open import file_of
+from coordinator.database.engine.open_database import file_of
 from coordinator.database.monitoring.gauges import Gauge
 from coordinator.traffic import Durations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.http.routes.endpoint import Call, Reply, json_reply
+from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
 from coordinator.runs.public import check_shown
 from coordinator.runs.samples import Kind
 from shared.decoding import decode

@@ -10,7 +10,7 @@ from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, le
 from shared.workloads.causal_lm.model import build
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
-from shared.workloads.training.devices import to_device
+from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.dropout import sample_keys
 from shared.workloads.training.step_loop import StepLoss, StepWork
 

@@ -34,7 +34,7 @@ from shared.workloads.dcgan.config import (
     schema,
 )
 from shared.workloads.dcgan.model import build, statistics_kept
-from shared.workloads.training.devices import autocast, release, to_device, to_host
+from shared.workloads.training.device_differences import autocast, release, to_device, to_host
 from shared.workloads.training.learner import Learner
 from shared.workloads.training.seeded_random import normal
 

@@ -108,7 +108,7 @@ class GomokuGames(Games):
         return Sealed(data=encode(records), games=len(records), positions=positions)
 
     def opponent(self, config: Config, weights: Weights) -> Opponent:
-        from shared.workloads.gomoku.opponent import GomokuOpponent
+        from shared.workloads.gomoku.network_opponent import GomokuOpponent
 
         return GomokuOpponent(GomokuConfig.from_dict(config), weights)
 

@@ -25,7 +25,7 @@ from shared.workloads.gomoku.config import (
 )
 from shared.workloads.gomoku.rules import Boards
 from shared.workloads.gomoku.search import Floats
-from shared.workloads.training.devices import to_host
+from shared.workloads.training.device_differences import to_host
 
 # Measured on a CPU: while the activations of a layer stay below this many numbers they stay in the
 # cache, and the heap is not given back to the system between layers; twice as many cost up to half

@@ -16,7 +16,7 @@ from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.records import GameRecord, Manner, encode
 from shared.workloads.gomoku.rules import drawing
-from shared.workloads.training.devices import release
+from shared.workloads.training.device_differences import release
 
 ADVANCE_S = 0.25
 

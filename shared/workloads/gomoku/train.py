@@ -19,7 +19,7 @@ from shared.workloads.gomoku.network import GomokuNet, build
 from shared.workloads.gomoku.randomness import words
 from shared.workloads.gomoku.records import Positions, decode, positions
 from shared.workloads.gomoku.rules import symmetries
-from shared.workloads.training.devices import to_device
+from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
 _ILLEGAL = -1e9  # in place of minus infinity, which times a probability of zero is no number

@@ -9,7 +9,7 @@ from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import build
-from shared.workloads.training.devices import to_device
+from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.dropout import sample_keys
 from shared.workloads.training.step_loop import StepLoss, StepWork
 

@@ -152,6 +152,6 @@ class GptWorkload(Workload):
     def convert(
         self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
     ) -> Converted:
-        from shared.workloads.gpt.export import converted
+        from shared.workloads.gpt.transformers_folder import converted
 
         return converted(GptConfig.from_dict(config), weights, tokenizer)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from shared.workloads.base import Job, Weights
-from shared.workloads.training.devices import to_host
+from shared.workloads.training.device_differences import to_host
 from shared.workloads.training.lr_schedule import learning_rate
 from shared.workloads.training.optimizer import InnerOptimizer
 

@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, Progress, Result, Weights
-from shared.workloads.training.devices import autocast, release, to_host
+from shared.workloads.training.device_differences import autocast, release, to_host
 from shared.workloads.training.learner import Learner
 from shared.workloads.training.micro_batch import MicroBatchPace
 

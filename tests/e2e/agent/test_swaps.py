@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from coordinator.scheduling.heartbeat import SHARED_S
+from coordinator.scheduling.heartbeat_replies import SHARED_S
 from shared import decoding
 from shared.protocol.leases import BeginReply, Lease
 from shared.protocol.versions import VersionManifest

@@ -19,7 +19,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
-from coordinator.runs.recipe import recipes
+from coordinator.runs.run_recipe import recipes
 from shared.decoding import decode
 from shared.local_data import LocalData
 from shared.protocol.versions import VersionManifest

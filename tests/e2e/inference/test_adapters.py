@@ -15,7 +15,7 @@ import pytest
 from coordinator.database import runs
 from coordinator.inference.answers import OWN, PLAIN, TOKENIZERS
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.inference.engine import ModelVersion
+from coordinator.inference.inference_engine import ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock
 from shared.workloads.base import DatasetManifest

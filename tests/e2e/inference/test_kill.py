@@ -21,8 +21,8 @@ import psutil
 import pytest
 from sqlalchemy import Connection, func, select
 
-from coordinator.database.engine.open import Database
-from coordinator.database.inference.usage import shares
+from coordinator.database.engine.open_database import Database
+from coordinator.database.inference.request_rows import shares
 from coordinator.database.tables.inference import usage
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.inference.stream_log import FOLDER, read_slots

@@ -18,7 +18,7 @@ import asyncio, json, sys
 from pathlib import Path
 from coordinator.config import Settings
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.inference.engine import Generation, ModelVersion
+from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock
 from shared.errors import BadRequest

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from coordinator.inference.engine import AnswerPiece, Generation, ModelVersion
+from coordinator.inference.inference_engine import AnswerPiece, Generation, ModelVersion
 from coordinator.inference.upstream import Upstream, UpstreamEngine
 from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
 from tests.support.answering import Answering, answering

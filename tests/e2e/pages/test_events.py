@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.pages import events
-from coordinator.pages.events import Broadcast
+from coordinator.pages import event_stream
+from coordinator.pages.event_stream import Broadcast
 from shared.errors import Unavailable
 from tests.support.virtual_clock import VirtualClock
 
@@ -122,7 +122,7 @@ async def test_who_never_reads_is_dropped() -> None:
     deaf = Viewer(broadcast, Source(), blocked=True)
     await settled()
     assert broadcast.viewers == 1
-    await clock.advance(events.SEND_S + 2 * events.TICK_S)
+    await clock.advance(event_stream.SEND_S + 2 * event_stream.TICK_S)
     async with asyncio.timeout(10):
         await deaf.task
     assert deaf.got == []
@@ -133,9 +133,9 @@ async def test_a_stream_is_not_for_ever() -> None:
     clock, source = VirtualClock(), Source()
     viewer = Viewer(Broadcast(clock, 10, asyncio.Event()), source)
     await viewer.sees(0)
-    await clock.advance(events.LIFE_S + 1)
+    await clock.advance(event_stream.LIFE_S + 1)
     source.version = 1
-    await clock.advance(events.TICK_S)
+    await clock.advance(event_stream.TICK_S)
     async with asyncio.timeout(20):
         await viewer.task
     assert viewer.got[-1] == b""
@@ -145,10 +145,10 @@ async def test_where_nothing_changes_the_stream_stays_open() -> None:
     clock, source = VirtualClock(), Source()
     viewer = Viewer(Broadcast(clock, 10, asyncio.Event()), source)
     await viewer.sees(0)
-    for _ in range(int(events.BEAT_S) + 1):
-        await clock.advance(events.TICK_S)
+    for _ in range(int(event_stream.BEAT_S) + 1):
+        await clock.advance(event_stream.TICK_S)
         await settled()
-    assert viewer.got.count(events.BEAT) == 1
+    assert viewer.got.count(event_stream.BEAT) == 1
     viewer.left.set()
     await viewer.task
 

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, update
 
 from coordinator.database.tables.contributions import contributions
-from coordinator.pages import look
+from coordinator.pages import templates
 from coordinator.runs.landmarks import milestones_until
 from shared.text import credit, size, whole_percent
 from tests.e2e.pages.test_pages import merged
@@ -71,7 +71,7 @@ def lasted(conn: Connection) -> None:
 
 def of_a_run(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The terms of a page and what they say, by what is known of a run."""
-    yield "Model", f"gpt, {look.amount(run['parameters'])} parameters"
+    yield "Model", f"gpt, {templates.amount(run['parameters'])} parameters"
     yield (
         "Trained on",
         run["dataset"] + (f" ({run['dataset_licence']})" if run["dataset_licence"] else ""),
@@ -99,11 +99,11 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     assert info["description"] in page.words
     assert page.terms["At work"] == f"{info['workers']} machines"
     measure = info["measure"].capitalize()
-    loss, first = look.loss(info["loss"]), look.loss(info["loss_first"])
+    loss, first = templates.loss(info["loss"]), templates.loss(info["loss_first"])
     assert page.terms[measure] == f"{loss} from {first}"
     assert page.terms["Version"].split()[0] == str(info["version"])
-    assert page.terms[info["items"].capitalize()] == look.amount(info["tokens"])
-    assert page.terms["Device time"] == look.hours(checks["work_s"])
+    assert page.terms[info["items"].capitalize()] == templates.amount(info["tokens"])
+    assert page.terms["Device time"] == templates.hours(checks["work_s"])
     good, refused = shown["contributions"]["good"], shown["contributions"]["refused"]
     assert good == 2 * ROUNDS
     assert page.terms["Contributions"] == f"{good:,}"
@@ -118,7 +118,7 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     said_live = {
         "state": info["state"], "version": str(info["version"]), "loss": loss,
         "workers": str(info["workers"]), "accepted": f"{good:,}",
-        "items": look.amount(info["tokens"]), "device": look.hours(checks["work_s"]),
+        "items": templates.amount(info["tokens"]), "device": templates.hours(checks["work_s"]),
         "merging": merging, "progress": str(whole_percent(info["progress"])),
     }  # fmt: skip
     assert live == said_live
@@ -126,7 +126,7 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     newest = shown["versions"][::-1][:10]
     rows = page.table("Newest versions")[1:]
     assert [(row[0], row[2]) for row in rows] == [
-        (f"{v['version']} best" if v["best"] else str(v["version"]), look.loss(v["loss"]))
+        (f"{v['version']} best" if v["best"] else str(v["version"]), templates.loss(v["loss"]))
         for v in newest
     ]
     measured = [(v["version"], f"{v['loss']:.4g}") for v in shown["versions"] if v["loss"]]
@@ -136,10 +136,10 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     assert stones == [1, 5, 10]
     listed = page.body.partition("Milestones</h3>")[2].partition("</ul>")[0]
     assert plain(listed) == " ".join(
-        f"version {m['version']} {look.day(m['at'])}" for m in shown["milestones"]
+        f"version {m['version']} {templates.day(m['at'])}" for m in shown["milestones"]
     )
     assert [p["version"] for p in shown["phases"]] == [0, 3]
-    bits, before = (look.loss(info[name]) for name in ("bits", "bits_first"))
+    bits, before = (templates.loss(info[name]) for name in ("bits", "bits_first"))
     assert f"do not depend on the tokenizer: {bits}, from {before}." in page.words
     for phase in shown["phases"]:
         assert f"from version {phase['version']} on {phase['plan']}" in page.words
@@ -149,7 +149,7 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     assert leaders == [
         [
             str(row["rank"]), row["nickname"], credit(row["earned_micro"], 0),
-            str(row["accepted"]), look.hours(row["device_s"]),
+            str(row["accepted"]), templates.hours(row["device_s"]),
         ]
         for row in shown["leaders"]
     ]  # fmt: skip

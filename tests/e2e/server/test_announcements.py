@@ -20,7 +20,7 @@ from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.run_watcher import RunWatcher
 from volunteer.control.event_bus import EventBus
-from volunteer.control.sentences import announcement_words
+from volunteer.control.event_sentences import announcement_words
 from volunteer.headless import status_lines
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.admin.checker import BlobFolder, Checker, CheckerResult, CheckerStep
-from coordinator.admin.client import RemoteServer
+from coordinator.admin.checker_machine import BlobFolder, Checker, CheckerResult, CheckerStep
 from coordinator.admin.registry import COMMANDS
+from coordinator.admin.remote_server import RemoteServer
 from coordinator.checking.redo import machine_of
 from coordinator.compute import Compute
 from coordinator.database import recomputes
@@ -210,7 +210,9 @@ async def test_a_library_that_a_checker_lacks_is_no_fault_of_the_volunteer(
         told: list[CheckerStep | CheckerResult] = []
         one = checker(home, CPU, told)
         with monkeypatch.context() as without:
-            without.setattr("coordinator.admin.checker.missing_library", lambda case: "few_bits")
+            without.setattr(
+                "coordinator.admin.checker_machine.missing_library", lambda case: "few_bits"
+            )
             assert await one.next(asyncio.Event())
         assert one.summary.results["given back"] == 1
         assert "few_bits is not installed here" in told[-1].message  # type: ignore[union-attr]

@@ -17,7 +17,7 @@ from coordinator.services import opened
 from shared.errors import Configuration, Internal, Unavailable, VolunteerError
 from tests.support.local_coordinator import local_coordinator
 from tests.support.server_process import Process
-from volunteer.net.errors import refusal
+from volunteer.net.reply_errors import refusal
 from volunteer.net.retry import passing
 
 TIMEOUT_S = 20.0

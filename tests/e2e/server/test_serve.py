@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from coordinator.accounts.server_identity import ServerAddress
-from coordinator.admin.client import RemoteServer
 from coordinator.admin.command import Nothing
 from coordinator.admin.registry import COMMANDS
+from coordinator.admin.remote_server import RemoteServer
 from coordinator.cli.main import main
 from coordinator.config import Settings
 from coordinator.http.server import welcome

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 
 from coordinator.database import games, runs
 from coordinator.database.tables.tasks import tasks
-from coordinator.demo.report import strength
+from coordinator.demo.demo_report import strength
 from shared.protocol.contributions import Verdict
 from shared.protocol.versions import VersionInfo
 from shared.workloads.gomoku.records import GameRecord

@@ -18,8 +18,8 @@ from shared.protocol.contributions import Verdict
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
+from volunteer.control.event_sentences import words
 from volunteer.control.events import AnyEvent
-from volunteer.control.sentences import words
 from volunteer.control.status import PauseStatus, Status, TaskStatus, fold
 from volunteer.headless import Headless, status_lines
 from volunteer.i18n.catalogue import LanguageChoice, choose, use

@@ -11,7 +11,7 @@ from textual.widgets import Input
 from shared.errors import VolunteerError
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
 from volunteer.i18n.catalogue import N_, _
-from volunteer.tui.onboarding.step import BACK, NEXT, OnboardingChoice, Step, said
+from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, said
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from textual.app import ComposeResult
 
 from volunteer.i18n.catalogue import N_, _
-from volunteer.tui.onboarding.step import BACK, Step
+from volunteer.tui.onboarding.onboarding_step import BACK, Step
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 

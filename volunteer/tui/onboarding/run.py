@@ -9,7 +9,7 @@ from shared.text import printable
 from shared.workloads.base import installed
 from volunteer.i18n.catalogue import N_, _
 from volunteer.text import origin_of
-from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
+from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
 from volunteer.tui.run_estimate import RunEstimate, estimate
 from volunteer.tui.text import Line, count
 from volunteer.tui.widgets.panel import FunctionPanel, Scene

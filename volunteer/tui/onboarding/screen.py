@@ -15,13 +15,13 @@ from textual.widgets import ContentSwitcher, Input
 
 from volunteer.i18n.catalogue import N_, _
 from volunteer.tui import keys
-from volunteer.tui.onboarding.benchmark import BenchmarkStep
-from volunteer.tui.onboarding.join import JoinStep
-from volunteer.tui.onboarding.limits import LimitsStep
+from volunteer.tui.onboarding.benchmark_step import BenchmarkStep
+from volunteer.tui.onboarding.join_step import JoinStep
+from volunteer.tui.onboarding.limits_step import LimitsStep
 from volunteer.tui.onboarding.name import NameStep
+from volunteer.tui.onboarding.onboarding_step import OnboardingChoice, Step
 from volunteer.tui.onboarding.ready import ReadyStep
 from volunteer.tui.onboarding.run import RunStep
-from volunteer.tui.onboarding.step import OnboardingChoice, Step
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, Span
 from volunteer.tui.widgets.bars import Bar

@@ -21,7 +21,7 @@ from volunteer.text import loss, measured
 from volunteer.tui import keys
 from volunteer.tui.query_page import PageQuery, QueryPage, QueryReply
 from volunteer.tui.sample_history import SampleHistory
-from volunteer.tui.screens.samples import version_words
+from volunteer.tui.screens.sample_viewer import version_words
 from volunteer.tui.text import Line, fit, spread, width
 from volunteer.tui.view import Point
 from volunteer.tui.widgets.panel import FunctionPanel, Scene

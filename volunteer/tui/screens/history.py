@@ -19,7 +19,7 @@ from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LedgerRow
 from shared.text import csv_cell, printable
 from volunteer.control.control import Control
-from volunteer.control.sentences import debt_words, escrow_words
+from volunteer.control.event_sentences import debt_words, escrow_words
 from volunteer.files import export, exports
 from volunteer.i18n.catalogue import N_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import credit
@@ -275,7 +275,7 @@ class History(QueryPage):
 
     def action_api_keys(self) -> None:
         """Show the keys for programs."""
-        from volunteer.tui.screens.api_keys import ApiKeysPage
+        from volunteer.tui.screens.program_keys import ApiKeysPage
 
         self.app.push_screen(ApiKeysPage())
 

@@ -14,7 +14,7 @@ from textual.widgets import Input
 from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, _
-from volunteer.settings import presets, settings
+from volunteer.settings import limit_presets, settings
 from volunteer.tui import keys
 from volunteer.tui.query_page import PageQuery, QueryPage, QueryReply
 from volunteer.tui.screens.picker import of_languages, of_themes
@@ -104,7 +104,7 @@ class SettingsPage(QueryPage):
 
     def body(self) -> ComposeResult:
         with Vertical():
-            yield ChoiceRow(presets.NAMES, self._preset, action="take", key="p", id="presets")
+            yield ChoiceRow(limit_presets.NAMES, self._preset, action="take", key="p", id="presets")
             yield Finder(id="finder")
             with Horizontal(id="columns"):
                 yield SettingList(self.rows, empty=self._empty)
@@ -166,14 +166,14 @@ class SettingsPage(QueryPage):
         return {row.name: row.value for row in self.rows()}
 
     def _preset(self) -> str:
-        return presets.held(self._values())
+        return limit_presets.held(self._values())
 
     def action_preset(self) -> None:
-        self.action_take(presets.following(self._values()).name)
+        self.action_take(limit_presets.following(self._values()).name)
 
     def action_take(self, name: str) -> None:
         """Set all that a preset says."""
-        chosen = presets.preset(name)
+        chosen = limit_presets.preset(name)
         self._change(chosen.changes)
         self.volunteer.tell(
             _("{name}: {help} u takes it back.", name=_(chosen.name), help=_(chosen.help))

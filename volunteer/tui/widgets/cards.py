@@ -8,8 +8,8 @@ from rich.cells import cell_len
 
 from shared.protocol.accounts import Benchmark, Device, Me
 from shared.text import duration
+from volunteer.control.event_sentences import escrow_words
 from volunteer.control.events import Sensed
-from volunteer.control.sentences import escrow_words
 from volunteer.i18n.catalogue import _, ngettext, number, pgettext, shown
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss, measure_word

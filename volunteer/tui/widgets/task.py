@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
+from volunteer.control.event_sentences import YOU
 from volunteer.control.events import AUDIT
-from volunteer.control.sentences import YOU
 from volunteer.control.status import GAMES, TaskStatus
 from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.i18n.formats import credit, size

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from coordinator.aggregation import kernels
 from coordinator.aggregation.aggregate import Mean, aggregator, prepare
 from coordinator.aggregation.cohort import cohort, pieces
-from coordinator.aggregation.networks import rank_network
 from coordinator.aggregation.robust import CentredClip, Median, NormClip, TrimmedMean
+from coordinator.aggregation.sorting_networks import rank_network
 from coordinator.plan.plan import plan
 from shared.tensors.spec import TensorSpec
 from tests.support.contributions import RULES, SCHEMA, Arrays, contributions, flat, merged, stack

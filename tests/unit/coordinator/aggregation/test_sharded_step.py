@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.cohort import NotFinite
-from coordinator.aggregation.optimizer import Push
+from coordinator.aggregation.server_optimizer import Push
 from coordinator.aggregation.shards import Shard, split
 from coordinator.aggregation.step import (
     Input,
@@ -31,7 +31,7 @@ from coordinator.aggregation.step import (
     survey_shard,
 )
 from coordinator.plan.plan import plan
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
 from shared.tensors.quantize import codec

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation.optimizer import Push
+from coordinator.aggregation.server_optimizer import Push
 from coordinator.aggregation.step import (
     Input,
     MergeOrder,
@@ -19,7 +19,7 @@ from coordinator.aggregation.step import (
     run,
 )
 from coordinator.plan.plan import plan
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, codec

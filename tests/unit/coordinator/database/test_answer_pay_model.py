@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import Connection, select
 
 from coordinator.accounts.suspension import suspend, unsuspend
-from coordinator.database.engine.open import Database
-from coordinator.database.inference import keys, usage
-from coordinator.database.inference.usage import Ending, OpenRow, Streamed
+from coordinator.database.engine.open_database import Database
+from coordinator.database.inference import api_key_rows, request_rows
+from coordinator.database.inference.request_rows import Ending, OpenRow, Streamed
 from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.tables.inference import answer_stakes, api_keys
 from coordinator.database.tables.ledger import events
@@ -100,7 +100,7 @@ class Books(RuleBasedStateMachine):
                     "volunteer_id": self.id(name), "name": "k", "key_hash": self.id(name),
                     "prefix": "k", "spent_micro": 0, "runs": "[]", "created_at": 1.0,
                 }  # fmt: skip
-                made[name] = keys.add(conn, key).id
+                made[name] = api_key_rows.add(conn, key).id
             return add_run(conn, f"run-{self.example}"), made
 
         self.run, self.keys = self.runner.run(self.db.write(new))
@@ -121,10 +121,10 @@ class Books(RuleBasedStateMachine):
             version=0, model="alpha", kind="completion", free=False, unit_nano=1000, tokens_in=0,
             tokens_max=cost, held_micro=cost, replica=replica, at=1.0, house_share=0.25,
         )  # fmt: skip
-        self.runner.run(self.db.write(lambda conn: usage.begin(conn, row, "asked")))
+        self.runner.run(self.db.write(lambda conn: request_rows.begin(conn, row, "asked")))
         sent = Streamed(out=cost, answered={self.id(name): tokens for name in whose})
         ending = Ending(now=2.0, roll=lambda: roll, replica=replica)
-        self.write(lambda conn: usage.end(conn, request, sent, ending))
+        self.write(lambda conn: request_rows.end(conn, request, sent, ending))
         self.paid[asker] += cost
         for name in whose:
             amount = cost * 3 // 4 * tokens // cost
@@ -170,7 +170,7 @@ class Books(RuleBasedStateMachine):
             self.runner.run(self.db.write(lambda conn: unsuspend(conn, who, "forgiven", 6.0)))
             self.suspended.discard(name)
         elif what == "revoke":
-            self.write(lambda conn: keys.revoke(conn, self.keys[asker], 7.0))
+            self.write(lambda conn: api_key_rows.revoke(conn, self.keys[asker], 7.0))
 
     def told(self, request: str, name: str, found: tuple[int, int], one: Answer | None) -> None:
         who = self.id(name)

@@ -25,7 +25,7 @@ from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.suspension import suspend, unsuspend
 from coordinator.checking import proof
 from coordinator.database import contributions, recomputes, volunteers
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments, spending
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.contributions import contributions as rows

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection
 
 from coordinator.accounts.ledger import Ledger
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound

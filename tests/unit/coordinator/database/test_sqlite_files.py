@@ -11,7 +11,7 @@ import pytest
 # Enough pages that undoing a job does not fit into what SQLite keeps in memory by itself.
 PROGRAM = """
 import asyncio, os, resource, sys
-from coordinator.database.engine.open import Database, migrate
+from coordinator.database.engine.open_database import Database, migrate
 
 def fill(conn):
     conn.exec_driver_sql("CREATE TABLE filled (id INTEGER PRIMARY KEY, text TEXT)")

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, update
 
 from coordinator.checking import proof
 from coordinator.database import contributions, recomputes, volunteers
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.recomputes import DrawTerms

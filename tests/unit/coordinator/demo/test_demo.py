@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.demo.demo import DemoOptions, demo
-from coordinator.demo.report import Report, Strength, traffic_of
-from coordinator.demo.view import hints, record, summary, table
+from coordinator.demo.demo_report import Report, Strength, traffic_of
+from coordinator.demo.demo_view import hints, record, summary, table
 from shared.errors import Configuration, InvalidRunFile
 from shared.protocol.versions import VersionInfo
 from shared.workloads import base

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.accounts.authentication import Principal
-from coordinator.database.inference.usage import shares
+from coordinator.database.inference.request_rows import shares
 from coordinator.inference import answerers
 from coordinator.inference.answerers import AnswerPart, Silent, Waiting
 from coordinator.rules.serving import is_other_model

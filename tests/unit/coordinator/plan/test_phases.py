@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.plan.plan import improvement, in_phase, phase_index, plan
-from coordinator.plan.tables import Phase
+from coordinator.plan.plan_tables import Phase
 
 
 def test_diloco_begins_with_plain_averaging_at_few_local_steps() -> None:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.plan.checks import check_steps
 from coordinator.plan.plan import (
     Pending,
     Ready,
@@ -23,8 +22,9 @@ from coordinator.plan.plan import (
     quorum_of,
     ready,
 )
+from coordinator.plan.plan_checks import check_steps
+from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
-from coordinator.plan.tables import Plan
 from shared.errors import InvalidPlan
 from shared.protocol.limits import PARTS_MAX
 

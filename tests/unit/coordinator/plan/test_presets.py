@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.aggregation.optimizer import Push
+from coordinator.aggregation.server_optimizer import Push
 from coordinator.aggregation.step import Input, MergeOrder, run
 from coordinator.plan.plan import in_phase, plan
 from coordinator.plan.presets import PRESETS

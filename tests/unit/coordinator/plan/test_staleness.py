@@ -18,7 +18,7 @@ from coordinator.plan.plan import (
     staleness_weight,
     weigh,
 )
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.plan.plan import plan
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
 from coordinator.runs.definition import table_defaults

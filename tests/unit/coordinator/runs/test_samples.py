@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.demo.report import DemoPictures
+from coordinator.demo.demo_report import DemoPictures
+from coordinator.demo.demo_view import PICTURE_CELLS, beside
 from coordinator.demo.runs import DEMOS, demo_run
-from coordinator.demo.view import PICTURE_CELLS, beside
 from coordinator.rules.run_file import parse
 from coordinator.runs.samples import SIDE_MAX, Kind, film
 from shared.errors import InvalidRunFile

@@ -27,7 +27,7 @@ from sqlalchemy import Connection, select, update
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import tasks
-from coordinator.database.engine.open import Database
+from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import Gone

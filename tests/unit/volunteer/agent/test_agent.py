@@ -22,7 +22,7 @@ from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LONG, LocalMachine, Network, Process, local_machine
 from volunteer.account.profile import Profile
 from volunteer.control import events
-from volunteer.control.sentences import words
+from volunteer.control.event_sentences import words
 from volunteer.machine.policy import MachineFacts
 
 

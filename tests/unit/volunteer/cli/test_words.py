@@ -32,15 +32,15 @@ from tests.support.greek import in_english, pseudo
 from tests.tui.scenes import ME
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.record_check import CheckedReceipt
-from volunteer.cli import benchmark, receipts, run_benchmark, start
+from volunteer.cli import benchmark_command, receipt_commands, run_benchmark, start
 from volunteer.cli.main import run_command
 from volunteer.control.commands import Joined
 from volunteer.control.model_step import ModelStep
 from volunteer.control.status import Status
 from volunteer.i18n import catalogue
 from volunteer.i18n.catalogue import LanguageChoice, choose, use
-from volunteer.net.prompts import Chunk
-from volunteer.net.prompts import CompletionChoice as Piece
+from volunteer.net.prompt_api import Chunk
+from volunteer.net.prompt_api import CompletionChoice as Piece
 from volunteer.settings.settings import TABLE, directories
 
 # Commands, options, lists of names, and what a model or an organiser wrote.
@@ -254,7 +254,7 @@ def joined(home: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
 
     monkeypatch.setattr(start, "ask_coordinator", ask)
     monkeypatch.setattr(start, "join_now", join)
-    monkeypatch.setattr("volunteer.net.prompts.streamed", streamed)
+    monkeypatch.setattr("volunteer.net.prompt_api.streamed", streamed)
     return answers
 
 
@@ -304,7 +304,7 @@ def test_receipts(joined: Answers, said: Said, monkeypatch: pytest.MonkeyPatch) 
     )
     answer = replace(receipt, contribution=None, version=None)
     found = [CheckedReceipt(receipt=each, problem="") for each in (receipt, answer)]
-    monkeypatch.setattr(receipts, "_checked", lambda identity, book: found)
+    monkeypatch.setattr(receipt_commands, "_checked", lambda identity, book: found)
     assert said("receipts", "list") == set()
     assert said("receipts", "verify", "--offline") == set()
     wrong = Sentence("it is of another account")
@@ -314,7 +314,7 @@ def test_receipts(joined: Answers, said: Said, monkeypatch: pytest.MonkeyPatch) 
     async def rewritten(*args: object) -> str:
         return Sentence("the coordinator no longer shows the record that it signed before")
 
-    monkeypatch.setattr(receipts, "_ask", rewritten)
+    monkeypatch.setattr(receipt_commands, "_ask", rewritten)
     assert said("receipts", "verify", code=1) == set()
     for error in (
         NotFound(),
@@ -324,7 +324,7 @@ def test_receipts(joined: Answers, said: Said, monkeypatch: pytest.MonkeyPatch) 
         async def away(*args: object, error: Exception = error) -> str:
             raise error
 
-        monkeypatch.setattr(receipts, "_ask", away)
+        monkeypatch.setattr(receipt_commands, "_ask", away)
         assert said("receipts", "verify", code=1) == set()
 
 
@@ -390,7 +390,7 @@ def test_what_was_measured(home: Path) -> None:
         micro_batch=2,
         batch_size=4,
     )
-    lines = [*benchmark._lines((broken,), [result]), *run_benchmark._lines([step])]
+    lines = [*benchmark_command._lines((broken,), [result]), *run_benchmark._lines([step])]
     assert in_english("\n".join(lines), OTHERS) == set()
 
 

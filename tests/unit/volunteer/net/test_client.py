@@ -21,8 +21,8 @@ from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
 from tests.support.certificates import certificate
 from tests.support.virtual_clock import VirtualClock
+from volunteer.net.bandwidth import Limit
 from volunteer.net.client import ApiCall, Client
-from volunteer.net.limits import Limit
 from volunteer.net.tls import Address
 
 LOCAL = Address(url="http://127.0.0.1:1")

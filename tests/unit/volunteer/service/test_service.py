@@ -14,7 +14,7 @@ import pytest
 
 from shared.errors import Configuration
 from volunteer.service.service import install, remove, this_machine
-from volunteer.service.units import Service, Target, describe
+from volunteer.service.service_units import Service, Target, describe
 
 LINK = "https://host:8765/join#key=AB:CD+pin=00+code=x%20y$z"
 

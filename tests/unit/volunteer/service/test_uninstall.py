@@ -211,7 +211,7 @@ def test_the_command_lists_asks_and_removes(
 def test_where_there_are_no_services_the_rest_goes_all_the_same(
     at_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("volunteer.service.units.describe", _no_services)
+    monkeypatch.setattr("volunteer.service.service_units.describe", _no_services)
     places = home(at_home / "volunteer")
     (places.profile / "current").unlink()
     assert run_command(["uninstall", "--yes"]) == 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from coordinator.database.monitoring import census, overview, replicas
+from coordinator.database.monitoring import census, overview_rows, replicas
 from coordinator.rules import health
 from coordinator.rules.overview import Census, Flow, Overview, ReplicaFigures, RunLine
 from coordinator.rules.thresholds import DEFAULT, Thresholds
@@ -26,8 +26,8 @@ from shared.errors import VolunteerError
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
-    from coordinator.database.monitoring.overview import OpenRun
+    from coordinator.database.engine.open_database import Database
+    from coordinator.database.monitoring.overview_rows import OpenRun
 
 OVERVIEW_S = 0.9  # a screen asks once a second, and gets another picture each time
 CENSUS_S = 5.0
@@ -66,16 +66,16 @@ class Overviews:
         return msgspec.structs.replace(seen, verdict=verdict, troubles=troubles)
 
     def _read(self, conn: Connection, counted: Census, now: float) -> Overview:
-        found, tasks = overview.listing(conn, now)
+        found, tasks = overview_rows.listing(conn, now)
         return Overview(
             at=now,
             server=self._server,
             runs=tuple(_with_flows(each, counted) for each in found),
-            runs_total=overview.runs_total(conn),
+            runs_total=overview_rows.runs_total(conn),
             tasks=tasks,
             failed=census.failed_tasks(conn) if any(each.line.failed for each in found) else (),
-            queues=overview.queues(conn, now),
-            merges=overview.newest_merges(conn, counted.staleness, now),
+            queues=overview_rows.queues(conn, now),
+            merges=overview_rows.newest_merges(conn, counted.staleness, now),
             replicas=replicas.listing(conn),
             census_at=counted.at,
             workers=counted.workers,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.http.openapi import document
-from coordinator.http.routes import blobs, operations, runs, workers
-from coordinator.http.routes.endpoint import Call, Handler, Reply, json_reply
+from coordinator.http.routes import blob_files, operations, runs, workers
+from coordinator.http.routes.endpoint_app import Call, Handler, Reply, json_reply
 from shared.protocol import endpoints
 from shared.protocol.endpoints import V1
 
@@ -26,7 +26,7 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.SUBMIT: workers.submit,
     endpoints.HEARTBEAT: workers.heartbeat,
     endpoints.UPLOAD_BYTES: workers.upload,
-    endpoints.BLOB: blobs.blob,
+    endpoints.BLOB: blob_files.blob,
     endpoints.VERSIONS: runs.versions,
     endpoints.LATEST: runs.latest,
     endpoints.VERSION: runs.version,
@@ -44,5 +44,5 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.ADMIN_COMMAND: operations.run_command,
     endpoints.ADMIN_PUT: operations.put_file,
     endpoints.ADMIN_GET: operations.get_file,
-    endpoints.ADMIN_BLOB: blobs.any_blob,
+    endpoints.ADMIN_BLOB: blob_files.any_blob,
 }

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
 
 from coordinator.database.engine.statements import its
-from coordinator.database.inference import keys
+from coordinator.database.inference import api_key_rows
 from coordinator.database.ledger import answer_pay, spending
 from coordinator.database.tables.inference import api_keys, usage
 from coordinator.rules.serving import cost_micro
@@ -109,7 +109,7 @@ def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -
     told = {"first_token_s": ending.first_s, "answered": by_others}
     conn.execute(_SET, {"its_id": request_id} | told | done)
     if cost and row["key_id"] is not None:
-        keys.charge(conn, row["key_id"], cost)
+        api_key_rows.charge(conn, row["key_id"], cost)
     if pays:
         asked = answer_pay.AnsweredRequest(
             id=request_id,

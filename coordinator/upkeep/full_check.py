@@ -23,7 +23,7 @@ from shared.tensors.frame import open_frame
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.database.runs import RunRow
     from coordinator.database.versions import VersionRow
 

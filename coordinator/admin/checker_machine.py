@@ -31,7 +31,7 @@ from shared.errors import (
 )
 
 if TYPE_CHECKING:
-    from coordinator.admin.client import RemoteServer
+    from coordinator.admin.remote_server import RemoteServer
 
 CACHE_BYTES = 8 << 30  # of blobs that may be of use again
 TRIES, AGAIN_S = 9, 1.0  # of a server that cannot be reached: four minutes

@@ -10,7 +10,7 @@ import msgspec
 from shared.errors import Internal
 from shared.protocol.inference import OpenAiError, Usage
 from shared.sentences import Sentence
-from volunteer.net.errors import decoded, openai_error
+from volunteer.net.reply_errors import decoded, openai_error
 
 if TYPE_CHECKING:
     from volunteer.net.client import Client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from coordinator.http.routes.endpoint import Call, Reply, json_reply
+from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
 from coordinator.request import INTEGER_DIGITS_MAX
 from coordinator.storage.blobs import check_name
 from shared.errors import NotFound

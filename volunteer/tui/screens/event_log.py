@@ -16,8 +16,8 @@ from shared.text import printable
 from volunteer.control import events
 from volunteer.control.commands import SettingRow
 from volunteer.control.diagnostics import diagnostics
+from volunteer.control.event_sentences import words
 from volunteer.control.events import AnyEvent
-from volunteer.control.sentences import words
 from volunteer.files import export, exports
 from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.machine import memory_limit, sandbox

@@ -9,8 +9,8 @@ from textual.app import ComposeResult
 
 from shared.errors import VolunteerError
 from volunteer.i18n.catalogue import N_, _
-from volunteer.settings import presets
-from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
+from volunteer.settings import limit_presets
+from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
 from volunteer.tui.setting_labels import help_of
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.choice_row import ChoiceRow
@@ -42,7 +42,7 @@ class LimitsStep(Step):
     KEYS = (*NEXT, (N_("space"), N_("change"), "start"), ("p", N_("preset"), "preset"), *BACK)
 
     def compose(self) -> ComposeResult:
-        yield ChoiceRow(presets.NAMES, self._preset, action="take", key="p", id="presets")
+        yield ChoiceRow(limit_presets.NAMES, self._preset, action="take", key="p", id="presets")
         yield SettingList(
             lambda: self.choice.settings, names=ASKED, title="", id="asked", by_enter=False
         )
@@ -71,11 +71,11 @@ class LimitsStep(Step):
         return {row.name: row.value for row in self.choice.settings}
 
     def _preset(self) -> str:
-        return presets.held(self._values())
+        return limit_presets.held(self._values())
 
     def take(self, name: str = "") -> None:
         """Set all that a preset says, or the next one."""
-        chosen = presets.preset(name) if name else presets.following(self._values())
+        chosen = limit_presets.preset(name) if name else limit_presets.following(self._values())
         self.volunteer.tell(f"{_(chosen.name)}: {_(chosen.help)}")
         self.run_worker(self._save(chosen.changes), group="limits")
 

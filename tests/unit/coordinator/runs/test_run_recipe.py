@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runs.recipe import write_recipe
+from coordinator.runs.run_recipe import write_recipe
 from shared.errors import BadRequest
 
 

@@ -28,7 +28,7 @@ from shared.tensors.slices import aligned
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 if TYPE_CHECKING:
-    from coordinator.plan.tables import Plan
+    from coordinator.plan.plan_tables import Plan
 
 TAU = {"delta": 1e-3, "gradient": 1e-8}  # below which adaptive rules stop dividing
 BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block stay in the cache

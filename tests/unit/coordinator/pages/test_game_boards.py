@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.pages.look import board
+from coordinator.pages.templates import board
 from shared.workloads.gomoku.match import _told
 from shared.workloads.gomoku.rules import BoardRules
 

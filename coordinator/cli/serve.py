@@ -57,9 +57,7 @@ class ServeOptions:
     tls_key: Annotated[str | None, Parameter(group=SERVER, help="Key file of tls-cert.")] = None
     inference: Annotated[
         str | None,
-        Parameter(
-            group=SERVER, help="What answers prompts: builtin, transformers, off or an address."
-        ),
+        Parameter(group=SERVER, help="What answers prompts: builtin, off or an address."),
     ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
@@ -150,7 +148,7 @@ def migrate(
     import asyncio
 
     from coordinator.config import without_password
-    from coordinator.database.engine.open import migrate as bring
+    from coordinator.database.engine.open_database import migrate as bring
     from coordinator.storage.folders import data_directory
 
     if where.remote:
@@ -166,7 +164,7 @@ def migrate(
 async def _renew_tokens(settings: Settings) -> None:
     """Make new tokens and write them into the data directory."""
     from coordinator.accounts.server_identity import renew_tokens
-    from coordinator.database.engine.open import Database
+    from coordinator.database.engine.open_database import Database
     from coordinator.services import opened
 
     db = await Database.open(settings.database_url)

@@ -20,7 +20,9 @@ from tests.support.virtual_clock import VirtualClock
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.control import events
-from volunteer.control.alerts import (
+from volunteer.control.event_bus import EventBus
+from volunteer.control.events import AnyEvent
+from volunteer.control.owner_alerts import (
     AWAY_TOLD_S,
     CHARS_MAX,
     QUIET_S,
@@ -32,8 +34,6 @@ from volunteer.control.alerts import (
     notification,
     run_quietly,
 )
-from volunteer.control.event_bus import EventBus
-from volunteer.control.events import AnyEvent
 from volunteer.engine import Engine
 from volunteer.engine import World as Lone
 from volunteer.files import write_whole

@@ -17,7 +17,7 @@ from shared.protocol.accounts import ServerInfo
 from shared.text import printable
 from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.text import clock_words
-from volunteer.tui.onboarding.step import OnboardingChoice, Step, said
+from volunteer.tui.onboarding.onboarding_step import OnboardingChoice, Step, said
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from coordinator.pages.replies import Receive, Scope, Send, head
+from coordinator.pages.page_replies import Receive, Scope, Send, head
 from shared.clock import Clock
 from shared.errors import Unavailable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from coordinator.plan.tables import Plan
+from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidPlan
 from shared.nearest import hint
 from shared.protocol.limits import PARTS_MAX

@@ -15,7 +15,7 @@ from volunteer.account.join import connector
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
-from volunteer.cli.table import table
+from volunteer.cli.text_table import table
 from volunteer.i18n.catalogue import N_, _, number, shown
 from volunteer.machine.benchmark import benchmark
 from volunteer.machine.devices import choose, default_threads, detect, hardware

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation.aggregate import aggregator, merge, prepare
 from coordinator.aggregation.cohort import Floats, cohort, pieces
-from coordinator.aggregation.optimizer import (
+from coordinator.aggregation.server_optimizer import (
     BLOCK,
     Adaptive,
     DelayedNesterov,

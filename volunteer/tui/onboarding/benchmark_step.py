@@ -8,7 +8,7 @@ from shared.errors import Forbidden, InvalidName, VolunteerError
 from shared.text import printable
 from volunteer.i18n.catalogue import N_, _, number, shown
 from volunteer.i18n.formats import size
-from volunteer.tui.onboarding.step import BACK, NEXT, OnboardingChoice, Step, said
+from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, said
 from volunteer.tui.text import Line, flops, left
 from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene

@@ -14,7 +14,7 @@ from tests.e2e.conftest import free_port
 from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 from volunteer.net.api import Api
 from volunteer.net.client import Client
-from volunteer.net.errors import openai_error, reason, refusal
+from volunteer.net.reply_errors import openai_error, reason, refusal
 from volunteer.net.tls import Address
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.support.virtual_clock import VirtualClock
-from volunteer.net.limits import BYTES_PER_S_MIN, MBIT, Throttle
+from volunteer.net.bandwidth import BYTES_PER_S_MIN, MBIT, Throttle
 
 
 async def seconds_for(throttle: Throttle, clock: VirtualClock, pieces: list[int]) -> float:

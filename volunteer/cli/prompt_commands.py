@@ -289,7 +289,7 @@ async def _said(
     api: Api, path: str, body: dict[str, Any], *, show: bool
 ) -> tuple[str, Usage | None]:
     """Return an answer and its use; with `show` its words are printed as they come."""
-    from volunteer.net.prompts import streamed
+    from volunteer.net.prompt_api import streamed
 
     if "answered_by" not in body and (await api.model(body["model"])).answered_by == "volunteers":
         remark(_(STRANGERS))

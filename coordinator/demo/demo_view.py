@@ -18,7 +18,7 @@ from shared.workloads.data.resize import braille, corner, half_blocks, rows_for
 
 if TYPE_CHECKING:
     from coordinator.demo.demo import Glance
-    from coordinator.demo.report import DemoPictures, Report, Strength
+    from coordinator.demo.demo_report import DemoPictures, Report, Strength
     from shared.protocol.versions import VersionInfo
 
 BARS = "▁▂▃▄▅▆▇█"
