@@ -57,9 +57,7 @@ class ServeOptions:
     tls_key: Annotated[str | None, Parameter(group=SERVER, help="Key file of tls-cert.")] = None
     inference: Annotated[
         str | None,
-        Parameter(
-            group=SERVER, help="What answers prompts: builtin, off or an address."
-        ),
+        Parameter(group=SERVER, help="What answers prompts: builtin, off or an address."),
     ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,

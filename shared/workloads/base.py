@@ -302,6 +302,16 @@ class Converted(NamedTuple):
     files: Mapping[str, bytes]
     code: Sequence[str]  # lines that load it and make something, for the card
     needs: str = ""  # packages of these lines, by their names for pip; "": our own
+    dtype: str = ""  # that the tensors are written in; "": their own
+
+
+class FormatWanted(NamedTuple):
+    """Format of a library, and what of a dataset goes along with the weights."""
+
+    format: str
+    tokenizer: bytes | None = None
+    template: bytes | None = None  # of dialogues, as a dataset keeps it
+    dtype: str = ""  # of the weights; "": the one they began with
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -464,14 +474,10 @@ class Workload(Protocol):
         return dict(weights)
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, wanted: FormatWanted, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> Converted:
         """A version in one of the `formats`. Raises Configuration where a library is missing."""
-        raise NotImplementedError(f"{self.name} knows no format {format}")
+        raise NotImplementedError(f"{self.name} knows no format {wanted.format}")
 
 
 def check_keys(keys: Iterable[str], known: Sequence[str], table: str) -> None:

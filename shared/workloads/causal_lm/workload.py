@@ -20,6 +20,7 @@ from shared.workloads.base import (
     DatasetManifest,
     DatasetWanted,
     Decoder,
+    FormatWanted,
     Job,
     Origin,
     Sample,
@@ -173,15 +174,10 @@ class CausalWorkload(Workload):
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, wanted: FormatWanted, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> Converted:
         from shared.workloads.causal_lm.library_format import as_adapter, as_model
 
         checked = CausalConfig.from_dict(config)
-        if format == "peft":
-            return as_adapter(checked, weights)
-        return as_model(checked, weights, tokenizer)
+        write = as_adapter if wanted.format == "peft" else as_model
+        return write(checked, weights, wanted)

@@ -17,6 +17,7 @@ from shared.workloads.base import (
     Converted,
     Data,
     DatasetManifest,
+    FormatWanted,
     Job,
     Sample,
     Traits,
@@ -122,11 +123,7 @@ class DcganWorkload(Workload):
         return sample(DcganConfig.from_dict(config), weights, prompt, seed)
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, wanted: FormatWanted, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> Converted:
         import torch
 

@@ -19,6 +19,7 @@ from shared.workloads.base import (
     Converted,
     Data,
     DatasetManifest,
+    FormatWanted,
     Job,
     Sample,
     Traits,
@@ -132,11 +133,7 @@ class GomokuWorkload(Workload):
         return exhibition(GomokuConfig.from_dict(config), weights, seed)
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, wanted: FormatWanted, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> Converted:
         from shared.workloads.gomoku.network import build
         from shared.workloads.training.onnx_file import CODE, NAME, onnx_file

@@ -17,6 +17,7 @@ from shared.workloads.base import (
     Data,
     DatasetManifest,
     Decoder,
+    FormatWanted,
     Job,
     Sample,
     Traits,
@@ -165,12 +166,8 @@ class GptWorkload(Workload):
         return found
 
     def convert(
-        self,
-        format: str,
-        config: Mapping[str, Any],
-        weights: Mapping[str, torch.Tensor],
-        tokenizer: bytes | None,
+        self, wanted: FormatWanted, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> Converted:
         from shared.workloads.gpt.transformers_folder import converted
 
-        return converted(GptConfig.from_dict(config), weights, tokenizer)
+        return converted(GptConfig.from_dict(config), weights, wanted)
