@@ -58,6 +58,7 @@ class ExportRun(CommandRequest, frozen=True, kw_only=True):
     version: int | None = None
     to: str = ""
     format: str = PLAIN
+    dtype: str = ""  # of its numbers; "": as the model began
 
 
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,12 +161,13 @@ async def report(coordinator: Coordinator, ask: Named) -> tuple[VolunteerSummary
 
 
 async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
+    how = ask.version, ask.format, ask.dtype
     if ask.to:
-        exported = await coordinator.export.export(ask.name, Path(ask.to), ask.version, ask.format)
+        exported = await coordinator.export.export(ask.name, Path(ask.to), *how)
         return ExportedRun(exported=exported)
     box = secrets.token_hex(16)
     to = coordinator.boxes.folder(box)
-    exported = await coordinator.export.export(ask.name, to, ask.version, ask.format)
+    exported = await coordinator.export.export(ask.name, to, *how)
     return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
 
 

@@ -422,17 +422,21 @@ def export(
     to: Annotated[str, Parameter(help="A new or empty folder, or hub:OWNER/NAME.")],
     version: Annotated[int | None, Parameter(help="Version to export (default: the best).")] = None,
     format: Annotated[
-        str, Parameter(help="safetensors; transformers for text; onnx for pictures and games.")
+        str,
+        Parameter(help="safetensors; transformers or peft for text; onnx for pictures and games."),
     ] = "safetensors",
+    dtype: Annotated[
+        str, Parameter(help="float32, bfloat16 or float16 (default: as the model began).")
+    ] = "",
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Write a version as files that load with torch and safetensors alone, or with another library;
-    or publish it on a model hub, private at first.
+    """Write a version as safetensors with a model card, or for another library; or publish it on a
+    model hub, private at first.
     """
     from coordinator.runs.model_hub import PREFIX
 
-    chosen = {"name": name, "version": version, "format": format}
+    chosen = {"name": name, "version": version, "format": format, "dtype": dtype}
     if to.startswith(PREFIX):
         done = _published(where, chosen, to)
     else:

@@ -1,5 +1,5 @@
-"""A version as a folder that needs nothing of ours: torch and safetensors are enough to load it,
-or the library whose format was asked for.
+"""A version as a folder: tensors that safetensors reads, or files of the library whose format was
+asked for. Only the second runs without this program.
 
 model.safetensors   the tensors, a tied head written out      config.json     the model's own settings
 tokenizer.json      where the workload has one                metrics.jsonl   one line a version
@@ -34,7 +34,8 @@ from coordinator.storage import folders
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
 from shared.protocol.versions import SuiteCourse
-from shared.workloads.base import Converted, load
+from shared.workloads.base import Converted, DatasetManifest, FormatWanted, load
+from shared.workloads.data.chat_template import TEMPLATE
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
 PLAIN = "safetensors"  # the format of ours
+DTYPES = ("float32", "bfloat16", "float16")
 HISTORY_MAX = 1_000_000
 
 
@@ -74,9 +76,10 @@ class ExportFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an export, as they lie in the store, and the format they are to have."""
 
     weights: Path
-    tokenizer: Path | None
+    assets: Mapping[str, Path]  # of its dataset: tokenizer and template
     picture: Path | None  # that this version drew
     format: str
+    dtype: str = ""
     more: Mapping[str, Path]  # of the run
 
 
@@ -89,26 +92,35 @@ class Export:
         self._compute = compute
 
     async def export(
-        self, name: str, to: Path, version: int | None = None, format: str = PLAIN
+        self,
+        name: str,
+        to: Path,
+        version: int | None = None,
+        format: str = PLAIN,
+        dtype: str = "",
     ) -> Exported:
-        """Write a version (the best one measured, unless named) into the new or empty folder `to`.
+        """Write a version (the best one measured, unless named) into the new or empty folder `to`;
+        `dtype` names another type of its numbers.
 
         Raises NotFound when its files were pruned, Conflict when the folder holds something,
-        BadRequest for a format that the workload does not know, Configuration where its library is
-        not installed.
+        BadRequest for a format or type that the workload does not know, Configuration where a
+        library is not installed.
         """
-        source, files = await self.find(name, version, format)
+        source, files = await self.find(name, version, format, dtype)
         return await self._compute.run(write, source, files, to)
 
     async def find(
-        self, name: str, version: int | None, format: str
+        self, name: str, version: int | None, format: str, dtype: str = ""
     ) -> tuple[ExportSource, ExportFiles]:
         """Look up what `write` writes, and fetch its files from the store. Raises as `export`."""
-        source = await self._db.read(lambda conn: _read(conn, name, version, format))
+        source = await self._db.read(lambda conn: _read(conn, name, version, format, dtype))
         weights = await self._blobs.local(source.version.master_sha256)
-        tokenizer = None
-        if source.dataset and "tokenizer" in source.dataset.manifest.assets:
-            tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)
+        assets = source.dataset.manifest.assets if source.dataset else {}
+        beside = {
+            name: await self._blobs.local(assets[name].sha256)
+            for name in ("tokenizer", TEMPLATE)
+            if name in assets
+        }
         picture = None
         if source.measured.sample_sha256:
             picture = await self._blobs.local(source.measured.sample_sha256)
@@ -116,14 +128,16 @@ class Export:
         refs = about.workload.files(about.file.model)
         more = {each: await self._blobs.local(ref.sha256) for each, ref in refs.items()}
         files = ExportFiles(
-            weights=weights, tokenizer=tokenizer, picture=picture, format=format, more=more
+            weights=weights, assets=beside, picture=picture, format=format, dtype=dtype, more=more
         )
         return source, files
 
 
-def _read(conn: Connection, name: str, version: int | None, format: str) -> ExportSource:
+def _read(
+    conn: Connection, name: str, version: int | None, format: str, dtype: str
+) -> ExportSource:
     run = runs.by_name(conn, name)
-    check_format(run.workload, format)
+    check_format(run.workload, format, dtype)
     if run.head < 0:
         raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
     chosen = version if version is not None else (run.best if run.best is not None else run.head)
@@ -146,12 +160,18 @@ def _read(conn: Connection, name: str, version: int | None, format: str) -> Expo
     )
 
 
-def check_format(workload: str, format: str) -> None:
-    """Refuse a format that a workload does not know. Raises BadRequest."""
+def check_format(workload: str, format: str, dtype: str = "") -> None:
+    """Refuse a format or a type of numbers that a workload does not know. Raises BadRequest."""
     known = (PLAIN, *load(workload).formats)
     if format not in known:
         raise BadRequest(
             f'a {workload} model has no format "{format}": choose {" or ".join(known)}'
+        )
+    types = () if format == "onnx" else DTYPES
+    if dtype and dtype not in types:
+        raise BadRequest(
+            f'the format {format} has no type "{dtype[:40]}": choose'
+            f" {' or '.join(types) or 'none, it is float32'}"
         )
 
 
@@ -186,7 +206,7 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     about = definition(source.run)
     made = _converted(source, about, files)
     if made.tensors:
-        tensors = {key: value.contiguous() for key, value in made.tensors.items()}
+        tensors = _typed(made)
         save_file(tensors, to / "model.safetensors", _metadata(source))
     for name, content in made.files.items():
         (to / name).write_bytes(content)
@@ -210,13 +230,26 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     )
 
 
+def _typed(made: Converted) -> dict[str, torch.Tensor]:
+    """Return tensors as the format wants their numbers."""
+    import torch
+
+    dtype = getattr(torch, made.dtype) if made.dtype else None
+    return {
+        key: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous()
+        for key, value in made.tensors.items()
+    }
+
+
 def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> Converted:
     """Return the tensors and files of the format."""
     stored = read_weights(files.weights, about)
     weights = about.workload.whole(about.file.model, stored, files.more)
-    tokenizer = files.tokenizer.read_bytes() if files.tokenizer else None
+    assets = {name: path.read_bytes() for name, path in files.assets.items()}
+    tokenizer = assets.get("tokenizer")
     if files.format != PLAIN:
-        return about.workload.convert(files.format, about.file.model, weights, tokenizer)
+        wanted = FormatWanted(files.format, tokenizer, assets.get(TEMPLATE), files.dtype)
+        return about.workload.convert(wanted, about.file.model, weights)
     config = {
         "workload": source.run.workload,
         "workload_version": source.run.workload_version,
@@ -229,6 +262,7 @@ def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> C
             **({"tokenizer.json": tokenizer} if tokenizer is not None else {}),
         },
         code=_code(about.file.workload, writes=tokenizer is not None),
+        dtype=files.dtype,
     )
 
 
@@ -294,6 +328,11 @@ def _facts(
         licence=about.file.licence,
         contact=about.file.contact,
         library="" if files.format == PLAIN else files.format,
+        base_model=_base_model(about),
+        dataset=_hub_dataset(data) if data else "",
+        languages=tuple(re.findall(r"\b([a-z]{2,3}) \d+ %", str(data.meta.get("languages", ""))))
+        if data
+        else (),
         packages=made.needs,
         code=made.code,
         sample=source.measured.sample,
@@ -301,6 +340,19 @@ def _facts(
         bits=decode(source.measured.metrics, dict[str, float]).get("bits_per_byte"),
         suites=source.suites,
     )
+
+
+def _base_model(about: Definition) -> str:
+    """Return the name on a hub of the model that a run goes on from; empty for a folder's."""
+    origin = about.workload.origin(about.file.model)
+    name, _, commit = origin.name.partition("@") if origin is not None else ("", "", "")
+    return name if commit else ""
+
+
+def _hub_dataset(data: DatasetManifest) -> str:
+    """Return a dataset as hubs know it: by its place there, or by its own name."""
+    found = re.search(r"(?:/datasets/|^)([\w.-]+/[\w.-]+)$", data.source.strip().rstrip("/"))
+    return found[1] if found else data.name
 
 
 def _code(workload: str, *, writes: bool) -> list[str]:
@@ -312,6 +364,7 @@ def _code(workload: str, *, writes: bool) -> list[str]:
         "from safetensors.torch import load_file",
         "",
         "from shared.workloads.base import load",
+        *(["from shared.workloads.generation.batch import Batch, Sequence"] if writes else []),
         "",
         'config = json.loads(Path("config.json").read_text())',
         'for key in ("workload", "workload_version"):',
@@ -331,12 +384,12 @@ def _code(workload: str, *, writes: bool) -> list[str]:
         *lines,
         'tokenizer = Path("tokenizer.json").read_bytes()',
         'decoder = workload.decoder(config, weights, tokenizer, slots=1, device="cpu")',
-        'tokens = decoder.encode("")',
-        "logits = decoder.prefill(0, tokens, 0)",
-        "while len(tokens) < min(100, decoder.context):",
-        "    tokens.append(int(logits.argmax()))",
-        "    logits = decoder.decode_step([0], tokens[-1:], [len(tokens) - 1])[0]",
-        "print(decoder.decode(tokens))",
+        'batch, asked = Batch(decoder), decoder.encode("")',
+        "count = min(100, decoder.context - len(asked))",
+        "how = dict(seed=1, temperature=0.8, top_p=0.95)",
+        'batch.add(Sequence(id="a", prompt=tuple(asked), max_tokens=count, **how))',
+        "while len(batch):",
+        '    print(*(made.text for made in batch.step()), sep="", end="")',
     ]
 
 

@@ -14,7 +14,11 @@ from shared.text import printable
 
 PICTURE = "version.png"  # the version's own sample, beside the card
 OWN = "the package that the run's volunteers have installed"
-_TASKS = {"gpt": "text-generation", "dcgan": "unconditional-image-generation"}
+_TASKS = {
+    "gpt": "text-generation",
+    "causal-lm": "text-generation",
+    "dcgan": "unconditional-image-generation",
+}
 # Names that hubs know; any other licence is given by its own name.
 _LICENCES = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "unlicense", "openrail"),
@@ -47,6 +51,9 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     pictured: bool = False  # `PICTURE` lies in the folder
     bits: float | None = None  # a byte of held-out text
     suites: Sequence[SuiteCourse] = ()  # up to this version
+    base_model: str = ""  # by its name on a hub
+    dataset: str = ""
+    languages: Sequence[str] = ()  # of its data
 
 
 def card(facts: CardFacts) -> str:
@@ -113,8 +120,13 @@ def measured(measure: str, loss: float, unit: str) -> str:
 def _front(facts: CardFacts) -> list[str]:
     """Return the lines that hubs read; JSON is YAML too, so that no word can be another key."""
     licence = facts.licence.strip().lower()
-    lines = {"tags": ["volunteer-computing", facts.workload]}
+    lines: dict[str, Sequence[str]] = {"tags": ["volunteer-computing", facts.workload]}
+    lines |= {"datasets": [facts.dataset]} if facts.dataset else {}
+    lines |= {"language": facts.languages} if facts.languages else {}
     known: dict[str, str] = {}
+    if facts.base_model:
+        known["base_model"] = facts.base_model
+        known["base_model_relation"] = "adapter" if facts.library == "peft" else "finetune"
     if licence in _LICENCES:
         known["license"] = licence
     elif licence:

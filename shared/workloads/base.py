@@ -302,6 +302,16 @@ class Converted(NamedTuple):
     files: Mapping[str, bytes]
     code: Sequence[str]  # lines that load it and make something, for the card
     needs: str = ""  # packages of these lines, by their names for pip; "": our own
+    dtype: str = ""  # that the tensors are written in; "": their own
+
+
+class FormatWanted(NamedTuple):
+    """Format of a library, and what of a dataset goes along with the weights."""
+
+    format: str
+    tokenizer: bytes | None = None
+    template: bytes | None = None  # of dialogues, as a dataset keeps it
+    dtype: str = ""  # of the weights; "": the one they began with
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -441,11 +451,9 @@ class Workload(Protocol):
         """The tensors of a published file, e.g. with a tied head written out."""
         return dict(weights)
 
-    def convert(
-        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
-    ) -> Converted:
+    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
         """A version in one of the `formats`. Raises Configuration where a library is missing."""
-        raise NotImplementedError(f"{self.name} knows no format {format}")
+        raise NotImplementedError(f"{self.name} knows no format {wanted.format}")
 
 
 def _found() -> EntryPoints:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import Definition
 from coordinator.runs.version_files import read_weights
+from shared.workloads.base import FormatWanted
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.transformers_folder import converted
 
@@ -27,7 +28,9 @@ class Library:
 
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
         weights = read_weights(Path(files.weights), about)
-        found = converted(GptConfig.from_dict(about.file.model), weights, None)
+        found = converted(
+            GptConfig.from_dict(about.file.model), weights, FormatWanted("transformers")
+        )
         folder.mkdir()
         for name, data in found.files.items():
             (folder / name).write_bytes(data)

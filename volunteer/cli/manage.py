@@ -33,7 +33,7 @@ System = Annotated[
     Parameter(help="For the whole machine, under its own user (systemd).", negative=""),
 ]
 
-service = App(name="service", help="Run the volunteer as a service, from boot on.")
+service = App(name="service", help="Run the volunteer as a service, from log-in on.")
 
 
 @service.command

@@ -20,6 +20,7 @@ from shared.text import escaped
 from shared.workloads.base import ChunkRef, DatasetManifest, Origin
 from shared.workloads.causal_lm import architectures, hub, model_folder
 from shared.workloads.causal_lm.architectures import Shape, read_shape
+from shared.workloads.causal_lm.base_settings import BaseSettings, read_base_settings
 from shared.workloads.data.tokenizer import MARKED
 
 BASE = "base"  # of the names of frozen files among the assets of data
@@ -73,6 +74,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
     train: Literal["all", "lora", "head"] = "all"
     lora: dict[str, Any] | None = None
     base_precision: BasePrecision = "float32"
+    base: dict[str, Any] = {}
 
 
 class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     licence: str = ""  # of that model
     head: bool = False  # only the head is trained
     base_precision: BasePrecision = "float32"  # of frozen matrices inside the blocks
+    base: BaseSettings = BaseSettings()  # of the model in `source`
 
     @property
     def frozen(self) -> bool:
@@ -145,6 +148,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             files=table.files,
             licence=table.licence,
             base_precision=table.base_precision,
+            base=read_table(table.base, BaseSettings, "model.base"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,6 +162,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             "files": {name: msgspec.structs.asdict(file) for name, file in self.files.items()},
             "licence": self.licence,
             "base_precision": self.base_precision,
+            "base": msgspec.to_builtins(self.base),
             "context": self.context,
             "train": self.train,
             "lora": lora,
@@ -219,7 +224,9 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
             f" --{kind} PATH makes one with its own"
         )
     told = {name: msgspec.structs.asdict(file) for name, file in files.items()}
-    return {**raw, "config": architectures.written(shape), "files": told}
+    base = read_base_settings(folder, model_folder.settings_in(folder))
+    more = {"files": told, "base": msgspec.to_builtins(base)}
+    return {**raw, "config": architectures.written(shape), **more}
 
 
 def _check_licence(raw: Mapping[str, Any], found: hub.Found) -> None:

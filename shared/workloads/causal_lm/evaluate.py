@@ -16,8 +16,10 @@ from shared.workloads.causal_lm.model import build
 from shared.workloads.data.token_loss import Reading, heldout_loss
 from shared.workloads.generation.batch import Batch, Sequence
 
-_SHOWN = 120  # tokens of a sample
+SAMPLE_TOKENS = 120
 _TEMPERATURE, _TOP_P = 0.8, 0.95
+# The same, as the library transformers is told.
+DRAWN = f"do_sample=True, temperature={_TEMPERATURE}, top_p={_TOP_P}, top_k=0"
 
 
 def evaluate(
@@ -38,7 +40,7 @@ def evaluate(
 def continued(decoder: CausalDecoder, prompt: str, seed: int) -> str:
     """The continuation of a prompt, as far as it fits."""
     tokens = decoder.encode(prompt)[-(decoder.context // 2) :]
-    count = min(_SHOWN, decoder.context - len(tokens))
+    count = min(SAMPLE_TOKENS, decoder.context - len(tokens))
     batch = Batch(decoder)
     batch.add(
         Sequence(

@@ -21,6 +21,7 @@ from shared.errors import Configuration, InvalidRunFile, Unavailable, VolunteerE
 from shared.installation import lacking
 from shared.text import escaped, size
 from shared.workloads.causal_lm import architectures, model_folder
+from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
 from shared.workloads.causal_lm.model_folder import INDEX, SETTINGS, TOKENIZER
 from shared.workloads.data.tokenizer import FILE_BYTES_MAX
 
@@ -32,7 +33,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 _MIRROR = "try again, or ask another mirror (HF_ENDPOINT)"
 # Beside the settings and the weights; each may be missing.
-_BESIDE = (TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
+_BESIDE = (TOKENIZER, TOKENS, GENERATION, "chat_template.jinja")
 _BESIDE_MAX = {TOKENIZER: FILE_BYTES_MAX}
 _SMALL_MAX = 1 << 20
 _LISTED_MAX = 10_000  # files of a repository

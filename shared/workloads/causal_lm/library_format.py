@@ -2,70 +2,140 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from shared.decoding import decode
 from shared.errors import BadRequest
-from shared.workloads.base import Converted, Weights
+from shared.workloads.base import Converted, FormatWanted, Weights
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape
-from shared.workloads.causal_lm.config import CausalConfig, Lora, adapted
+from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
+from shared.workloads.causal_lm.config import CausalConfig, Lora, adapted, origin
+from shared.workloads.causal_lm.evaluate import DRAWN, SAMPLE_TOKENS
+from shared.workloads.data.chat_template import ChatTemplate
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-def as_model(config: CausalConfig, whole: Weights, tokenizer: bytes | None) -> Converted:
+
+def as_model(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
     """The tensors and files of a folder that `AutoModelForCausalLM` loads."""
-    end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None
-    kind = config.shape.model_type
+    kind, words = config.shape.model_type, _Words.of(config, wanted)
+    dtype = wanted.dtype or config.base.dtype
     settings = {
         "architectures": [CLASSES[kind][1]],
         "model_type": kind,
         **config.shape.arguments(),
-        "dtype": "float32",
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
+        "dtype": dtype,
+        **words.ids,
     }
-    files = {"config.json": settings}
-    if tokenizer is not None:
-        files["tokenizer_config.json"] = _tokenizer_settings(config, tokenizer, end)
-    written = {name: msgspec.json.encode(table) for name, table in files.items()}
     return Converted(
         tensors=_merged(config, whole),
-        files=written if tokenizer is None else {**written, "tokenizer.json": tokenizer},
-        code=_code(tokenizer is not None),
+        files={
+            "config.json": msgspec.json.encode(settings),
+            GENERATION: msgspec.json.encode(
+                {**msgspec.to_builtins(config.base.generation), **words.ids}
+            ),
+            **words.files,
+        },
+        code=_code("AutoModelForCausalLM", wanted, config.context),
         needs="transformers torch",
+        dtype=dtype,
     )
 
 
-def as_adapter(config: CausalConfig, whole: Weights) -> Converted:
+def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
     """The files of a folder that `PeftModel` loads beside the frozen model. Raises BadRequest for
     a run without adapters.
     """
     lora = config.lora
     if lora is None:
         raise BadRequest('this run has no adapters: choose the format "transformers"')
+    dtype: torch.dtype = getattr(torch, wanted.dtype or "float32")
     tensors = {
-        f"base_model.model.{name}.{part}.weight": whole[f"{name}.{part}.weight"].contiguous()
+        f"base_model.model.{name}.{part}.weight": whole[f"{name}.{part}.weight"]
+        .to(dtype)
+        .contiguous()
         for name in adapted(config)
         for part in ("lora_A", "lora_B")
     }
-    settings = msgspec.json.encode(_adapter_settings(config, lora))
-    return Converted(
-        tensors={},
-        files={"adapter_model.safetensors": save(tensors), "adapter_config.json": settings},
-        code=[
+    settings = _adapter_settings(config, lora)
+    code = _code("AutoPeftModelForCausalLM", wanted, config.context)
+    if not settings.get("revision"):  # the base is known by the name of a folder alone
+        code = [
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM",
             "",
             'model = AutoModelForCausalLM.from_pretrained("MODEL")  # trained beside it',
             'model = PeftModel.from_pretrained(model, ".")',
-        ],
+        ]
+    return Converted(
+        tensors={},
+        files={
+            "adapter_model.safetensors": save(tensors),
+            "adapter_config.json": msgspec.json.encode(settings),
+            **_Words.of(config, wanted).files,
+        },
+        code=code,
         needs="peft transformers torch",
     )
+
+
+class _Words(NamedTuple):
+    """Tokenizer, template and special tokens of an export."""
+
+    ids: dict[str, Any]  # of config.json and generation_config.json
+    files: dict[str, bytes]
+
+    @classmethod
+    def of(cls, config: CausalConfig, wanted: FormatWanted) -> _Words:
+        """Special tokens are the base model's; an answer ends as the template ends it."""
+        if wanted.tokenizer is None:
+            names = ("bos_token_id", "eos_token_id", "pad_token_id")
+            return cls(dict.fromkeys(names), {})
+        tokenizer, base = load_tokenizer(wanted.tokenizer), config.base
+        template = decode(wanted.template, ChatTemplate) if wanted.template else None
+        last = end_of_text(tokenizer)
+        text = tokenizer.id_to_token(last) if last is not None else None
+        end = base.eos_token or text
+        if template is not None:
+            end = _answer_end(tokenizer, template) or template.eos_token or end
+        begin = base.bos_token or (template.bos_token if template is not None else "")
+        found = {"bos_token": begin or None, "eos_token": end, "pad_token": base.pad_token or end}
+        ids: dict[str, Any] = {
+            f"{name}_id": tokenizer.token_to_id(token) if token else None
+            for name, token in found.items()
+        }
+        ends = dict.fromkeys(
+            each
+            for each in (ids["eos_token_id"], *base.generation.ends)
+            if each is not None and each < config.shape.vocab_size
+        )
+        if len(ends) > 1:
+            ids["eos_token_id"] = list(ends)
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.shape.positions,
+            **found,
+            "clean_up_tokenization_spaces": False,
+            **({"chat_template": template.source} if template is not None else {}),
+        }
+        files = {TOKENS: msgspec.json.encode(settings), "tokenizer.json": wanted.tokenizer}
+        return cls(ids, files)
+
+
+def _answer_end(tokenizer: Tokenizer, template: ChatTemplate) -> str | None:
+    """Return the special token that a template ends an answer with."""
+    frame = template.frame()
+    written = frame.end.lstrip() if frame is not None else ""
+    special = (each.content for each in tokenizer.get_added_tokens_decoder().values())
+    return max((each for each in special if written.startswith(each)), key=len, default=None)
 
 
 def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
@@ -82,11 +152,13 @@ def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
 
 
 def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
+    found = origin(config)  # of a folder only its name
+    base = found.name if found is not None else ""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        # Of a folder only its name: where the organiser keeps it is nobody's business.
-        "base_model_name_or_path": Path(config.source).name or None,
+        "base_model_name_or_path": base.partition("@")[0] or None,
+        "revision": base.partition("@")[2] or None,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
@@ -97,34 +169,38 @@ def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
     }
 
 
-def _tokenizer_settings(config: CausalConfig, data: bytes, end: int | None) -> dict[str, Any]:
-    text = load_tokenizer(data).id_to_token(end) if end is not None else None
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.shape.positions,
-        "eos_token": text,
-        "pad_token": text,
-        "clean_up_tokenization_spaces": False,
-    }
-
-
-def _code(writes: bool) -> list[str]:
-    load = 'model = AutoModelForCausalLM.from_pretrained(".")'
-    make = "max_length=60, do_sample=True)[0]"
-    if not writes:
+def _code(loader: str, wanted: FormatWanted, context: int) -> list[str]:
+    """Return lines that draw as the sample of a version is drawn."""
+    package = "peft" if "Peft" in loader else "transformers"
+    load = f'model = {loader}.from_pretrained(".")'
+    make = f"max_new_tokens={min(SAMPLE_TOKENS, context // 2)}, {DRAWN})[0]"
+    if wanted.tokenizer is None:
         return [
             "import torch",
-            "from transformers import AutoModelForCausalLM",
+            f"from {package} import {loader}",
             "",
             load,
             f"print(model.generate(torch.tensor([[0]]), {make}.tolist())",
         ]
+    asked = ['tokens = tokenizer("A", return_tensors="pt", return_token_type_ids=False)']
+    if wanted.template:
+        asked = [
+            'turns = [{"role": "user", "content": "Hello!"}]',
+            "tokens = tokenizer.apply_chat_template(",
+            '    turns, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+            ")",
+        ]
+    classes = sorted({loader, "AutoTokenizer"})
     return [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        *(
+            [f"from transformers import {', '.join(classes)}"]
+            if package == "transformers"
+            else [f"from peft import {loader}", "from transformers import AutoTokenizer"]
+        ),
         "",
         load,
         'tokenizer = AutoTokenizer.from_pretrained(".")',
-        'tokens = tokenizer("A", return_tensors="pt")',
-        'found = model.generate(tokens["input_ids"], ' + make,
+        *asked,
+        f"found = model.generate(**tokens, {make}",
         "print(tokenizer.decode(found))",
     ]

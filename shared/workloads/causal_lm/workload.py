@@ -21,6 +21,7 @@ from shared.workloads.base import (
     DatasetManifest,
     DatasetWanted,
     Decoder,
+    FormatWanted,
     Job,
     Origin,
     Sample,
@@ -153,12 +154,9 @@ class CausalWorkload(Workload):
         model = build(checked, weights, weights, device)
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
-    def convert(
-        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
-    ) -> Converted:
+    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
         from shared.workloads.causal_lm.library_format import as_adapter, as_model
 
         checked = CausalConfig.from_dict(config)
-        if format == "peft":
-            return as_adapter(checked, weights)
-        return as_model(checked, weights, tokenizer)
+        write = as_adapter if wanted.format == "peft" else as_model
+        return write(checked, weights, wanted)

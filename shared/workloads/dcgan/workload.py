@@ -18,6 +18,7 @@ from shared.workloads.base import (
     Converted,
     Data,
     DatasetManifest,
+    FormatWanted,
     Job,
     Sample,
     Traits,
@@ -113,9 +114,7 @@ class DcganWorkload(Workload):
 
         return sample(DcganConfig.from_dict(config), weights, prompt, seed)
 
-    def convert(
-        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
-    ) -> Converted:
+    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
         import torch
 
         from shared.workloads.dcgan.model import Generator, build

@@ -20,6 +20,7 @@ from shared.workloads.base import (
     Converted,
     Data,
     DatasetManifest,
+    FormatWanted,
     Job,
     Sample,
     Traits,
@@ -123,9 +124,7 @@ class GomokuWorkload(Workload):
 
         return exhibition(GomokuConfig.from_dict(config), weights, seed)
 
-    def convert(
-        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
-    ) -> Converted:
+    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
         from shared.workloads.gomoku.network import build
         from shared.workloads.training.onnx_file import CODE, NAME, onnx_file
 

@@ -30,6 +30,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 40
 
 
+# The same, as the library transformers is told.
+DRAWN = f"do_sample=True, temperature={Sampling().temperature}, top_k={Sampling().top_k}"
+
+
 def evaluate(
     config: GptConfig, weights: Weights, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:

@@ -9,20 +9,22 @@ from typing import Any
 
 import msgspec
 
-from shared.workloads.base import Converted, Weights
+from shared.workloads.base import Converted, FormatWanted, Weights
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.gpt import gpt2, llama
 from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.evaluate import DRAWN
 
 _ARCHITECTURES = {"gpt2": gpt2, "llama": llama}
 
 
-def converted(config: GptConfig, weights: Weights, tokenizer: bytes | None) -> Converted:
+def converted(config: GptConfig, weights: Weights, wanted: FormatWanted) -> Converted:
     """The tensors and files of the folder."""
+    tokenizer, dtype = wanted.tokenizer, wanted.dtype or "float32"
     architecture = _ARCHITECTURES[config.architecture]
     end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None
     files = {
-        "config.json": {**architecture.settings(config), "dtype": "float32", **_ends(end)},
+        "config.json": {**architecture.settings(config), "dtype": dtype, **_ends(end)},
         "generation_config.json": {"_from_model_config": True, **_ends(end)},
     }
     if tokenizer is not None:
@@ -35,12 +37,13 @@ def converted(config: GptConfig, weights: Weights, tokenizer: bytes | None) -> C
         files=written if tokenizer is None else {**written, "tokenizer.json": tokenizer},
         code=_code(config, tokenizer),
         needs="transformers torch",
+        dtype=dtype,
     )
 
 
 def _code(config: GptConfig, tokenizer: bytes | None) -> list[str]:
     load = 'model = AutoModelForCausalLM.from_pretrained(".")'
-    make = f"max_length={min(100, config.block_size)}, do_sample=True)[0]"
+    make = f"max_length={min(100, config.block_size)}, {DRAWN})[0]"
     if tokenizer is None:
         return [
             "from transformers import AutoModelForCausalLM",

@@ -18,6 +18,7 @@ from shared.workloads.base import (
     Data,
     DatasetManifest,
     Decoder,
+    FormatWanted,
     Job,
     Sample,
     Traits,
@@ -149,9 +150,7 @@ class GptWorkload(Workload):
             found["head.weight"] = weights["tok_emb.weight"].clone()
         return found
 
-    def convert(
-        self, format: str, config: Config, weights: Weights, tokenizer: bytes | None
-    ) -> Converted:
+    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
         from shared.workloads.gpt.transformers_folder import converted
 
-        return converted(GptConfig.from_dict(config), weights, tokenizer)
+        return converted(GptConfig.from_dict(config), weights, wanted)

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.errors import BadRequest
-from shared.workloads.base import load
+from shared.workloads.base import FormatWanted, load
 from shared.workloads.data.tokenizer import (
     VOCAB_MIN,
     load_tokenizer,
@@ -50,7 +50,7 @@ def written(folder: Path, config: dict[str, Any], tokenizer: bytes | None) -> di
     """The weights of a small GPT, and the folder of it as transformers wants it."""
     workload = load("gpt")
     weights = noisy(workload.init(config, 1))
-    made = workload.convert("transformers", config, weights, tokenizer)
+    made = workload.convert(FormatWanted("transformers", tokenizer), config, weights)
     tensors = {name: value.contiguous() for name, value in made.tensors.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for name, content in made.files.items():
@@ -152,7 +152,7 @@ def test_its_tokenizer_splits_and_joins_like_ours(tmp_path: Path) -> None:
 
 
 def session(workload: str, config: dict[str, Any], weights: Any) -> Any:
-    made = load(workload).convert("onnx", config, weights, None)
+    made = load(workload).convert(FormatWanted("onnx"), config, weights)
     return onnxruntime.InferenceSession(made.files["model.onnx"])
 
 

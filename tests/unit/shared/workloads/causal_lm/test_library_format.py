@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import save_file
 
 from shared.errors import BadRequest
-from shared.workloads.base import Converted, load
+from shared.workloads.base import Converted, FormatWanted, load
 from shared.workloads.causal_lm.base_model import frozen_in
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.library_format import as_adapter
@@ -62,7 +62,9 @@ def test_the_library_gives_the_same_logits(tmp_path: Path, shape: str, train: st
     tied = {"tie_word_embeddings": False} if train == "head" else {}
     config, whole = trained(shape, tied, train=train)
     tokenizer = train_tokenizer(["how many legs has a spider?"], 300)
-    written(WORKLOAD.convert("transformers", config.to_dict(), whole, tokenizer), tmp_path)
+    written(
+        WORKLOAD.convert(FormatWanted("transformers", tokenizer), config.to_dict(), whole), tmp_path
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.inference_mode():
         theirs = model(input_ids=TOKENS).logits
@@ -79,8 +81,8 @@ def test_peft_gives_the_same_logits_beside_the_frozen_model(tmp_path: Path, shap
     for folder in (base, adapter):
         folder.mkdir()
     frozen = dict(frozen_in(config, {}))
-    written(WORKLOAD.convert("transformers", plain.to_dict(), frozen, None), base)
-    written(WORKLOAD.convert("peft", config.to_dict(), whole, None), adapter)
+    written(WORKLOAD.convert(FormatWanted("transformers", None), plain.to_dict(), frozen), base)
+    written(WORKLOAD.convert(FormatWanted("peft", None), config.to_dict(), whole), adapter)
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
     model = peft.PeftModel.from_pretrained(model, adapter)
     with torch.inference_mode():
@@ -91,7 +93,7 @@ def test_peft_gives_the_same_logits_beside_the_frozen_model(tmp_path: Path, shap
 
 def test_an_adapter_of_the_head_is_exported_too(tmp_path: Path) -> None:
     config, whole = trained("llama", train="lora", lora={"targets": ["lm_head", "q_proj"]})
-    written(WORKLOAD.convert("transformers", config.to_dict(), whole, None), tmp_path)
+    written(WORKLOAD.convert(FormatWanted("transformers", None), config.to_dict(), whole), tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.inference_mode():
         theirs = model(input_ids=TOKENS).logits
@@ -101,12 +103,12 @@ def test_an_adapter_of_the_head_is_exported_too(tmp_path: Path) -> None:
 def test_a_run_without_adapters_has_none_to_give() -> None:
     config, whole = trained("llama")
     with pytest.raises(BadRequest, match="has no adapters"):
-        WORKLOAD.convert("peft", config.to_dict(), whole, None)
+        WORKLOAD.convert(FormatWanted("peft", None), config.to_dict(), whole)
 
 
 def test_an_adapter_does_not_tell_where_the_organiser_keeps_the_model() -> None:
     config, whole = trained("llama", train="lora")
     secret = msgspec.structs.replace(config, source="/home/ann/private/models/tiny")
-    made = as_adapter(secret, whole).files
+    made = as_adapter(secret, whole, FormatWanted("peft")).files
     assert not any(b"/home/ann" in content for content in made.values())
     assert b'"tiny"' in made["adapter_config.json"]

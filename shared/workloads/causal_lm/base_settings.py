@@ -1,0 +1,87 @@
+"""Settings of the model that a run goes on from: training does not read them, an export has them
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared.decoding import convert, decode
+from shared.errors import InvalidRunFile
+
+GENERATION, TOKENS = "generation_config.json", "tokenizer_config.json"
+_FILE_MAX = 4 << 20  # bytes
+_Token = Annotated[str, Meta(max_length=100)]
+_Id = Annotated[int, Meta(ge=0, lt=1 << 24)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling as generation_config.json says it."""
+
+    eos_token_id: _Id | Annotated[tuple[_Id, ...], Meta(max_length=32)] | None = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_k: _Id | None = None
+    top_p: _Share | None = None
+    min_p: _Share | None = None
+    typical_p: _Share | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Return the tokens that end an answer."""
+        found = self.eos_token_id
+        return found if isinstance(found, tuple) else () if found is None else (found,)
+
+
+class BaseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Type of the weights, special tokens, and sampling."""
+
+    dtype: Dtype = "float32"
+    bos_token: _Token = ""
+    eos_token: _Token = ""
+    pad_token: _Token = ""
+    generation: GenerationSettings = GenerationSettings()
+
+
+def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSettings:
+    """Return what the folder of a model says; `settings` are those of its config.json.
+
+    Raises InvalidRunFile for a value that the library would not take.
+    """
+    tokens, generation = _table(folder / TOKENS), _table(folder / GENERATION)
+    generation.setdefault("eos_token_id", settings.get("eos_token_id"))
+    dtype = settings.get("dtype") or settings.get("torch_dtype")
+    found: dict[str, Any] = {
+        "dtype": dtype if dtype in ("bfloat16", "float16") else "float32",
+        "generation": _known(generation, GenerationSettings),
+    }
+    for name in ("bos_token", "eos_token", "pad_token"):
+        token = tokens.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token:
+            found[name] = token
+    try:
+        return convert(found, BaseSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidRunFile(f"{folder}: {TOKENS} or {GENERATION}: {error}") from error
+
+
+def _known(table: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {key: table[key] for key in kind.__struct_fields__ if table.get(key) is not None}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    if not path.is_file() or path.stat().st_size > _FILE_MAX:
+        return {}
+    try:
+        return decode(path.read_bytes(), dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise InvalidRunFile(f"{path} is not a JSON object: {error}") from error
