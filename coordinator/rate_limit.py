@@ -34,12 +34,16 @@ class _Bucket:
     def __len__(self) -> int:
         return len(self._left)
 
-    def take(self, key: str, now: float) -> float:
-        """Take one; 0 when it was there, else how many seconds until there is one."""
-        left, at = self._left.get(key, (self.capacity, now))
-        left = min(self.capacity, left + (now - at) * self._per_s)
+    def take(self, key: str, now: float, replicas: int = 1) -> float:
+        """Take one; 0 when it was there, else how many seconds until there is one.
+
+        Of so many replicas each has an equal share, for a balancer spreads what one key sends.
+        """
+        full, per_s = max(1.0, self.capacity / replicas), self._per_s / replicas
+        left, at = self._left.get(key, (full, now))
+        left = min(full, left + (now - at) * per_s)
         if left < 1:
-            return (1 - left) / self._per_s
+            return (1 - left) / per_s
         if len(self._left) >= KEYS_MAX and key not in self._left:
             self._forget(now)
         self._left[key] = (left - 1, now)
@@ -52,16 +56,17 @@ class _Bucket:
 
 
 class PerMinute:
-    """Requests a minute of each key, by a capacity that the caller names; in this process only."""
+    """Requests a minute of each key, by a capacity that the caller names."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
+        self.replicas = 1
         self._buckets: dict[int, _Bucket] = {}
 
     def hit(self, key: str, capacity: int) -> None:
         """Count one request. Raises TooManyRequests with the time to wait."""
         bucket = self._buckets.setdefault(capacity, _Bucket(capacity, WINDOWS_S["minute"]))
-        wait_s = bucket.take(key, self._monotonic())
+        wait_s = bucket.take(key, self._monotonic(), self.replicas)
         if wait_s:
             raise TooManyRequests(
                 f"more than {capacity} requests a minute; come back in {math.ceil(wait_s)} s",
@@ -70,7 +75,7 @@ class PerMinute:
 
 
 class Rates:
-    """Limit requests per worker and per address, in this process only: each replica counts its own.
+    """Limit requests per worker and per address; each replica counts its share.
 
     A token bucket of our own: the in-memory storage of the `limits` package starts a thread every
     10 ms, which doubled the time of a heartbeat (measured: 25 to 50 us).
@@ -78,6 +83,7 @@ class Rates:
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
+        self.replicas = 1  # that serve, this one included
         self._buckets: dict[str, _Bucket | None] = {}
         for kind in ("worker", "ip", "register"):
             text = getattr(settings, f"rate_{kind}")
@@ -101,7 +107,7 @@ class Rates:
         bucket = self._buckets[kind]
         if bucket is None:
             return
-        wait_s = bucket.take(key, self._monotonic())
+        wait_s = bucket.take(key, self._monotonic(), self.replicas)
         if wait_s:
             raise TooManyRequests(
                 f"more than {bucket.capacity} requests in {bucket.window_s} s; come back in "

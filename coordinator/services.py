@@ -259,8 +259,14 @@ class Coordinator(Platform):
             "record": self.transparency.run,
             "space": self.space.run,
             "boxes": self.boxes.run,
-            "beats": Beats(self.db, self.clock, self.settings.directory, self._figures()).run,
+            "beats": Beats(
+                self.db, self.clock, self.settings.directory, self._figures(), self._among
+            ).run,
         }
+
+    def _among(self, replicas: int) -> None:
+        """Take the share of this process, one of so many, of what is limited."""
+        self.rates.replicas = self.answers.rates.replicas = replicas
 
     def _figures(self) -> Callable[[], ReplicaFigures]:
         """Return what measures this process, as other processes are told of it."""

@@ -21,7 +21,7 @@ from hypothesis import settings
 from shared import gc_freeze
 from tests.support.examples import EXAMPLES, PROFILE
 
-pytest_plugins = ["tests.support.databases"]  # SQLite and a real PostgreSQL
+pytest_plugins = ["tests.support.databases", "tests.support.wayward_store"]  # real servers
 
 for profile, count in EXAMPLES.items():
     settings.register_profile(profile, deadline=None, print_blob=True, max_examples=count)

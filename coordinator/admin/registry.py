@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class Backup(CommandRequest, frozen=True, kw_only=True):
-    """`to` is a folder of the machine that runs the command."""
+    """`to` is a folder of the machine that runs the command, `like` an earlier backup there."""
 
     to: str
+    like: str = ""
 
 
 async def check(coordinator: Coordinator, ask: Nothing) -> CheckReport:
@@ -33,7 +34,8 @@ async def top(coordinator: Coordinator, ask: Nothing) -> Overview:
 
 async def backup(coordinator: Coordinator, ask: Backup) -> BackupSummary:
     c = coordinator
-    return await make_backup(c.db, c.blobs, c.settings, c.clock, Path(ask.to))
+    like = Path(ask.like) if ask.like else None
+    return await make_backup(c.db, c.blobs, c.settings, c.clock, Path(ask.to), like)
 
 
 async def alerts_test(coordinator: Coordinator, ask: Nothing) -> Delivered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -11,6 +11,10 @@ from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call, connected
 from shared.text import size
+
+if TYPE_CHECKING:
+    from coordinator.config import Settings
+    from coordinator.upkeep.backup_series import DrillReport
 
 alerts = App(
     name="alerts", help="Alerts to the organiser: those that stand, a test of the webhook."
@@ -96,23 +100,168 @@ def check(*, where: Where = HERE, json: Json = False) -> int:
     return 1 if report.breaches else 0
 
 
+backups = App(name="backup", help="Save database, blobs and keys; look after what was saved.")
+
+Series = Annotated[Path, Parameter(help="The folder of a backup, or of several.")]
+
+
+@backups.default
 def backup(
-    folder: Annotated[Path, Parameter(help="A new or empty folder.")],
+    folder: Annotated[
+        Path,
+        Parameter(
+            help="A new or empty folder; with --keep or --every one "
+            "that holds a folder for each backup."
+        ),
+    ],
     *,
+    every: Annotated[str, Parameter(help="Go on until stopped, so often: 1d, 6h.")] = "",
+    keep: Annotated[int, Parameter(help="Delete all but the newest so many.")] = 0,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Save database, blobs and keys, while the server works.
+    """Save database, blobs and keys, while the server works, and read all of it again.
 
-    The folder holds secrets: keep it private.
+    The folder holds secrets: keep it private. Backups of one folder share the blobs that did not
+    change.
     """
-    done = call(where, "backup", to=str(folder.expanduser().absolute()))
+    import time
+
+    from coordinator.upkeep import backup_series as series
+
+    if not (every or keep):
+        _saved(call(where, "backup", to=str(folder.expanduser().absolute())), json=json)
+        return
+    place, wait_s = folder.expanduser().absolute(), _seconds(every) if every else 0.0
+    while True:
+        began = time.time()
+        to = series.next_folder(place, began)
+        before = series.folders(place)
+        like = str(before[-1]) if before else ""
+        _saved(call(where, "backup", to=str(to), like=like), json=json)
+        for gone in series.prune(place, keep) if keep else ():
+            print(f"Deleted {gone}.")
+        if not every:
+            return
+        time.sleep(max(1.0, began + wait_s - time.time()))
+
+
+def _seconds(text: str) -> float:
+    """Return a time such as 6h. Raises BadRequest."""
+    from shared.errors import BadRequest
+
+    unit = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    if unit is None or not text[:-1].isdigit() or not int(text[:-1]):
+        raise BadRequest(f'--every must look like 1d, 6h or 30m, not "{text}"')
+    return float(int(text[:-1]) * unit)
+
+
+def _saved(done: Any, *, json: bool) -> None:
     if json:
         as_json(done)
     else:
         print(
-            f"Saved to {done.path}: {done.rows:,} rows, {done.blobs:,} blobs, {size(done.bytes)}."
+            f"Saved to {done.path}: {done.rows:,} rows, {done.blobs:,} blobs, {size(done.bytes)}.",
+            flush=True,
         )
+
+
+@backups.command(name="list")
+def list_backups(folder: Series, *, json: Json = False) -> None:
+    """Backups of a folder, oldest first."""
+    from coordinator.upkeep import backup_series as series
+
+    found = series.listing(folder.expanduser().absolute())
+    if json:
+        as_json(found)
+        return
+    columns = {
+        "made": lambda b: when(b.created_at),
+        "rows": lambda b: f"{b.rows:,}",
+        "blobs": lambda b: f"{b.blobs:,}",
+        "size": lambda b: size(b.bytes),
+        "folder": lambda b: b.path,
+    }
+    table(found, columns, "No backup is there.")
+
+
+@backups.command(name="verify")
+def verify_backup(folder: Series, *, json: Json = False) -> None:
+    """Read every byte of a backup, of several the newest. Exit code 78 where it is damaged."""
+    from coordinator.upkeep import backup_series as series
+
+    found = series.verify(series.newest(folder.expanduser().absolute()))
+    if json:
+        as_json(found)
+    else:
+        print(f"{found.path} is whole: {found.rows:,} rows, {found.blobs:,} blobs.")
+
+
+@backups.command(name="prune")
+def prune_backups(
+    folder: Series, *, keep: Annotated[int, Parameter(help="How many stay.")] = 7
+) -> None:
+    """Delete all but the newest backups of a folder."""
+    from coordinator.upkeep import backup_series as series
+    from shared.errors import BadRequest
+
+    if keep < 1:
+        raise BadRequest("--keep is at least 1")
+    for gone in series.prune(folder.expanduser().absolute(), keep):
+        print(f"Deleted {gone}.")
+
+
+async def _drill(settings: Settings, folder: Path) -> DrillReport:
+    """Restore a backup into a scratch directory, check everything there, and delete it."""
+    import tempfile
+    import time
+
+    import msgspec
+
+    from coordinator.database import runs
+    from coordinator.services import opened
+    from coordinator.upkeep.backup import restore as bring_back
+    from coordinator.upkeep.backup_series import DrillReport
+
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="coordinator-drill-") as scratch:
+        place = msgspec.structs.replace(settings, data_dir=scratch, database="", blobs="")
+        done = await bring_back(place, folder)
+        async with opened(place) as coordinator:
+            report = await coordinator.checks.run()
+            found = await coordinator.db.read(runs.every)
+    return DrillReport(
+        backup=msgspec.structs.replace(done, path=str(folder)),
+        heads={run.name: run.head for run in found},
+        seconds=time.monotonic() - began,
+        breaches=report.breaches,
+    )
+
+
+@backups.command(name="drill")
+def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> int:
+    """Restore a backup, of several the newest, into a scratch directory and check it there.
+
+    Exit code 1 on any breach. Nothing of the server is touched.
+    """
+    import asyncio
+
+    from coordinator.upkeep import backup_series as series
+
+    source = series.newest(folder.expanduser().absolute())
+    done = asyncio.run(_drill(where.settings(), source))
+    if json:
+        as_json(done)
+    else:
+        for breach in done.breaches:
+            print(f"BREACH  {breach}")
+        heads = ", ".join(f"{run} at version {head}" for run, head in done.heads.items())
+        print(
+            f"Restored {done.backup.path} of {when(done.backup.created_at)} in {done.seconds:.0f} s:"
+            f" {done.backup.rows:,} rows, {done.backup.blobs:,} blobs; {heads or 'no run'}; "
+            f"{len(done.breaches) or 'no'} breaches."
+        )
+    return 1 if done.breaches else 0
 
 
 def restore(
@@ -142,6 +291,7 @@ def restore(
 
 
 def add_to(parent: App) -> None:
-    for command in (top, check, backup, restore):
+    for command in (top, check, restore):
         parent.command(command)
     parent.command(alerts)
+    parent.command(backups)

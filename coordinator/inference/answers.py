@@ -191,7 +191,7 @@ class Answers:
     def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
         self._db = db
         self.meter = Meter(db, clock, settings)
-        self._rate = PerMinute(clock.monotonic)
+        self.rates = PerMinute(clock.monotonic)
         self.streams = Streams()
         self.answerers = Answerers(db, clock)
         self._engine: InferenceEngine | None = None
@@ -249,7 +249,7 @@ class Answers:
 
         found = await self._db.read(read)
         key = f"{asker.volunteer_id}:{found.version.run_id}"
-        self._rate.hit(key, found.tier.requests_per_minute)
+        self.rates.hit(key, found.tier.requests_per_minute)
         return found
 
     # --- answers ---

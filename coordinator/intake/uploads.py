@@ -4,8 +4,7 @@ and synced on the way, then a blob.
 Memory stays flat whatever the size: at most two batches of an upload are in memory, the one being
 received and the one being hashed and written in a thread. There is one writer at a time; a newer
 request ends the older one, because its client has given that one up. An upload in progress is a
-file of this replica: behind a load balancer its requests must stay on one replica, or it starts
-over.
+file, or with an object store a row of pieces in it: any replica goes on with it.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from coordinator.rules.checks import REVEAL_MAX_S
 from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
+from coordinator.storage.staging import end
 from coordinator.traffic import SLOW_S, Durations
 from shared.errors import (
     BadRequest,
@@ -248,13 +248,20 @@ class Uploads(PlatformService):
         return row
 
     async def _info(self, row: UploadRow) -> UploadInfo:
-        offset = row.size if row.complete else await in_pool(self._offset, row.id)
+        offset = row.size if row.complete else await self._there(row)
         if offset == row.size and not row.complete and row.id not in self._writers:
             async with self._alone(
                 row.id
             ):  # all bytes were there when an earlier request or process ended
                 return await self._finish(row)
         return self._view(row, offset)
+
+    async def _there(self, row: UploadRow) -> int:
+        """Return how many bytes of an upload are there."""
+        here = await in_pool(self._offset, row.id)
+        if self._blobs.staging is None or here == row.size:
+            return here
+        return end(await self._blobs.staging.pieces(row.id))
 
     def _offset(self, upload_id: str) -> int:
         try:
@@ -286,13 +293,45 @@ class Uploads(PlatformService):
             row = await self._row(principal, upload_id)
             if row.complete:
                 return self._view(row, row.size)
-            receive = self._receive_small if row.size - offset <= SMALL_BYTES else self._receive
+            append = self._append_all if self._blobs.staging is None else self._append_piece
             with self.durations.timed():
-                there = await receive(row, offset, stream)
+                there = await append(row, offset, stream)
                 if there == row.size:
                     writer.storing = True
                     return await self._finish(row)
             return self._view(row, there)
+
+    async def _append_all(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
+        """Append to the file of the upload. Gives how many bytes are there."""
+        receive = self._receive_small if row.size - offset <= SMALL_BYTES else self._receive
+        return await receive(row, offset, stream)
+
+    async def _append_piece(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
+        """Append what comes as a piece in the store, also when the connection breaks."""
+        there = await self._there(row)
+        if offset != there:
+            raise OffsetMismatch(f"the upload is at byte {there}, not at {offset}")
+        piece = msgspec.structs.replace(row, id=f"{row.id}.{offset}", size=row.size - offset)
+        path = self._path(piece.id)
+        await in_pool(lambda: path.unlink(missing_ok=True))  # of a process that died
+        try:
+            await self._append_all(piece, 0, stream)
+        finally:
+            there += await asyncio.shield(self._stage(row, offset, piece.id))
+        return there
+
+    async def _stage(self, row: UploadRow, offset: int, piece: str) -> int:
+        """Store a piece that was received; an upload of one piece needs no store. Its bytes."""
+        size, path = await in_pool(self._offset, piece), self._path(piece)
+        known = self._hashes.pop(piece, None)
+        if size == row.size:
+            await in_pool(path.replace, self._path(row.id))
+            if known is not None:
+                self._hashes[row.id] = known
+        elif size and self._blobs.staging is not None:
+            await self._blobs.staging.put(row.id, offset, path, size)
+        await in_pool(lambda: path.unlink(missing_ok=True))
+        return size
 
     @asynccontextmanager
     async def _alone(self, upload_id: str) -> AsyncIterator[_UploadWriter]:
@@ -397,7 +436,10 @@ class Uploads(PlatformService):
     # --- end ---
 
     async def _finish(self, row: UploadRow) -> UploadInfo:
-        path = self._path(row.id)
+        path, staging = self._path(row.id), self._blobs.staging
+        in_pieces = staging is not None and not await in_pool(path.exists)
+        if staging is not None and in_pieces:
+            await staging.collect(row.id, path)
         offset, digest = self._hashes.pop(row.id, (-1, hashlib.sha256()))
         if offset != row.size:
             digest = await in_pool(_hash_file, path, row.size)
@@ -413,7 +455,10 @@ class Uploads(PlatformService):
             upload_rows.finish(conn, row.id)
             return row.evidence_of is not None and recomputes.arrive(conn, row.evidence_of)
 
-        if await self._db.write(store):
+        wanted = await self._db.write(store)
+        if staging is not None and in_pieces:
+            await staging.drop(row.id)
+        if wanted:
             self._signals.notify("recomputes")
             self._signals.notify("queue")  # its machine may have other work
         return self._view(row, row.size, complete=True)
@@ -422,6 +467,8 @@ class Uploads(PlatformService):
         await self._db.write(lambda conn: upload_rows.remove(conn, upload_ids))
         for upload_id in upload_ids:
             self._hashes.pop(upload_id, None)
+            if self._blobs.staging is not None:
+                await self._blobs.staging.drop(upload_id)
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
 
     async def expire(self) -> int:
@@ -440,6 +487,8 @@ class Uploads(PlatformService):
         gone = [upload_id for upload_id in gone if upload_id not in self._writers]
         await self._drop(gone)
         await in_pool(self._sweep, now - 2 * UPLOAD_TTL_S)
+        if self._blobs.staging is not None:
+            await self._blobs.staging.sweep(now - 2 * UPLOAD_TTL_S)
         return len(gone)
 
     def _sweep(self, older_than: float) -> None:

@@ -19,13 +19,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from shared.cancel_safe_open import R, opened
 from shared.errors import BadRequest, NotFound, StorageFull
+
+if TYPE_CHECKING:
+    from coordinator.storage.staging import Staging
 
 # A download streams reads of this size: FileResponse's 64 KiB were 7-11 x slower.
 READ_BYTES = 1 << 20
@@ -60,7 +63,10 @@ class BlobStore(Protocol):
     """Interface of a blob store.
 
     Every method raises NotFound for a blob that is not there, StorageFull when space ran out.
+    `staging` is for uploads in progress where replicas share no files.
     """
+
+    staging: Staging | None
 
     async def put_file(self, sha256: str, path: Path) -> None:
         """Take the file at `path` (it is gone afterwards).
@@ -212,6 +218,8 @@ class FileStream:
 
 class DiskBlobs:
     """Blobs as read-only files `ab/abcdef...` below a directory."""
+
+    staging: Staging | None = None
 
     def __init__(self, root: Path) -> None:
         self._root = root

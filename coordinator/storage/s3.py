@@ -26,6 +26,7 @@ from coordinator.storage.blobs import (
     storage_errors,
     sync_file,
 )
+from coordinator.storage.staging import Staging
 from shared.errors import Configuration, NotFound, Unavailable
 from shared.installation import lacking
 
@@ -48,7 +49,7 @@ class S3Blobs:
         retry_s: float = 30.0,
         still_s: float = 60.0,
     ) -> None:
-        """`still_s` is how long a request may go without a byte; one that moves has no limit."""
+        """Set up the store; `still_s` is how long a request may go without a byte; one that moves has no limit."""
         try:
             import obstore
         except ImportError as error:
@@ -72,6 +73,7 @@ class S3Blobs:
         self._obstore = obstore
         self._cache = cache
         self._cache_bytes_max = cache_bytes_max
+        self.staging: Staging | None = Staging(self)
         (cache / "tmp").mkdir(parents=True, exist_ok=True)
 
     def scratch(self) -> Path:
@@ -81,21 +83,20 @@ class S3Blobs:
         return f"{check_name(sha256)[:2]}/{sha256}"
 
     async def put_file(self, sha256: str, path: Path) -> None:
-        await self._put(sha256, path, (await in_pool(path.stat)).st_size)
+        await self.put_object(self._key(sha256), path, (await in_pool(path.stat)).st_size)
         await in_pool(self._keep, sha256, path)
 
-    async def _put(self, sha256: str, data: Path | bytes, size: int) -> None:
+    async def put_object(self, key: str, data: Path | bytes, size: int) -> None:
         """Store an object. A slow store may have it although it did not say so in time, and then
         knows nothing of the pieces of a request that is sent again.
         """
-        key = self._key(sha256)
         try:
             await self._call(
                 self._obstore.put_async(self._store, key, data, max_concurrency=PUTS_AT_ONCE)
             )
         except (NotFound, Unavailable) as error:
             try:
-                if await self._stored_size(sha256) == size:
+                if await self._object_size(key) == size:
                     return
             except NotFound:
                 pass
@@ -124,7 +125,7 @@ class S3Blobs:
 
     async def put_bytes(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
-        await self._put(sha256, data, len(data))
+        await self.put_object(self._key(sha256), data, len(data))
         return sha256
 
     async def local(self, sha256: str) -> Path:
@@ -167,7 +168,10 @@ class S3Blobs:
             return await self._stored_size(sha256)
 
     async def _stored_size(self, sha256: str) -> int:
-        found = await self._call(self._obstore.head_async(self._store, self._key(sha256)))
+        return await self._object_size(self._key(sha256))
+
+    async def _object_size(self, key: str) -> int:
+        found = await self._call(self._obstore.head_async(self._store, key))
         return int(found["size"])
 
     async def open_range(self, sha256: str, start: int, stop: int) -> Pieces:
@@ -181,9 +185,12 @@ class S3Blobs:
     async def _stored_range(
         self, sha256: str, start: int, stop: int
     ) -> AsyncGenerator[bytes, None]:
+        return await self.object_range(self._key(sha256), start, stop)
+
+    async def object_range(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        """Return a part of an object as `open_range` does."""
         if stop <= start:
             return _nothing()
-        key = self._key(sha256)
         wanted = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
         return self._pieces(await self._call(wanted))
 
@@ -198,18 +205,28 @@ class S3Blobs:
                 yield bytes(view[start : start + READ_BYTES])
 
     async def delete(self, sha256: str) -> None:
-        try:
-            await self._call(self._obstore.delete_async(self._store, self._key(sha256)))
-        except NotFound:
-            pass  # some stores say so, most do not
+        await self.delete_object(self._key(sha256))
         await in_pool(lambda: (self._cache / sha256).unlink(missing_ok=True))
 
+    async def delete_object(self, key: str) -> None:
+        try:
+            await self._call(self._obstore.delete_async(self._store, key))
+        except NotFound:
+            pass  # some stores say so, most do not
+
     async def entries(self) -> AsyncIterator[BlobEntry]:
-        async for batch in self._obstore.list(self._store):
-            for found in batch:
-                name = found["path"].rpartition("/")[2]
+        async for found in self.objects(None):
+            folder, _, name = found["path"].rpartition("/")
+            if len(folder) == 2:
                 modified = found["last_modified"].timestamp()
                 yield BlobEntry(sha256=name, size=int(found["size"]), modified_at=modified)
+
+    async def objects(self, prefix: str | None) -> AsyncIterator[Any]:
+        """List what is stored below a prefix."""
+        batches = aiter(self._obstore.list(self._store, prefix=prefix))
+        while (batch := await self._call(anext(batches, None))) is not None:
+            for found in batch:
+                yield found
 
     async def _call(self, awaitable: Any) -> Any:
         from obstore.exceptions import BaseError, NotFoundError

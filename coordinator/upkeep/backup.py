@@ -91,15 +91,21 @@ class BackupSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def backup(
-    db: Database, blobs: BlobStore, settings: Settings, clock: Clock, to: Path
+    db: Database,
+    blobs: BlobStore,
+    settings: Settings,
+    clock: Clock,
+    to: Path,
+    like: Path | None = None,
 ) -> BackupSummary:
-    """Write a backup into a new or empty folder.
+    """Write a backup into a new or empty folder, and read it again; it shares the blobs that an
+    earlier one, `like`, has on the same file system.
 
     Raises Conflict when it is not empty, NotFound for a lost blob.
     """
     await in_pool(_make_room, to)
     key = SigningKey.load(settings.signing_key_file)
-    wanted, tables = await _consistent(db, blobs, to)
+    wanted, tables = await _consistent(db, blobs, to, like)
     keys = await in_pool(_copy_keys, settings, to / "keys")
     listed = BackupList(
         format=FORMAT,
@@ -112,23 +118,24 @@ async def backup(
     )
     payload = canonical(listed)
     await in_pool(write_private, to / SIGNATURE, key.sign(payload).hex().encode())
+    await in_pool(check_files, to, listed)
     await in_pool(write_private, to / LIST, payload)  # last: without it there is no backup
     try:
         at = str(listed.created_at)
         await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
     except VolunteerError as error:  # a backup is all the more welcome then
         log.warning("the backup is not noted for the alerts", error=error.message)
-    return _saved(to, listed)
+    return summary(to, listed)
 
 
 async def _consistent(
-    db: Database, blobs: BlobStore, to: Path
+    db: Database, blobs: BlobStore, to: Path, like: Path | None
 ) -> tuple[dict[str, int], dict[str, TableFile]]:
     """Rows and blobs of one instant; begun again when a blob was cleaned up between the two."""
     for _ in range(SNAPSHOTS_MAX):
         tables = await db.read(lambda conn: _dump(conn, to / "tables"))
         wanted = await in_pool(_registered, to / "tables" / "blobs.jsonl")
-        gone = [sha for sha in wanted if not await _copy_blob(blobs, sha, to / "blobs")]
+        gone = [sha for sha in wanted if not await _copy_blob(blobs, sha, to / "blobs", like)]
         if not gone:
             return wanted, tables
         known = await db.read(datasets.all_registered)
@@ -171,11 +178,13 @@ def _registered(path: Path) -> dict[str, int]:
     return {row["sha256"]: row["size"] for batch in _batches(path) for row in batch}
 
 
-async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path) -> bool:
+async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path, like: Path | None) -> bool:
     """Copy one blob, checking its bytes; False when it is not there or not what it should be."""
     target = folder / sha256[:2] / sha256
     if await in_pool(target.is_file):
         return True  # copied for an earlier snapshot
+    if like is not None and await in_pool(_linked, like / "blobs" / sha256[:2] / sha256, target):
+        return True
     try:
         stream = await blobs.open_range(sha256, 0, await blobs.size(sha256))
     except NotFound:
@@ -193,6 +202,19 @@ async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path) -> bool:
         await in_pool(part.unlink)
         return False
     await in_pool(part.replace, target)
+    return True
+
+
+def _linked(old: Path, target: Path) -> bool:
+    """Give a file a second name; False where it is not there, not whole, or cannot have one."""
+    target.parent.mkdir(exist_ok=True, mode=0o700)
+    try:
+        with old.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != target.name:
+                return False
+        os.link(old, target)
+    except OSError:
+        return False
     return True
 
 
@@ -219,7 +241,8 @@ def _copy_keys(settings: Settings, folder: Path) -> dict[str, str]:
     return found
 
 
-def _saved(path: Path, listed: BackupList) -> BackupSummary:
+def summary(path: Path, listed: BackupList) -> BackupSummary:
+    """Return what a backup holds."""
     return BackupSummary(
         path=str(path),
         rows=sum(table.rows for table in listed.tables.values()),
@@ -301,7 +324,7 @@ async def restore(settings: Settings, source: Path) -> BackupSummary:
         await db.write(lambda conn: _state_restore(conn, key, listed.created_at, clock.now()))
     finally:
         await db.close()
-    return _saved(settings.directory, listed)
+    return summary(settings.directory, listed)
 
 
 def _check_target(settings: Settings, listed: BackupList) -> None:

@@ -100,16 +100,22 @@ def _with_flows(run: OpenRun, counted: Census) -> RunLine:
 
 
 class Beats:
-    """Notes that this process serves, with its figures, until it stops."""
+    """Notes that this process serves, with its figures, until it stops; says how many do."""
 
     def __init__(
-        self, db: Database, clock: Clock, directory: Path, figures: Callable[[], ReplicaFigures]
+        self,
+        db: Database,
+        clock: Clock,
+        directory: Path,
+        figures: Callable[[], ReplicaFigures],
+        among: Callable[[int], None],
     ) -> None:
         self._db = db
         self._clock = clock
         self._id = secrets.token_hex(8)
         self._place = f"{socket.gethostname()}:{directory}"[:255]
         self._figures = figures
+        self._among = among
         self._before = ReplicaFigures()
         self._before_at = clock.monotonic()
 
@@ -128,17 +134,18 @@ class Beats:
 
     async def _try(self, figures: ReplicaFigures | None) -> None:
         try:
-            await self._db.write(partial(self._write, figures=figures))
+            self._among(await self._db.write(partial(self._write, figures=figures)))
         except VolunteerError as error:
             log.warning("beat not written", error=error.message)
 
-    def _write(self, conn: Connection, figures: ReplicaFigures | None) -> None:
+    def _write(self, conn: Connection, figures: ReplicaFigures | None) -> int:
         now = self._clock.now()
         if figures is None:
             replicas.end(conn, self._id)
         elif not replicas.beat(conn, self._id, figures, now):
             replicas.begin(conn, self._id, self._place, now)
             replicas.beat(conn, self._id, figures, now)
+        return replicas.alive(conn, now - health.SILENT_S)
 
     def _measure(self) -> ReplicaFigures:
         """Return the figures of this process, with rates since the measure before."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -15,39 +14,9 @@ from coordinator.storage.blobs import BlobStore, DiskBlobs, Pieces, check_name
 from coordinator.storage.open import open_blobs
 from coordinator.storage.s3 import S3Blobs
 from shared.errors import BadRequest, Configuration, NotFound, Unavailable
-from tests.support.wayward_store import PIECE_BYTES, WaywardStore, wayward_store
+from tests.support.wayward_store import PIECE_BYTES, WaywardStore
 
 ABSENT = "0" * 64
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    """An S3-compatible server in this process."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    import urllib.request
-
-    for name, value in {
-        "AWS_ENDPOINT_URL": s3_server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    bucket = f"b{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:20]}"
-    make = urllib.request.Request(f"{s3_server}/{bucket}", method="PUT")
-    with urllib.request.urlopen(make) as reply:
-        assert reply.status == 200
-    return f"s3://{bucket}/some/prefix"
 
 
 @pytest.fixture(params=["disk", "s3"])
@@ -217,13 +186,6 @@ async def test_a_store_that_does_not_answer_is_unavailable(
     blobs = S3Blobs("s3://bucket", tmp_path / "cache", retry_s=0.1)
     with pytest.raises(Unavailable):
         await blobs.size(ABSENT)
-
-
-@pytest.fixture
-def wayward(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WaywardStore]:
-    with wayward_store(os.environ["AWS_ENDPOINT_URL"]) as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        yield store
 
 
 async def test_a_stream_that_moves_has_no_time_limit_and_one_that_does_not_has_one(

@@ -169,9 +169,11 @@ async def test_a_task_tells_its_history(database: Database) -> None:
 
 
 async def test_who_serves_is_seen_until_it_stops(database: Database, tmp_path: Path) -> None:
-    clock, stop = VirtualClock(), asyncio.Event()
+    clock, stop, seen = VirtualClock(), asyncio.Event(), list[int]()
     figures = ReplicaFigures(url="http://one", requests=7)
-    killed = asyncio.ensure_future(Beats(database, clock, tmp_path, lambda: figures).run(stop))
+    killed = asyncio.ensure_future(
+        Beats(database, clock, tmp_path, lambda: figures, lambda count: None).run(stop)
+    )
     await _serves(database, "http://one")
     (line,) = await database.read(replicas.listing)
     assert line.figures.requests == 7
@@ -180,13 +182,14 @@ async def test_who_serves_is_seen_until_it_stops(database: Database, tmp_path: P
     jobs = []
     for place, url in ((tmp_path, "http://again"), (tmp_path / "other", "http://two")):
         other = ReplicaFigures(url=url)
-        beats = Beats(database, clock, place, partial(msgspec.structs.replace, other))
+        beats = Beats(database, clock, place, partial(msgspec.structs.replace, other), seen.append)
         jobs.append(asyncio.ensure_future(beats.run(stop)))
         await _serves(database, url)
     lines = await database.read(replicas.listing)
     assert {one.figures.url for one in lines} == {"http://again", "http://two"}
     stop.set()
     await asyncio.gather(*jobs)
+    assert seen[:2] == [1, 2]  # each takes its share of the limits
     assert await database.read(replicas.listing) == ()
 
 

@@ -1,13 +1,18 @@
-"""An S3-speaking server with faults, in front of a good one."""
+"""An S3-speaking server of the tests, and one with faults in front of it."""
 
 from __future__ import annotations
 
+import hashlib
 import http.client
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
 
 PIECE_BYTES = 16 << 10
 
@@ -85,3 +90,40 @@ def wayward_store(target: str) -> Iterator[WaywardStore]:
     finally:
         store.shutdown()
         store.server_close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """An S3-compatible server in this process."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    import urllib.request
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"b{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:20]}"
+    make = urllib.request.Request(f"{s3_server}/{bucket}", method="PUT")
+    with urllib.request.urlopen(make) as reply:
+        assert reply.status == 200
+    return f"s3://{bucket}/some/prefix"
+
+
+@pytest.fixture
+def wayward(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WaywardStore]:
+    with wayward_store(os.environ["AWS_ENDPOINT_URL"]) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        yield store

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
@@ -33,6 +33,12 @@ def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float)
     said = msgspec.json.encode(figures).decode()
     given = {"its_id": replica_id, "beat_at": now, "figures": said}
     return conn.execute(_BEAT, given).rowcount == 1
+
+
+def alive(conn: Connection, since: float) -> int:
+    """Return how many serving processes were heard of since an instant, at least one."""
+    counted = select(func.count()).select_from(replicas).where(_R.beat_at >= since)
+    return max(1, int(conn.execute(counted).scalar_one()))
 
 
 def end(conn: Connection, replica_id: str) -> None:

@@ -142,3 +142,51 @@ def test_a_backup_goes_into_the_other_database(
 
     asyncio.run(goes_on())
     assert "all is well" in run("check", *place).out
+
+
+def occupied(folder: Path) -> int:
+    """Return the bytes of the files below a folder, each counted once."""
+    found = [path.stat() for path in folder.rglob("*")]
+    return sum({each.st_ino: each.st_size for each in found}.values())
+
+
+def test_backups_in_a_row_share_blobs_and_are_drilled(
+    here: Run, busy: Path, run: Run, tmp_path: Path
+) -> None:
+    row = tmp_path / "row"
+    assert here("backup", row, "--keep", "2").code == 0
+    first = occupied(row)
+    assert here("backup", row, "--keep", "2").code == 0
+    again = list(row.glob("*/blobs/*/*"))
+    assert len({path.stat().st_ino for path in again}) * 2 == len(again)
+    assert occupied(row) - first < first  # rows alone: this run is all rows
+    done = here("backup", row, "--keep", "2")
+    assert "Deleted" in done.out
+    listed = json.loads(run("backup", "list", row, "--json").out)
+    assert [each["path"] for each in listed] == sorted(map(str, row.iterdir()))
+    assert len(listed) == 2
+    assert "is whole" in run("backup", "verify", row).out
+    drilled = run("backup", "drill", row)
+    assert drilled.code == 0, drilled.err
+    assert "tiny at version" in drilled.out
+    assert "no breaches" in drilled.out
+    (row / "2025-12-31T000000").mkdir()  # of a process that was killed
+    assert "2025-12-31" in run("backup", "prune", row, "--keep", "1").out
+    assert [str(path) for path in row.iterdir()] == [listed[-1]["path"]]
+
+
+def test_what_rots_in_a_row_is_found_and_not_handed_on(
+    here: Run, busy: Path, run: Run, tmp_path: Path
+) -> None:
+    row = tmp_path / "row"
+    assert here("backup", row, "--keep", "7").code == 0
+    victim = next(row.glob("*/blobs/*/*"))
+    victim.chmod(0o600)
+    victim.write_bytes(bytes(victim.stat().st_size))
+    assert run("backup", "verify", row).code == 78
+    assert run("backup", "drill", row).code == 78
+    assert here("backup", row, "--keep", "7").code == 0
+    assert run("backup", "verify", row).code == 0
+    for words in (("list", tmp_path / "nowhere"), ("verify", tmp_path), ("drill", tmp_path)):
+        assert run("backup", *words).code == 2
+    assert run("backup", row, "--every", "often").code == 2

@@ -226,3 +226,22 @@ def test_a_full_disk_refuses_and_recovers_by_itself(tmp_path: Path) -> None:
     free = 1000
     assert space.look()
     space.check()
+
+
+def test_replicas_share_a_rate() -> None:
+    now = 0.0
+    replicas = [Rates(Settings(rate_worker="6/minute"), monotonic=lambda: now) for _ in range(3)]
+    for each in replicas:
+        each.replicas = 3
+    for each in replicas * 2:  # as a balancer sends them
+        each.hit("worker", "a")
+    for each in replicas:
+        with pytest.raises(TooManyRequests):
+            each.hit("worker", "a")
+    now = 10.0  # one more in ten seconds of them all
+    for each in replicas:
+        with pytest.raises(TooManyRequests):
+            each.hit("worker", "a")
+    now = 30.0
+    for each in replicas:
+        each.hit("worker", "a")

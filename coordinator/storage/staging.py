@@ -1,0 +1,81 @@
+"""Uploads in progress in an object store: pieces as objects, so that any replica goes on with them.
+
+uploads/UPLOAD/OFFSET-BYTES    one request's worth, as much of it as arrived
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coordinator.storage.blobs import in_pool, storage_errors
+
+if TYPE_CHECKING:
+    from coordinator.storage.s3 import S3Blobs
+
+FOLDER = "uploads"
+
+
+class StagedPiece(NamedTuple):
+    """One stored piece of an upload."""
+
+    offset: int
+    bytes: int
+    key: str
+
+
+class Staging:
+    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable as that."""
+
+    def __init__(self, blobs: S3Blobs) -> None:
+        self._blobs = blobs
+
+    async def pieces(self, upload_id: str) -> list[StagedPiece]:
+        """Return the pieces that follow one another from the beginning.
+
+        A request that was given up may have stored a part of what its successor brought: of two
+        at one offset the longer one counts, and one inside another is left out.
+        """
+        longest: dict[int, StagedPiece] = {}
+        for found in await self._stored(f"{FOLDER}/{upload_id}/"):
+            offset, size = map(int, found["path"].rpartition("/")[2].split("-"))
+            piece = StagedPiece(offset, size, found["path"])
+            longest[offset] = max(longest.get(offset, piece), piece, key=lambda each: each.bytes)
+        follow: list[StagedPiece] = []
+        while (piece := longest.get(end(follow))) is not None:  # type: ignore[assignment]
+            follow.append(piece)
+        return follow
+
+    async def put(self, upload_id: str, offset: int, path: Path, size: int) -> None:
+        """Store a piece, durably."""
+        await self._blobs.put_object(f"{FOLDER}/{upload_id}/{offset:016d}-{size:016d}", path, size)
+
+    async def collect(self, upload_id: str, into: Path) -> None:
+        """Write the pieces that are there into one file."""
+        with storage_errors(), into.open("wb") as file:
+            for piece in await self.pieces(upload_id):
+                async with aclosing(
+                    await self._blobs.object_range(piece.key, 0, piece.bytes)
+                ) as stream:
+                    async for data in stream:
+                        await in_pool(file.write, data)
+
+    async def drop(self, upload_id: str) -> None:
+        """Delete all pieces of an upload."""
+        for found in await self._stored(f"{FOLDER}/{upload_id}/"):
+            await self._blobs.delete_object(found["path"])
+
+    async def sweep(self, before: float) -> None:
+        """Delete pieces stored before an instant: nobody goes on with them."""
+        for found in await self._stored(f"{FOLDER}/"):
+            if found["last_modified"].timestamp() < before:
+                await self._blobs.delete_object(found["path"])
+
+    async def _stored(self, prefix: str) -> list[Any]:
+        return [found async for found in self._blobs.objects(prefix)]
+
+
+def end(pieces: list[StagedPiece]) -> int:
+    """Return how many bytes are there."""
+    return pieces[-1].offset + pieces[-1].bytes if pieces else 0

@@ -1,0 +1,79 @@
+"""Backups in a row: each a folder of its own, named by its instant, that shares the blobs which did
+not change with the one before by hard links.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+
+from coordinator.upkeep.backup import BackupSummary, check_files, read_list, summary
+from shared.errors import BadRequest
+
+NAME = "%Y-%m-%dT%H%M%S"
+_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}")
+LIST = "backup.json"
+
+
+class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Report on a backup that was restored into a scratch directory."""
+
+    backup: BackupSummary
+    heads: dict[str, int]  # newest version of each run
+    seconds: float
+    breaches: tuple[str, ...]
+
+
+def folders(series: Path) -> list[Path]:
+    """Return the complete backups of a series, oldest first. Raises BadRequest for no folder."""
+    if not series.is_dir():
+        raise BadRequest(f"{series} is no folder of backups")
+    found = [path for path in series.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(path for path in found if (path / LIST).is_file())
+
+
+def newest(series: Path) -> Path:
+    """Return the newest complete backup of a series, or the folder that is itself one."""
+    if (series / LIST).is_file():
+        return series
+    found = folders(series)
+    if not found:
+        raise BadRequest(f"{series} holds no complete backup")
+    return found[-1]
+
+
+def next_folder(series: Path, now: float) -> Path:
+    """Return the folder of a new backup, whose series is made where there is none."""
+    series.mkdir(parents=True, exist_ok=True, mode=0o700)
+    while (folder := series / time.strftime(NAME, time.gmtime(now))).exists():
+        now += 1.0
+    return folder
+
+
+def listing(series: Path) -> list[BackupSummary]:
+    """Return what each backup of a series holds, oldest first; the signatures are checked."""
+    return [summary(path, read_list(path)) for path in folders(series)]
+
+
+def verify(folder: Path) -> BackupSummary:
+    """Read every byte of a backup. Raises Configuration naming the first file that is wrong."""
+    listed = read_list(folder)
+    check_files(folder, listed)
+    return summary(folder, listed)
+
+
+def prune(series: Path, keep: int) -> list[Path]:
+    """Delete all but the newest complete backups, and what a killed process left behind."""
+    kept = folders(series)[-keep:]
+    gone = [
+        path
+        for path in sorted(series.iterdir())
+        if _NAME.fullmatch(path.name) and path not in kept and kept and path < kept[-1]
+    ]
+    for path in gone:
+        shutil.rmtree(path)
+    return gone
