@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from threading import Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import structlog
 
@@ -32,11 +32,18 @@ T = TypeVar("T")
 # of the child: (True, what was returned), or (False, (class of the error, its message))
 Reply = tuple[bool, Any]
 Stop = Callable[[], bool]  # work that lasts asks it now and then, and ends early
+PAUSE_S = 0.05  # between looks whether a pause has ended
 RESTART_S = 1.0  # a child that died is not started again before
 NICENESS = 5  # below the server's: sockets go first
 EXPENDABLE = "500"  # short of memory, the kernel ends this process before the server
 
 log = structlog.get_logger("compute")
+
+
+class Flag(Protocol):
+    """One byte that a server and its child share, without a lock that a dead child would keep."""
+
+    value: int
 
 
 def half_the_cores() -> int:
@@ -62,6 +69,8 @@ class Compute:
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
         self._died_at = -RESTART_S
+        self._paused_s = 0.0
+        self._paused: Flag = get_context("spawn").RawValue("b", 0)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Return `work(stop, *arguments)`; into a process of its own all of it is pickled. Raises
@@ -88,6 +97,16 @@ class Compute:
                 raise Unavailable("the coordinator is stopping") from None
             raise
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let what is under way wait at its next step; the time does not count as work."""
+        began, self._paused.value = monotonic(), 1
+        try:
+            yield
+        finally:
+            self._paused.value = 0
+            self._paused_s += monotonic() - began
+
     @property
     def stopping(self) -> bool:
         """Return True once `close` was called: what is under way has ended or will fail."""
@@ -104,16 +123,16 @@ class Compute:
 
     def _timed(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> tuple[T, float]:
         call = self._remotely if self._separate else self._here
-        before, began = self.busy_s, monotonic()
+        before, began, paused = self.busy_s, monotonic(), self._paused_s
         try:
             found = call(work, arguments)
         finally:
-            self.busy_s += monotonic() - began
+            self.busy_s += monotonic() - began - (self._paused_s - paused)
         return found, self.busy_s - before
 
     def _here(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         _limit_threads(self._torch_threads)
-        return work(lambda: self._stopping, *arguments)
+        return work(_stop(self._paused, lambda: self._stopping), *arguments)
 
     def _remotely(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         pipe = self._pipe or self._start()
@@ -135,7 +154,10 @@ class Compute:
         spawning = get_context("spawn")
         ours, its = spawning.Pipe()
         process = spawning.Process(
-            target=_serve, args=(its, self._torch_threads), name=self.name, daemon=True
+            target=_serve,
+            args=(its, self._torch_threads, self._paused),
+            name=self.name,
+            daemon=True,
         )
         process.start()
         its.close()  # so that its end is seen
@@ -164,10 +186,21 @@ def _limit_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def _stop(paused: Flag, ends: Stop) -> Stop:
+    """Return what work asks at each step: it waits through a pause, then whether work is to end."""
+
+    def asked() -> bool:
+        while paused.value and not ends():
+            sleep(PAUSE_S)
+        return ends()
+
+    return asked
+
+
 # --- in the child ---
 
 
-def _serve(pipe: Connection, torch_threads: int) -> None:
+def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
     """Answer calls until the server closes the pipe, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
     Thread(target=_end_with_the_server, daemon=True).start()
@@ -180,7 +213,7 @@ def _serve(pipe: Connection, torch_threads: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             work, arguments = pipe.recv()
-            pipe.send(_reply(work, arguments))
+            pipe.send(_reply(work, (_stop(paused, _never), *arguments)))
 
 
 def _end_with_the_server() -> None:
@@ -193,7 +226,7 @@ def _end_with_the_server() -> None:
 
 def _reply(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Reply:
     try:
-        return True, work(_never, *arguments)
+        return True, work(*arguments)
     except VolunteerError as error:
         return False, (type(error), error.message)
     except BaseException as error:

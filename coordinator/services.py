@@ -251,6 +251,7 @@ class Coordinator(Platform):
             "evaluation": self.evaluation.run,
             "healing": Healing(self.db, self.signals, self.runs).run,
             "recomputes": self.recomputes.run,
+            "recomputes aside": self.recomputes.run_aside,
             "audits": self.audits.run,
             "alerts": self.alerts.run,
             "replay": self.replay.run,
@@ -367,16 +368,17 @@ def _computing(separate: bool) -> tuple[Compute, ...]:
         Compute("evaluation", torch_threads=half_the_cores(), separate=separate),
         Compute("checks", separate=separate),
         Compute("recomputes", separate=separate),
+        Compute("recomputes aside", separate=separate),
     )
 
 
 def _examiners(on: Platform, computing: tuple[Compute, ...]) -> Examiners:
     """Wire those who look into contributions."""
-    checks, recomputes = computing
+    checks, first, aside = computing
     draws = Draws(on.key, ClaimTerms.of(on.settings).drawn)
     return Examiners(
         games=Harvest(on, checks, draws),
-        recomputes=Recomputes(on, recomputes, draws),
+        recomputes=Recomputes(on, (first, aside), draws),
         audits=Audits(on, draws),
     )
 

@@ -5,6 +5,8 @@
     revealed   they are here: the task is done again in a process of its own
     done       passed, failed or unproven (see `proof`)
 
+What has a place before a much larger one that is under way is made at once, in a second process,
+while that one waits between two of its steps: who fills the line with huge tasks delays nobody.
 Nothing of this holds up a verdict. What was computed on a class of devices that a checker of the
 organiser's own has is left to that (see `checkers`). What cannot be done again here now waits, with
 the reason that the organiser reads; no draw is ever dropped.
@@ -46,6 +48,8 @@ from shared.protocol.accounts import Forfeited
 from shared.protocol.contributions import Commitment
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
@@ -69,10 +73,12 @@ class PreparedRecompute(msgspec.Struct, frozen=True, kw_only=True):
 class Recomputes(PlatformService):
     """Orders, makes and judges the recomputes of one server."""
 
-    def __init__(self, on: Platform, compute: Compute, draws: Draws) -> None:
+    def __init__(self, on: Platform, computes: tuple[Compute, Compute], draws: Draws) -> None:
         super().__init__(on)
-        self._compute = compute
+        self._compute, self._aside = computes
         self._draws = draws
+        self._choosing = asyncio.Lock()
+        self._under_way: RecomputeRow | None = None
         self._begin_at_once = False  # one was ordered that needs no evidence
 
     def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> Drawn:
@@ -110,10 +116,17 @@ class Recomputes(PlatformService):
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make recomputes until `stop` is set."""
+        await self._until(stop, self.next)
+
+    async def run_aside(self, stop: asyncio.Event) -> None:
+        """Make what overtakes a larger one until `stop` is set."""
+        await self._until(stop, self.overtake)
+
+    async def _until(self, stop: asyncio.Event, make: Callable[[], Awaitable[bool]]) -> None:
         watch = self._signals.watch("recomputes")
         while not stop.is_set():
             await self.expire()
-            if not await self.next():
+            if not await make():
                 await watch.wait(POLL_S)
 
     async def expire(self) -> int:
@@ -140,16 +153,39 @@ class Recomputes(PlatformService):
         """Make the next recompute in the line that is left to no checker; False when there is
         none.
         """
-        now = self._clock.now()
-        row = await self._db.read(
-            lambda conn: recomputes.first(conn, now, recomputes.served(conn, now))
-        )
+        async with self._choosing:
+            row = self._under_way = await self._first()
         if row is None:
             return False
         try:
-            why = await self._make(row)
+            return await self._attempt(row, self._compute)
+        finally:
+            self._under_way = None
+
+    async def overtake(self) -> bool:
+        """Make what stands before a much larger one that is under way, which waits meanwhile; False
+        where there is none.
+        """
+        async with self._choosing:
+            larger = self._under_way
+            row = None if larger is None else await self._first(larger)
+            if larger is None or row is None or not rules.overtakes(row.flops, larger.flops):
+                return False
+            with self._compute.paused():
+                return await self._attempt(row, self._aside)
+
+    async def _first(self, under_way: RecomputeRow | None = None) -> RecomputeRow | None:
+        now = self._clock.now()
+        return await self._db.read(
+            lambda conn: recomputes.first(conn, now, recomputes.served(conn, now), under_way)
+        )
+
+    async def _attempt(self, row: RecomputeRow, compute: Compute) -> bool:
+        """Make a recompute, or let it wait with the reason; False where the server ends."""
+        try:
+            why = await self._make(row, compute)
         except Unavailable as error:
-            if self._compute.stopping:
+            if compute.stopping:
                 return False
             why = error.message
         except (VolunteerError, OSError) as error:
@@ -190,7 +226,7 @@ class Recomputes(PlatformService):
             given = msgspec.structs.replace(given, answer=answer)
         return PreparedRecompute(contribution=contribution, case=case, given=given)
 
-    async def _make(self, row: RecomputeRow) -> str:
+    async def _make(self, row: RecomputeRow, compute: Compute) -> str:
         """Make a recompute; why it has to wait, if it has."""
         prepared = await self.prepare(row)
         if prepared is None:
@@ -202,7 +238,7 @@ class Recomputes(PlatformService):
         files = await RecomputeFiles.of(case, prepared.given, self._blobs)
         data = await case.data(self._blobs)
         try:
-            found, seconds = await self._compute.timed(redo, case, files, data)
+            found, seconds = await compute.timed(redo, case, files, data)
         except Unavailable:
             raise
         except Exception as error:  # what is here was whole before: the evidence is not

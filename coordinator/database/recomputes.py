@@ -4,7 +4,8 @@
 
 What is revealed waits in one line, whoever does it: the server, machines of the organiser's own, or
 volunteers as audits. A place in it is the time at which the recompute would end had its account a
-processor of its own; accounts of one network are one, and newcomers get half at most.
+processor of its own; accounts of one network are one. Those that nothing proves yet get half at
+most, and at least: whoever passed one draw does not wait behind a crowd of fresh accounts.
 """
 
 from __future__ import annotations
@@ -96,7 +97,14 @@ _GET = select(recomputes).where(its(_R.contribution_id))
 
 _NOW: BindParameter[float] = bindparam("now")
 _LOT = case((_V.network == "", _V.id), else_=_V.network)
-_IS_NEW = case((_V.standing == "vetted", 0), else_=1)
+_B = recomputes.alias("before").c
+_PROVEN = exists().where(
+    _B.volunteer_id == _R.volunteer_id,
+    _B.state == "done",
+    _B.result == "passed",
+    _B.contribution_id < _R.contribution_id,
+)
+_IS_NEW = case(((_V.standing == "vetted") | _PROVEN, 0), else_=1)
 _SPENT = (
     select(_LOT.label("lot"), func.sum(_R.flops).label("flops"))
     .join_from(recomputes, volunteers, _V.id == _R.volunteer_id)
@@ -109,6 +117,12 @@ _SHARES = (
     .join_from(recomputes, volunteers, _V.id == _R.volunteer_id)
     .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
     .group_by(_IS_NEW)
+)
+_WHOSE = (
+    select(_IS_NEW)
+    .select_from(recomputes)
+    .join(volunteers, _V.id == _R.volunteer_id)
+    .where(its(_R.contribution_id))
 )
 _PLACE = _R.asked_at + (func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
 _AUDITED = exists().where(
@@ -143,17 +157,26 @@ _FOR_CHECKER = _line(
 )
 
 
-def _turn(conn: Connection, now: float) -> int:
-    """Return 1 while newcomers have had less than half of what was done lately, else 0."""
+def _turn(conn: Connection, now: float, under_way: RecomputeRow | None = None) -> int:
+    """Return 1 while newcomers have had less than half of what was done lately or is, else 0."""
     done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
+    if under_way is not None:
+        number = {"its_contribution_id": under_way.contribution_id}
+        whose = int(conn.execute(_WHOSE, number).scalar_one())
+        done[whose] = done.get(whose, 0.0) + under_way.flops
     return int(done.get(1, 0.0) < done.get(0, 0.0))
 
 
-def first(conn: Connection, now: float, served: Collection[str] = ()) -> RecomputeRow | None:
-    """Return the next one that the server does: its evidence is here, no checker or auditor has it,
-    and it is of no class of devices that checkers serve.
+def first(
+    conn: Connection,
+    now: float,
+    served: Collection[str] = (),
+    under_way: RecomputeRow | None = None,
+) -> RecomputeRow | None:
+    """Return the next one that the server does, beside one `under_way`: its evidence is here, no
+    checker or auditor has it, and it is of no class of devices that checkers serve.
     """
-    given = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now)}
+    given = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now, under_way)}
     row = conn.execute(_FIRST, given).mappings().first()
     return None if row is None else RecomputeRow(**row)
 

@@ -32,6 +32,7 @@ HERE = "cpu"  # class of the device on which a server makes its recomputes
 RECOMPUTE_FLOPS_MAX = 5e13  # of a task that a server does: about twenty minutes of a core
 CORE_FLOPS = 1e10  # a second, of the processor by which the places in the line are told
 SHARED_S = 86_400.0  # over which capacity is shared
+OVERTAKES_FROM = 4.0  # times as small
 POSTPONED_S = 600.0  # until a recompute that this server could not make is tried again
 HOLD_S = 600.0  # a checker has a recompute for so long, and longer by renewing
 CHECKER_TRIES_MAX = 2  # by checkers that could not do it; then the server does
@@ -70,6 +71,11 @@ def drawn(secret: bytes, kind: Kind, contribution: int, digest: str, chance: flo
     said = f"{kind}\n{contribution}\n{digest}".encode()
     value = int.from_bytes(hmac.new(secret, said, sha256).digest()[:8], "big")
     return value < chance * DRAWS
+
+
+def overtakes(flops: float, under_way: float) -> bool:
+    """Return True if a recompute is made while a larger one, that is under way, waits."""
+    return flops * OVERTAKES_FROM <= under_way
 
 
 def reveal_s(proofs: int) -> float:

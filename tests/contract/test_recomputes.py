@@ -13,7 +13,11 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads
-from coordinator.rules.checks import CHECKER_AWAY_S, RECOMPUTE_FLOPS_MAX, device_kind
+from coordinator.rules.checks import (
+    CHECKER_AWAY_S,
+    RECOMPUTE_FLOPS_MAX,
+    device_kind,
+)
 from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.workloads.base import ChunkRef, DatasetManifest
 from tests.contract.test_escrow import FRIEND, NEW, add, draw, have, merged, setting, settle
@@ -278,6 +282,27 @@ async def test_newcomers_have_half_at_most(database: Database) -> None:
             whose.append(found.volunteer_id == FRIEND)
             done(conn, found, 100.0)
         assert whose.count(True) == 3
+
+    await database.write(play)
+
+
+async def test_who_passed_a_draw_does_not_wait_behind_a_crowd_of_fresh_accounts(
+    database: Database,
+) -> None:
+    """Each of a crowd fails at once and comes again as another; an honest newcomer waits once."""
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        first = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e11)
+        done(conn, first, 10.0)
+        for number in range(20):
+            sybil(conn, run, number, "", 1e10)
+        second = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e12)
+        found = recomputes.first(conn, 100.0)
+        assert found == second
+        other = recomputes.first(conn, 100.0, (), found)  # beside it newcomers have their turn
+        assert other is not None
+        assert other.volunteer_id != NEW
 
     await database.write(play)
 

@@ -8,12 +8,11 @@ import random
 import msgspec
 
 from coordinator.rules import checks
-from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
+from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX, overtakes
 from tests.experiments.adversary import LEAST_S, MICRO, REGISTER_S, SECRET, SPEED
 from tests.support.trust_books import Account, Books, Draw
 
 TASK_S = 60.0
-AHEAD_S = 300.0  # that the others come before the newcomer
 LIMIT_S = 7 * 86_400.0
 LEASES = 3  # tasks in the line of an account that fakes, before it waits for a result
 
@@ -24,6 +23,8 @@ class Jam(msgspec.Struct, frozen=True, kw_only=True):
     accounts: int = 8
     networks: int = 8  # 0: none is known
     seconds: float = TASK_S  # that doing a task of theirs again takes
+    honest: int = 0  # tasks of each account before its first fake
+    ahead_s: float = 300.0  # that they come before the newcomer
 
 
 class Server:
@@ -34,12 +35,13 @@ class Server:
         self.rng = random.Random(seed)
         self.books = Books()
         self.now, self.number, self.names = 0.0, 0, 0
+        self.real: set[int] = set()  # contributions that were computed
         self.events: list[tuple[float, int, str, int]] = []  # (at, order, name, its place)
-        self.serving: tuple[float, Draw] | None = None
+        self.serving: list[tuple[float, Draw]] = []  # and what overtook it
         for place in range(jam.accounts):
             self._register(place, self.rng.random())
         self.books.accounts["honest"] = Account(network="honest")
-        self._push(AHEAD_S + TASK_S, "honest", -1)
+        self._push(self.jam.ahead_s + TASK_S, "honest", -1)
 
     def _push(self, at: float, name: str, place: int) -> None:
         self.names += 1
@@ -49,17 +51,20 @@ class Server:
         network = f"n{place % self.jam.networks}" if self.jam.networks else ""
         name = f"jam{self.names}"
         self.books.accounts[name] = Account(network=network)
-        self._push(at + REGISTER_S, name, place)
+        computed = self.jam.seconds if self.jam.honest else 0.0
+        self._push(at + REGISTER_S + computed, name, place)
 
     def run(self) -> float:
         honest = self.books.accounts["honest"]
         while not honest.freed and self.now < LIMIT_S:
             at = self.events[0][0]
-            if self.serving is not None and self.serving[0] <= at:
+            if self.serving and self.serving[-1][0] <= at:
                 self._end()
                 continue
-            if self.serving is None and (draw := self.books.first(self.now)) is not None:
-                self.serving = max(self.now, draw.asked_at) + draw.flops / SPEED, draw
+            if (draw := self._next()) is not None:
+                took = draw.flops / SPEED
+                self.serving = [(end + took, one) for end, one in self.serving]
+                self.serving.append((max(self.now, draw.asked_at) + took, draw))
                 continue
             self.now, _, name, place = heapq.heappop(self.events)
             if name == "honest":
@@ -68,11 +73,20 @@ class Server:
             elif self.books.accounts[name].suspended:
                 self._register(place, self.now)
             else:
-                mine = self.books.accounts[name].drawn.values()
-                if sum(draw.result is None for draw in mine) < LEASES:
+                mine = self.books.accounts[name]
+                if sum(draw.result is None for draw in mine.drawn.values()) < LEASES:
                     self._submit(name, self.jam.seconds)
-                self._push(self.now + LEAST_S, name, place)
-        return self.now - AHEAD_S
+                computes = mine.accepted < self.jam.honest
+                self._push(self.now + (self.jam.seconds if computes else LEAST_S), name, place)
+        return self.now - self.jam.ahead_s
+
+    def _next(self) -> Draw | None:
+        """Return the draw that is begun now, if there is one."""
+        under_way = self.serving[0][1] if self.serving else None
+        draw = self.books.first(self.now, under_way) if len(self.serving) < 2 else None
+        if draw is None or under_way is None or overtakes(draw.flops, under_way.flops):
+            return draw
+        return None
 
     def _submit(self, name: str, seconds: float) -> None:
         account, price = self.books.accounts[name], round(MICRO * seconds)
@@ -81,18 +95,19 @@ class Server:
         if checks.drawn(SECRET, "recompute", self.number, str(self.seed), chance):
             flops = min(RECOMPUTE_FLOPS_MAX, seconds * SPEED)
             draw = Draw(number=self.number, who=name, flops=flops, asked_at=self.now, revealed=True)
+        if name == "honest" or account.accepted < self.jam.honest:
+            self.real.add(self.number)
         self.books.submit(name, self.number, price, draw)
         if draw is None or account.vetted:
             self.books.merge(name, self.number)
 
     def _end(self) -> None:
-        assert self.serving is not None
-        self.now, draw = max(self.now, self.serving[0]), self.serving[1]
-        self.serving = None
+        at, draw = self.serving.pop()
+        self.now = max(self.now, at)
         if draw.result is None:
-            honest = draw.who == "honest"
-            self.books.settle(draw.number, "passed" if honest else "failed", self.now)
-            if honest:
+            real = draw.number in self.real
+            self.books.settle(draw.number, "passed" if real else "failed", self.now)
+            if real:
                 self.books.merge(draw.who, draw.number)
 
 

@@ -115,7 +115,7 @@ JAMS = {
     f"{where}, {what}": Jam(networks=networks, seconds=seconds)
     for where, networks in {"one network": 1, "eight networks": 8, "no networks known": 0}.items()
     for what, seconds in {"cheap": 5.0, "like": 60.0, "huge": 1200.0}.items()
-}
+} | {"no networks known, one honest task each": Jam(networks=0, honest=1, ahead_s=30.0)}
 
 
 def cells(size: Size) -> Iterator[tuple[str, Any]]:

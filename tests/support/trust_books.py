@@ -11,6 +11,7 @@ from coordinator.rules import checks, standing
 from coordinator.rules.audits import confirmed_chance
 from coordinator.rules.checks import CORE_FLOPS, FLOOR, SHARED_S, Result
 
+NEVER = 2**62
 PROBATION = standing.Account(state="probation", invited=False)
 
 
@@ -42,6 +43,7 @@ class Account:
     pending: dict[int, int] = field(default_factory=dict)  # what waits for a merge
     stake: dict[int, int] = field(default_factory=dict)
     freed: int = 0
+    passed: int = NEVER  # its first draw that did
     drawn: dict[int, Draw] = field(default_factory=dict)
     answers: set[int] = field(default_factory=set)  # to audits, which are compared
 
@@ -56,6 +58,10 @@ class Account:
     @property
     def vetted(self) -> bool:
         return self.state.state == "vetted"
+
+    def proven(self, number: int) -> bool:
+        """Return True if a draw before this one passed."""
+        return self.vetted or self.passed < number
 
     @property
     def is_open(self) -> bool:
@@ -122,6 +128,8 @@ class Books:
         if computed:
             self._done.append(draw)
         account = self.accounts[draw.who]
+        if result == "passed":
+            account.passed = min(account.passed, number)
         if account.suspended:
             return True
         account.state = standing.after_draw(account.state, result)
@@ -151,7 +159,7 @@ class Books:
         first = min(
             [draw.number for draw in account.drawn.values() if draw.result is None]
             + sorted(account.answers),
-            default=2**62,
+            default=NEVER,
         )
         last = max(
             (
@@ -173,18 +181,23 @@ class Books:
     def lot(self, who: str) -> str:
         return self.accounts[who].network or who
 
-    def first(self, now: float) -> Draw | None:
+    def _proven(self, draw: Draw) -> bool:
+        return self.accounts[draw.who].proven(draw.number)
+
+    def first(self, now: float, under_way: Draw | None = None) -> Draw | None:
         """Return the next draw that the server does again."""
         self._done = [draw for draw in self._done if draw.ended_at > now - SHARED_S]
         spent: dict[str, float] = defaultdict(float)
-        shares = {True: 0.0, False: 0.0}  # by whether it is vetted now
+        shares = {True: 0.0, False: 0.0}  # by whether a draw before passed
+        if under_way is not None:
+            shares[self._proven(under_way)] += under_way.flops
         for draw in self._done:
             spent[self.lot(draw.who)] += draw.flops
-            shares[self.accounts[draw.who].vetted] += draw.flops
-        turn = shares[False] >= shares[True]  # of the vetted
+            shares[self._proven(draw)] += draw.flops
+        turn = shares[False] >= shares[True]  # of the proven
 
         def place(draw: Draw) -> tuple[bool, float, int]:
             at = draw.asked_at + (spent[self.lot(draw.who)] + draw.flops) / CORE_FLOPS
-            return self.accounts[draw.who].vetted is not turn, at, draw.number
+            return self._proven(draw) is not turn, at, draw.number
 
         return min((draw for draw in self.open.values() if draw.revealed), key=place, default=None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,15 @@ from sqlalchemy import Connection, select, update
 
 from coordinator.admin.command import Named
 from coordinator.admin.runs import show
+from coordinator.checking import recompute as checking
+from coordinator.checking.case import Case
+from coordinator.checking.redo import RecomputeFiles, redo
 from coordinator.database import volunteers
 from coordinator.database.ledger import payments
 from coordinator.database.recomputes import waiting
 from coordinator.database.tables.trust import recomputes
+from coordinator.rules.checks import Redone
+from shared.local_data import LocalData
 from shared.protocol.contributions import Verdict
 from shared.workloads.base import Job, Progress, Result, Work, Workload, load
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
@@ -316,6 +322,42 @@ async def test_garbage_as_evidence_proves_nothing_and_earns_nothing(
         assert all("its evidence cannot be used" in said for _, said in found), found
         standing, held, earned = await balances(home, "Eve")
         assert (standing, held, earned) == ("probation", 0, 0)
+
+
+async def test_a_small_task_is_done_while_a_huge_one_waits_at_its_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A jam of huge tasks delays nobody."""
+    began, ended = threading.Event(), threading.Event()
+    huge = run_file().replace('"tiny"', '"huge"').replace("local_steps = 8", "local_steps = 64")
+
+    def held(
+        stop: Callable[[], bool], case: Case, files: RecomputeFiles, data: LocalData
+    ) -> Redone:
+        while case.job.steps > 8 and not ended.wait(0.01):
+            began.set()
+            stop()
+        return redo(stop, case, files, data)
+
+    monkeypatch.setattr(checking, "redo", held)
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(run_file())
+        await home.coordinator.runs.create(huge)
+        await home.coordinator.runs.start("huge")
+        async with home.coordinator.working():
+            for name, run in (("Jam", "huge"), ("Ann", "tiny")):
+                machine = LocalMachine(tmp_path / name, home)
+                await machine.join(name)
+                async with machine.working(runs=(run,), max_tasks=1) as process:
+                    assert await process.ended(120) == 0
+                    while not began.is_set():
+                        await asyncio.sleep(0.02)
+                    if name == "Jam":  # what asks first does not stand first
+                        await change(home, asked_at=recomputes.c.asked_at + 60.0)
+            assert [result for result, _ in await results(home, 1)] == ["passed"]
+            assert (await balances(home, "Ann"))[0] != "suspended"
+            ended.set()
+            assert [result for result, _ in await results(home, 2)] == ["passed"] * 2
 
 
 async def change(home: LocalCoordinator, **values: Any) -> None:

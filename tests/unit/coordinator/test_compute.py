@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,36 @@ async def test_closing_ends_what_is_under_way(separate: bool) -> None:
     assert isinstance(second, Unavailable)
     with pytest.raises(Unavailable, match="stopping"):
         await compute.run(where, 1)
+
+
+def write_while_it_lasts(stop: Stop, path: str) -> None:
+    while not stop():
+        with open(path, "a") as file:
+            file.write(".")
+
+
+@pytest.mark.parametrize("separate", [True, False])
+async def test_what_is_under_way_waits_through_a_pause(separate: bool, tmp_path: Path) -> None:
+    compute, seen = Compute("test", separate=separate), tmp_path / "seen"
+
+    async def grows() -> bool:
+        before = seen.stat().st_size if seen.exists() else 0
+        await asyncio.sleep(0.2)
+        return seen.exists() and seen.stat().st_size > before
+
+    working = asyncio.ensure_future(compute.run(write_while_it_lasts, str(seen)))
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not await grows():
+                pass
+            with compute.paused():
+                while await grows():
+                    pass
+            while not await grows():
+                pass
+    finally:
+        compute.close()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 ORPHAN = """
