@@ -6,7 +6,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from coordinator.rules.codec_choice import Agreements, agreed
+from coordinator.plan.plan import plan
+from coordinator.rules import codec_choice
+from coordinator.rules.codec_choice import Agreements, agreed, grantable
 
 
 @pytest.mark.parametrize(
@@ -43,4 +45,35 @@ def test_another_codec_is_said_once_for_each_worker_and_run() -> None:
     assert [(line["worker"], line["run"], line["granted"]) for line in said] == [
         ("ann", "r", "bf16"),
         ("ann", "s", "bf16"),
+    ]
+
+
+def test_an_upload_may_be_in_any_codec_that_a_lease_may_have_named() -> None:
+    found = grantable(plan({"preset": "fedavg", "codec": "int4"}))
+    assert found == {"int4", "int8", "bf16", "float32", "bf16-zstd", "float32-zstd"}
+    phased = plan(
+        {
+            "preset": "fedavg",
+            "phases": [{"until_versions": 3, "overrides": {"codec": "int4"}}],
+            "codec": "bf16",
+        }
+    )
+    assert grantable(phased) == found
+
+
+def test_what_was_told_is_forgotten_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(codec_choice, "TOLD_MAX", 2)
+    said: list[str] = []
+
+    class Log:
+        def info(self, event: str, *, run: str, worker: str, wanted: str, granted: str) -> None:
+            said.append(f"{event} {run} {worker} {wanted} {granted}")
+
+    agreements = Agreements(Log())
+    for worker in ("ann", "bob", "ann", "cyd", "ann"):
+        agreements.note(worker, "r", "int8", "bf16")
+    assert said == [
+        f"codec negotiated down r {worker} int8 bf16" for worker in ("ann", "bob", "cyd", "ann")
     ]

@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.rules.audits import AUDIT, SPREAD_S, Auditor, Person, Terms
+from coordinator.rules.checks import Machine
 from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load
 from coordinator.rules.fit import Todo
-from coordinator.rules.sizing import Run
+from coordinator.rules.sizing import Pace, Run, task_seed
 from shared.protocol.base import Reason
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
+
+BY_SPEED = {"local_steps": 10, "batch_size": 4, "min_steps": 1}
 
 
 def test_the_volunteer_with_least_in_hand_goes_first() -> None:
@@ -122,6 +126,126 @@ def test_work_beside_the_pass_counts_by_what_it_is_and_not_by_its_steps() -> Non
     assert ask([waiter(1)], runs, loads=more).assignments[0].run_id == 1
 
 
+PACE = Pace(step_s=6.0, flops=1e9)
+NEW = {"task_id": None, "rest_stop": 80, "start": 40, "stop": 80, "steps": 10, "price_micro": 1000}
+BACK = {"task_id": 5, "rest_stop": 26, "start": 8, "stop": 26, "steps": 5, "price_micro": 450}
+
+
+@pytest.mark.parametrize(
+    ("run", "back", "flops", "lease"),
+    [
+        ({"cursor": 40}, None, 0.0, NEW | {"allowance_s": 1200.0}),
+        ({"cursor": 40, "pace": PACE}, None, 1e9, NEW | {"allowance_s": 180.0}),
+        ({"cursor": 40, "pace": PACE}, None, 8e8, NEW | {"allowance_s": 225.0}),
+        ({"cursor": 40}, todo_of(5, 8, 26), 0.0, BACK | {"allowance_s": 1200.0}),
+        (
+            {"cursor": 40, "pace": PACE, "task": BY_SPEED},
+            todo_of(5, 8, 48),
+            1e8,  # a tenth of the median: one step takes a minute
+            {
+                "task_id": 5, "start": 8, "stop": 12, "rest_stop": 48, "steps": 1,
+                "price_micro": 100, "allowance_s": 180.0,
+            },
+        ),
+        (
+            {"beside": ("learn",), "cursor": 40},
+            todo_of(5, 8, 999, beside="learn", steps=3, price_micro=700),
+            1e8,
+            {
+                "task_id": 5, "start": 8, "stop": 999, "rest_stop": 999, "steps": 3, "seed": 0,
+                "price_micro": 700, "beside": "learn", "allowance_s": 420.0,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_lease_says_all_of_its_work(
+    run: dict[str, Any], back: Todo | None, flops: float, lease: dict[str, Any]
+) -> None:
+    outcome = ask([waiter(flops=flops)], [run_of(**run)], [back] if back else [])
+    seed = task_seed(7, 1, lease["start"])
+    expected = {"waiter": 0, "run_id": 1, "pass_no": 1, "seed": seed, "beside": ""} | lease
+    assert outcome.assignments == (Assignment(**expected),)
+    assert outcome.more == (lease["rest_stop"] > lease["stop"])
+    assert outcome.moved == ({1: (1, 80)} if back is None else {})
+
+
+def test_a_range_that_was_split_keeps_its_pass_open() -> None:
+    run = run_of(cursor=1000, pace=PACE, task=BY_SPEED)
+    outcome = ask([waiter(1, flops=1e8), waiter(2)], [run], [todo_of(5, 8, 48)], loads=[])
+    assert [a.task_id for a in outcome.assignments] == [5]
+    assert outcome.refusals[1].reason == Reason.ALL_TAKEN
+
+
+def audit_of(**values: Any) -> Todo:
+    """An audit of what Mia did, on terms that any stranger meets."""
+    mia, machine = Person(volunteer="mia"), Machine(kind="cpu")
+    terms = {"seed": 1, "age_s": SPREAD_S, "kind": "train", "worker": mia, "machine": machine}
+    told = Terms(**(terms | values))
+    return todo_of(9, 0, 40, beside=AUDIT, steps=10, price_micro=1000, audit=told)
+
+
+def auditor_of(**values: Any) -> Auditor:
+    bob, machine = Person(volunteer="bob"), Machine(kind="cpu")
+    return Auditor(**({"person": bob, "machine": machine, "accepted": 10, "audits": 0} | values))
+
+
+@pytest.mark.parametrize(
+    ("terms", "auditor", "kinds", "given"),
+    [
+        ({}, auditor_of(), frozenset(), 9),
+        ({}, auditor_of(), frozenset({"train"}), 9),
+        ({}, auditor_of(), frozenset({"learn"}), None),
+        ({}, None, frozenset(), None),
+        ({}, auditor_of(accepted=9), frozenset(), None),
+        ({}, auditor_of(person=Person(volunteer="mia")), frozenset(), None),
+        ({"declined": frozenset({"bob"})}, auditor_of(), frozenset(), None),
+    ],
+)
+def test_an_audit_goes_to_who_may_have_it_and_else_waits(
+    terms: dict[str, Any], auditor: Auditor | None, kinds: frozenset[str], given: int | None
+) -> None:
+    run = run_of(beside=("learn",), cursor=1000)
+    who = waiter(auditor=auditor, kinds=kinds)
+    outcome = ask([who], [run], [audit_of(**terms)])
+    assert [a.task_id for a in outcome.assignments] == ([given] if given else [])
+
+
+def test_a_task_that_waits_behind_an_audit_is_given_out() -> None:
+    outcome = ask([waiter()], [run_of(cursor=1000)], [audit_of(), todo_of(5, 0, 40)])
+    assert [a.task_id for a in outcome.assignments] == [5]
+
+
+@pytest.mark.parametrize(
+    ("who", "held", "says"),
+    [
+        (
+            {"leases_max": 2},
+            [("worker-9", "cpu", 2)],
+            "your machines hold 2 tasks together, as many as they may until your work passed checks",
+        ),
+        (
+            {},
+            [("worker-8", "cpu", 2), ("worker-9", "cpu", 2)],
+            "your machines hold 4 tasks together, as many as they may",
+        ),
+        (
+            {"device": "cuda:1"},
+            [("worker-1", "cuda:1", 2)],
+            "cuda:1 holds 2 tasks already, as many as it may",
+        ),
+    ],
+)
+def test_who_holds_enough_is_told_how_much(
+    who: dict[str, Any], held: list[tuple[str, str, int]], says: str
+) -> None:
+    holdings = [
+        Holding(volunteer_id="volunteer-1", worker_id=worker, device=device, count=count)
+        for worker, device, count in held
+    ]
+    refusal = ask([waiter(**who)], [run_of()], holdings=holdings, leases_max=4).refusals[0]
+    assert (refusal.reason, refusal.message) == (Reason.IN_FLIGHT, says)
+
+
 def test_nobody_holds_more_than_he_may() -> None:
     run = run_of(samples_total=10**6)
     full = [Holding(volunteer_id="volunteer-1", worker_id="worker-1", device="cpu", count=2)]
@@ -134,18 +258,68 @@ def test_nobody_holds_more_than_he_may() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("run", "values", "says"),
     [
-        ({"workloads": frozenset({"dcgan"})}, 'needs the workload "gpt"'),
-        ({"kinds": frozenset({"evaluate"})}, "kind"),
-        ({"codecs": frozenset({"ternary"})}, '"int8"'),
-        ({"memory_bytes": 10}, "memory"),
+        (
+            {},
+            {"workloads": frozenset({"dcgan"})},
+            'needs the workload "gpt", which is not enabled on this machine',
+        ),
+        (
+            {"workload_version": 3},
+            {"versions": {"gpt": 2}},
+            'needs version 3 of the workload "gpt", here is 2: upgrade this machine',
+        ),
+        (
+            {"workload_version": 3},
+            {"versions": {"gpt": 4}},
+            'needs version 3 of the workload "gpt", here is 4: the coordinator is older',
+        ),
+        (
+            {"libraries": ("peft",)},
+            {},
+            "needs the library peft, which is not installed on this machine",
+        ),
+        (
+            {"beside": ("evaluate",)},
+            {"kinds": frozenset({"learn", "actor"})},
+            'has tasks of the kind "train" and "evaluate" only, this machine takes "actor" and '
+            '"learn" (its setting roles)',
+        ),
+        (
+            {},
+            {"codecs": frozenset({"ternary"})},
+            'wants updates as "int8", which this version cannot write',
+        ),
+        (
+            {"memory_bytes": 3 << 30},
+            {"memory_bytes": 1 << 30, "device": "cuda:0"},
+            "needs about 3.0 GiB of memory, cuda:0 has 1.0",
+        ),
     ],
 )
-def test_who_does_not_fit_is_told_why(values: dict[str, Any], says: str) -> None:
-    refusal = ask([waiter(**values)], [run_of()]).refusals[0]
+def test_who_does_not_fit_is_told_why(
+    run: dict[str, Any], values: dict[str, Any], says: str
+) -> None:
+    refusal = ask([waiter(**values)], [run_of(**run)]).refusals[0]
     assert refusal.reason == Reason.NO_FIT
-    assert says in refusal.message
+    assert refusal.message == f'no run needs this device: "run-1" {says}'
+
+
+@pytest.mark.parametrize(
+    ("run", "values"),
+    [
+        ({"workload_version": 3}, {}),  # an earlier program that tells no version
+        ({"workload_version": 3}, {"versions": {"gpt": 3, "dcgan": 1}}),
+        ({}, {"versions": {"gpt": 9}}),
+        ({"libraries": ("peft",)}, {"libraries": frozenset({"peft", "datasets"})}),
+        ({"beside": ("evaluate",)}, {"kinds": frozenset({"train", "learn"})}),
+        ({"memory_bytes": 1 << 30}, {"memory_bytes": 1 << 30, "device": "cuda:0"}),
+        ({"memory_bytes": 1 << 30}, {"memory_bytes": 0, "device": "cuda:0"}),  # unknown
+    ],
+)
+def test_who_just_fits_is_given_work(run: dict[str, Any], values: dict[str, Any]) -> None:
+    assert len(ask([waiter(**values)], [run_of(**run)]).assignments) == 1
 
 
 def test_only_chosen_runs_are_given() -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from coordinator.rules import run_file
-from coordinator.rules.run_file import ChatSettings, ServeSettings
-from coordinator.rules.serving import cost_micro, tier_of, transcript, unit_nano
+from coordinator.rules.run_file import ChatSettings, ServeSettings, TierSettings
+from coordinator.rules.serving import (
+    cost_micro,
+    draw_chance,
+    is_of_model,
+    is_other_model,
+    tier_of,
+    transcript,
+    unit_nano,
+)
 from shared.errors import InvalidRunFile
 
 MICRO = 1_000_000
@@ -58,3 +66,66 @@ def test_a_conversation_is_a_transcript_and_braces_in_it_mean_nothing() -> None:
 def test_a_wrong_table_gets_a_sentence(table: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidRunFile, match=words):
         run_file.from_table({"name": "a", "workload": "gpt", "serve": table})
+
+
+@pytest.mark.parametrize(
+    ("pay", "mean", "agreed", "chance"),
+    [
+        (10, 10.0, 0, 1.0),
+        (5, 10.0, 0, 0.5),
+        (90, 10.0, 0, 1.0),
+        (10, 10.0, 1, 0.5),
+        (10, 10.0, 4, 0.2),
+        (10, 10.0, 99, 0.1),
+        (20, 10.0, 99, 0.2),
+    ],
+)
+def test_an_answer_is_drawn_by_its_pay_and_less_with_each_that_agreed(
+    pay: int, mean: float, agreed: int, chance: float
+) -> None:
+    assert draw_chance(pay, mean, agreed) == pytest.approx(chance)
+
+
+@pytest.mark.parametrize(
+    ("looked", "wrong", "same", "other"),
+    [
+        (100, 5, True, False),
+        (100, 6, False, True),
+        (10, 0, True, False),
+        (10, 1, False, False),
+        (10, 2, False, False),  # too few prove nothing
+        (10, 3, False, True),
+        (60, 3, True, False),
+        (59, 3, False, True),
+    ],
+)
+def test_an_answer_is_of_the_model_of_another_or_proves_nothing(
+    looked: int, wrong: int, same: bool, other: bool
+) -> None:
+    assert is_of_model(looked, wrong) is same
+    assert is_other_model(looked, wrong) is other
+
+
+@pytest.mark.parametrize("earned", [0, 5 * MICRO - 1, 5 * MICRO, 9 * MICRO])
+def test_the_tier_reached_last_counts_in_whatever_order_they_stand(earned: int) -> None:
+    high, low = TierSettings(credits=5, tokens=9), TierSettings(credits=2, tokens=3)
+    serve = ServeSettings(tiers=(low, high)), ServeSettings(tiers=(high, low))
+    found = [tier_of(each, earned) for each in serve]
+    if earned >= 5 * MICRO:
+        assert found == [high, high]
+    else:
+        assert found == [low, low] if earned >= 2 * MICRO else [low, high]
+
+
+def test_a_step_without_operations_is_priced_as_one_operation() -> None:
+    assert unit_nano(3, 0.0, 2.0, 1.0) == 6000
+    assert unit_nano(3, 0.5, 2.0, 1.0) == 6000
+    assert unit_nano(3, 2.0, 2.0, -1.0) == 0
+
+
+def test_turns_of_every_role_have_their_form() -> None:
+    chat = ChatSettings(
+        system="S {content};", user="U {content};", assistant="A {content};", reply="A"
+    )
+    turns = [("system", "be kind"), ("user", "hi"), ("assistant", "yes"), ("tool", "3")]
+    assert transcript(chat, turns) == "S be kind;U hi;A yes;A 3;A"

@@ -226,3 +226,160 @@ def test_a_volunteer_has_one_voice_however_many_tasks_it_did() -> None:
     captured = [("eve", 1e-9)] * 60 + [("ann", 1.0), ("bob", 1.2), ("ann", 0.8), ("cyd", 1.1)]
     assert sorted(voices(captured, 32, itemgetter(1))) == [1e-9, 0.9, 1.1, 1.2]
     assert len(voices([(f"v{n}", 1.0) for n in range(50)], 32, itemgetter(1))) == 32
+
+
+PLAIN = {"effort": 4.0, "task_steps": 4, "steps": 4, "cohort": [0.25] * 8}  # limit 0.75 a step
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "clip"),
+    [
+        ({"measurement": Measurement(norm=3.0)}, "accepted", 1.0),  # the limit itself
+        (
+            {"measurement": Measurement(norm=4.0), "cohort": [0.25] * 7},
+            "accepted, scaled by 0.75 to the size of its cohort",
+            0.75,
+        ),
+        ({"measurement": Measurement(norm=4 * 0.02 * 0.25)}, "accepted", 1.0),  # the least itself
+        ({"measurement": Measurement(norm=16.0), "cohort": []}, "accepted", 1.0),  # the reach
+        ({"loss_last": 9.0, "loss": 3.0}, "accepted", 1.0),
+        ({"loss_last": 1.0, "loss": 0.0}, "accepted", 1.0),  # nothing to compare with
+        ({"loss_last": 99.0, "loss": None}, "accepted", 1.0),
+        ({"loss_last": 0.0}, "accepted", 1.0),
+        ({"loss_last": 0.9, "loss": 0.3001}, "accepted", 1.0),
+    ],
+)
+def test_what_lies_on_a_bound_is_accepted(
+    changes: dict[str, Any], message: str, clip: float
+) -> None:
+    found = verdict(**PLAIN | changes)
+    assert (found.state, found.message, found.clip) == ("accepted", message, clip)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "certain", "message"),
+    [
+        (
+            {"steps": 3},
+            "steps",
+            True,
+            "the task is 4 steps over 800 samples, the submission claims 3 over 800",
+        ),
+        (
+            {"samples": 801},
+            "steps",
+            True,
+            "the task is 4 steps over 800 samples, the submission claims 4 over 801",
+        ),
+        (
+            {"base_version": 4},
+            "stale",
+            True,
+            "trained from version 5, the lease was bound to 4",
+        ),
+        ({"measurement": Measurement(norm=1.0, problem="torn")}, "frame", True, "torn"),
+        (
+            {"measurement": Measurement(norm=1.0, finite=False)},
+            "not_finite",
+            True,
+            "the update holds NaN or infinity: the training diverged, or memory is bad",
+        ),
+        (
+            {"measurement": Measurement(norm=0.0)},
+            "empty",
+            True,
+            "the update changes nothing: the weights came back as they were sent",
+        ),
+        ({"replayed": True}, "replay", True, "the same bytes were submitted for another task"),
+        ({"loss_last": math.inf}, "loss", True, "a loss of inf is impossible"),
+        ({"loss_last": -0.5}, "loss", True, "a loss of -0.5 is impossible"),
+        (
+            {"loss_last": 9.5},
+            "loss",
+            True,
+            "the loss 9.500 is more than 3 times the global one (3.000)",
+        ),
+        (
+            {"measurement": Measurement(norm=16.5), "cohort": []},
+            "norm",
+            True,
+            "the update has norm 16.5; 4 steps at lr 0.001 cannot exceed 16",
+        ),
+        (
+            {"measurement": Measurement(norm=0.015), "cohort": []},
+            "empty",
+            True,
+            "the update has norm 0.015: 4 steps at lr 0.001 change a model more than that",
+        ),
+        (
+            {"measurement": Measurement(norm=4.0)},
+            "norm",
+            False,
+            "the norm a step, 1, is far above that of other volunteers (limit 0.75)",
+        ),
+        (
+            {"measurement": Measurement(norm=0.02), "cohort": [0.5] * 8},
+            "norm",
+            False,
+            "the norm a step, 0.005, is far below that of other volunteers (0.5)",
+        ),
+        (
+            {"head": 16},
+            "stale",
+            True,
+            "11 versions were merged since it began, at most 10 are allowed: nothing is counted "
+            "against you",
+        ),
+    ],
+)
+def test_what_is_refused_reads_why(
+    changes: dict[str, Any], reason: str, certain: bool, message: str
+) -> None:
+    bound = changes.pop("base_version", None)
+    found = evidence(**PLAIN | changes)
+    if bound is not None:
+        found = msgspec.structs.replace(found, base_version=bound, head=bound)
+    said = judge(found, SETTINGS, TRAIN, FEDAVG)
+    assert (said.state, said.reason, said.certain, said.message) == (
+        "rejected",
+        reason,
+        certain,
+        message,
+    )
+
+
+def test_superseded_work_reads_what_overtook_it() -> None:
+    late = gradient(head=7, cohort=[1.0] * 10)
+    assert late.message == "version 7 was merged meanwhile; the work is paid"
+
+
+def test_a_voice_is_the_median_of_the_newest_eight() -> None:
+    many = [("ann", float(n)) for n in range(20)]
+    assert voices(many, 1, itemgetter(1)) == [3.5]
+    assert voices([*many, ("bob", 9.0)], 1, itemgetter(1)) == [3.5]
+    assert voices([*many, ("bob", 9.0)], 2, itemgetter(1)) == [3.5, 9.0]
+
+
+def test_a_spread_cohort_leaves_more_room() -> None:
+    cohort = [1.0, 2.0, 3.0, 4.0, 9.0]  # median 3, median deviation 1
+    assert cohort_limit(cohort, SETTINGS) == pytest.approx(3 + 6 * 1.4826)
+    wide = msgspec.structs.replace(SETTINGS, norm_room=4.0)
+    assert cohort_limit(cohort, wide) == 15.0
+
+
+@pytest.mark.parametrize(("optimizer", "expected"), [("sgd", 0.0), ("adamw", 0.05), ("muon", 0.05)])
+def test_the_least_of_an_update_is_a_hundredth_of_a_random_walk(
+    optimizer: Any, expected: float
+) -> None:
+    train = TrainSettings(optimizer=optimizer, lr=1e-3)
+    assert least(train, 10.0, 4, 1_000_000) == pytest.approx(expected)
+    assert least(train, 10.0, 0, 1_000_000) == pytest.approx(2 * expected)
+
+
+@pytest.mark.parametrize(
+    ("its", "ours", "expected"), [(4.0, 4.0, 2.0), (4.0, 16.0, 2.0), (16.0, 4.0, 1.0)]
+)
+def test_a_norm_is_compared_by_steps_or_by_their_root(
+    its: float, ours: float, expected: float
+) -> None:
+    assert by_effort(8.0, its, ours) == expected
