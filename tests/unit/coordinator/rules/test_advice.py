@@ -59,3 +59,56 @@ def test_a_run_that_no_device_can_hold_names_the_largest_and_what_makes_it_small
     assert too_large(5 << 30, [card]) == ()
     assert too_large(9 << 30, [card, machine]) == ()  # the computer has room for it
     assert too_large(12 << 30, []) == ()  # nobody is online: nothing is known
+
+
+@pytest.mark.parametrize(
+    ("wants", "said"),
+    [
+        ({"preset": "diloco", "lr": 1.4, "momentum": 0.5}, 1),  # both bounds themselves
+        ({"preset": "diloco", "lr": 1.4, "momentum": 0.49}, 0),
+        ({"preset": "diloco", "lr": 1.39}, 0),
+        ({"preset": "diloco", "lr": 0.5, "momentum": 0.5, "phases": []}, 1),
+        ({"preset": "diloco", "lr": 0.5, "momentum": 0.49, "phases": []}, 0),
+        ({"preset": "diloco", "lr": 1.4, "phases": []}, 2),
+    ],
+)
+def test_advice_begins_at_what_was_measured(wants: dict[str, Any], said: int) -> None:
+    assert len(given(wants)) == said
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        (40, ""),  # a quarter of them is left
+        (39, "about 39 versions, the first 30 of them"),
+        (39, "is left 9 of them"),
+        (31, "is left 1 of them"),
+        (30, "itself never begins"),
+    ],
+)
+def test_a_run_is_told_how_much_of_its_plan_is_left(versions: int, says: str) -> None:
+    said = given({"preset": "diloco"}, versions=versions)
+    assert (said == ()) == (not says)
+    assert says in "".join(said)
+
+
+def test_only_devices_that_can_work_count_as_room() -> None:
+    card = Device(id="cuda:0", kind="cuda", name="R" * 90, memory_bytes=6 << 30)
+    broken = Device(id="cuda:1", kind="cuda", name="H200", memory_bytes=1 << 40, problem="driver")
+    unknown = Device(id="cuda:2", kind="cuda", name="old", memory_bytes=0)
+    assert too_large(6 << 30, [card]) == ()  # exactly
+    assert too_large(6 << 30, [unknown]) == ()
+    assert too_large(6 << 30, [broken]) == ()
+    (said,) = too_large((6 << 30) + 1, [card, broken, unknown])
+    assert f"the largest, {'R' * 79}…, has 6.44 GB" in said
+
+
+@pytest.mark.parametrize(("size", "versions"), [(1, ""), (16, ""), (64, "about 33 versions")])
+def test_tokens_are_counted_by_the_size_of_a_sample(size: int, versions: str) -> None:
+    file = run_file.parse('name = "a"\nworkload = "gpt"\n')
+    stop = msgspec.structs.replace(file.stop, tokens=10**6)
+    wants = {"preset": "diloco"}
+    file = msgspec.structs.replace(file, stop=stop, plan=wants)
+    said = advice(file, plan(wants), SAMPLES, size)
+    assert (said == ()) == (not versions)
+    assert versions in "".join(said)

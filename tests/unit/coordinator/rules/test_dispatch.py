@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.audits import AUDIT, SPREAD_S, Auditor, Person, Terms
-from coordinator.rules.checks import Machine
+from coordinator.rules.audits import AUDIT, SPREAD_S, AccountMarks, Auditor, WaitingAudit
+from coordinator.rules.checks import ComputeDevice
 from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load
 from coordinator.rules.fit import Todo
-from coordinator.rules.sizing import Pace, Run, task_seed
+from coordinator.rules.sizing import Run, RunPace, task_seed
 from shared.protocol.base import Reason
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
 
@@ -126,7 +126,7 @@ def test_work_beside_the_pass_counts_by_what_it_is_and_not_by_its_steps() -> Non
     assert ask([waiter(1)], runs, loads=more).assignments[0].run_id == 1
 
 
-PACE = Pace(step_s=6.0, flops=1e9)
+PACE = RunPace(step_s=6.0, flops=1e9)
 NEW = {"task_id": None, "rest_stop": 80, "start": 40, "stop": 80, "steps": 10, "price_micro": 1000}
 BACK = {"task_id": 5, "rest_stop": 26, "start": 8, "stop": 26, "steps": 5, "price_micro": 450}
 
@@ -163,7 +163,13 @@ def test_a_lease_says_all_of_its_work(
 ) -> None:
     outcome = ask([waiter(flops=flops)], [run_of(**run)], [back] if back else [])
     seed = task_seed(7, 1, lease["start"])
-    expected = {"waiter": 0, "run_id": 1, "pass_no": 1, "seed": seed, "beside": ""} | lease
+    expected: dict[str, Any] = {
+        "waiter": 0,
+        "run_id": 1,
+        "pass_no": 1,
+        "seed": seed,
+        "beside": "",
+    } | lease
     assert outcome.assignments == (Assignment(**expected),)
     assert outcome.more == (lease["rest_stop"] > lease["stop"])
     assert outcome.moved == ({1: (1, 80)} if back is None else {})
@@ -178,15 +184,22 @@ def test_a_range_that_was_split_keeps_its_pass_open() -> None:
 
 def audit_of(**values: Any) -> Todo:
     """An audit of what Mia did, on terms that any stranger meets."""
-    mia, machine = Person(volunteer="mia"), Machine(kind="cpu")
-    terms = {"seed": 1, "age_s": SPREAD_S, "kind": "train", "worker": mia, "machine": machine}
-    told = Terms(**(terms | values))
+    mia, machine = AccountMarks(volunteer="mia"), ComputeDevice(kind="cpu")
+    terms: dict[str, Any] = {
+        "seed": 1,
+        "age_s": SPREAD_S,
+        "kind": "train",
+        "worker": mia,
+        "machine": machine,
+    }
+    told = WaitingAudit(**(terms | values))
     return todo_of(9, 0, 40, beside=AUDIT, steps=10, price_micro=1000, audit=told)
 
 
 def auditor_of(**values: Any) -> Auditor:
-    bob, machine = Person(volunteer="bob"), Machine(kind="cpu")
-    return Auditor(**({"person": bob, "machine": machine, "accepted": 10, "audits": 0} | values))
+    bob, machine = AccountMarks(volunteer="bob"), ComputeDevice(kind="cpu")
+    told: dict[str, Any] = {"person": bob, "machine": machine, "accepted": 10, "audits": 0}
+    return Auditor(**(told | values))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +210,7 @@ def auditor_of(**values: Any) -> Auditor:
         ({}, auditor_of(), frozenset({"learn"}), None),
         ({}, None, frozenset(), None),
         ({}, auditor_of(accepted=9), frozenset(), None),
-        ({}, auditor_of(person=Person(volunteer="mia")), frozenset(), None),
+        ({}, auditor_of(person=AccountMarks(volunteer="mia")), frozenset(), None),
         ({"declined": frozenset({"bob"})}, auditor_of(), frozenset(), None),
     ],
 )

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.nicknames import SKELETON_MAX, normal, pseudonym, skeleton, suggestion
+from coordinator.rules.nicknames import (
+    SKELETON_MAX,
+    alternatives,
+    normal,
+    pseudonym,
+    skeleton,
+    suggestion,
+)
 from shared.errors import InvalidName
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
 
@@ -130,3 +137,68 @@ def test_every_acceptable_name_has_an_acceptable_alternative(raw: str) -> None:
 def test_a_pseudonym_cannot_be_registered() -> None:
     with pytest.raises(InvalidName, match="reserved"):
         normal(pseudonym("3f2a"))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("mia", "mia 2"),
+        ("x" * 24, "x" * 20 + " 2"),
+        ("x" * 19 + " - . y", "x" * 19 + " 2"),
+        ("-_.' mia -_.'", "-_.' mia 2"),
+    ],
+)
+def test_the_nearest_name_has_room_for_its_number(name: str, other: str) -> None:
+    assert suggestion(name, lambda key: False) == other
+    assert next(iter(alternatives(name))) == other
+
+
+def test_after_a_thousand_names_another_one_is_asked_for() -> None:
+    assert list(alternatives("mia"))[-1] == "mia 999"
+    with pytest.raises(InvalidName) as error:
+        suggestion("mia", lambda key: True)
+    assert error.value.message == (
+        '"mia" and everything near it is taken: choose a different nickname'
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("Mia Meyer", "mlameyer"),
+        ("O'Neil_7.1-x", "onell7lx"),
+        ("æœøđłħß", "aeoeodlhss"),
+        ("l1Iı|", "lllll"),
+        ("٣٤", "34"),
+        ("rnvv", "mw"),
+        ("ʰa", "ha"),
+    ],
+)
+def test_a_skeleton_is_what_a_skimming_eye_keeps(name: str, key: str) -> None:
+    assert skeleton(name) == key
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        ("x" * 257, "a nickname has at most 24 characters"),
+        ("x" * 256, "a nickname has 2 to 24 characters; this one has 256"),
+        ("a" * 25, "a nickname has 2 to 24 characters; this one has 25"),
+        ("mia\u2028x", "a nickname may not hold invisible or control characters (U+2028)"),
+        ("mi\x01a", "a nickname may not hold invisible or control characters (U+0001)"),
+        ("mi@a", "a nickname may hold letters, digits, blanks and - _ . ' but not '@'"),
+        (".mia", "a nickname begins with a letter or a digit"),
+        ("a-_.b", "a nickname may not hold three signs in a row"),
+        ("Root", '"Root" is reserved: choose another nickname'),
+        ("Аnna", "a nickname keeps to one script, this one mixes Cyrillic and Latin"),
+    ],
+)
+def test_what_is_refused_reads_what_to_change(raw: str, sentence: str) -> None:
+    with pytest.raises(InvalidName) as error:
+        normal(raw)
+    assert error.value.message == sentence
+
+
+@pytest.mark.parametrize("name", ["ab", "ấa", "a" * 24, "a-.b", "a__b", "ẍa", "rooty", "mia root"])
+def test_what_lies_on_a_bound_is_a_name(name: str) -> None:
+    assert normal(name) == name

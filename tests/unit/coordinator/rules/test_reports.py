@@ -82,3 +82,48 @@ def test_the_last_result_of_a_device_counts() -> None:
         for flops in (1.0, 2.0)
     ]
     assert [b.step_flops for b in reports.benchmarks(told)] == [2.0]
+
+
+def benchmark(device: str = "cpu", **rates: float) -> Benchmark:
+    told = {"fp32_flops": 1.0, "bf16_flops": 2.0, "memory_bytes_per_s": 3.0, "step_flops": 4.0}
+    return Benchmark(device=device, **(told | {"disk_bytes_per_s": 5.0, "at": 6.0} | rates))
+
+
+def test_an_honest_benchmark_is_kept_as_it_is() -> None:
+    told = [benchmark("cpu"), benchmark("d" * 32, at=-7.5), benchmark("none", fp32_flops=0.0)]
+    assert reports.benchmarks(told) == tuple(told)
+
+
+def test_what_is_no_number_or_too_long_is_cut() -> None:
+    odd = benchmark("d" * 33, fp32_flops=math.inf, bf16_flops=math.nan, step_flops=-1, at=math.nan)
+    (kept,) = reports.benchmarks([odd])
+    assert kept == benchmark("d" * 32, fp32_flops=0.0, bf16_flops=0.0, step_flops=0.0, at=0.0)
+    (huge,) = reports.benchmarks([benchmark(disk_bytes_per_s=1e300)])
+    assert huge.disk_bytes_per_s == reports.RATE_MAX
+
+
+def test_so_many_devices_and_so_many_results_are_read() -> None:
+    many = [benchmark(f"cuda:{n % 20}", at=float(n)) for n in range(100)]
+    kept = reports.benchmarks(many)
+    assert [b.device for b in kept] == [f"cuda:{n}" for n in range(16)]
+    assert [b.at for b in kept] == [60.0, 61.0, 62.0, 63.0, *(float(n) for n in range(44, 56))]
+
+
+def test_workloads_are_named_once_and_no_more_than_fit() -> None:
+    assert reports.workloads(["gpt", "g\npt", "gpt", "w" * 65]) == ("gpt", "g pt", "w" * 64)
+    assert len(reports.workloads([f"w{n}" for n in range(40)])) == 32
+
+
+def test_a_machine_is_cut_to_its_columns() -> None:
+    device = Device(id="i" * 33, kind="cuda", name="n" * 300, memory_bytes=1 << 60, problem="p\n")
+    (kept,) = reports.hardware(Hardware(devices=(device,))).devices
+    assert (kept.id, kept.name, kept.memory_bytes, kept.problem) == (
+        "i" * 32, "n" * 255, 1 << 53, "p",
+    )  # fmt: skip
+    told = Hardware(hostname="h" * 300, system="s\x1b[2J", cores=-1, threads=7, memory_bytes=8)
+    told = msgspec.structs.replace(told, torch="t" * 80, python="p" * 80, devices=(device,) * 20)
+    kept_all = reports.hardware(told)
+    assert (kept_all.hostname, kept_all.system, kept_all.cores) == ("h" * 255, "s [2J", 0)
+    assert (kept_all.threads, kept_all.memory_bytes) == (7, 8)
+    assert (kept_all.torch, kept_all.python) == ("t" * 64, "p" * 64)
+    assert len(kept_all.devices) == 16

@@ -113,3 +113,87 @@ def test_control_characters_of_a_plan_are_escaped() -> None:
         with pytest.raises(InvalidPlan) as refused:
             plan(raw)
         assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["a", "7", "a" * 64, "a.b-c_d", "éa"])
+def test_a_name_that_fits_a_path_is_kept(name: str) -> None:
+    assert run_file.fits_a_path(name)
+    assert run_file.parse(SHORT.replace('"r"', f'"{name}"')).name == name
+
+
+@pytest.mark.parametrize("name", ["", "a" * 65, ".a", "-a", "_a", "a/b", "a b", "aX\u0000"])
+def test_any_other_name_is_refused(name: str) -> None:
+    assert not run_file.fits_a_path(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHORT + "[task]\nmin_steps = 7\nmax_steps = 7\n",
+        SHORT + '[stop]\ndate = "2027-01-31T18:00"\n',
+        SHORT + '[stop]\ndate = "2027-01-31"\n',
+        SHORT + "[credit]\ncredits_per_step = 1e5\n[task]\nmax_steps = 10000\n",
+        SHORT + f"seed = {2**63 - 1}\n[model]\na = {2**63 - 1}\nb = {-(2**63)}\n",
+    ],
+)
+def test_what_lies_on_a_bound_is_a_run_file(text: str) -> None:
+    run_file.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "[task]\nmin_steps = 8\nmax_steps = 7\n",
+            "[task] needs 1 <= min_steps <= max_steps",
+        ),
+        (
+            '[stop]\ndate = "' + "x" * 60 + '"\n',
+            f'[stop] date "{"x" * 40}…" is no ISO 8601 date: write it like 2027-01-31T18:00',
+        ),
+        (
+            "[credit]\ncredits_per_step = 1e5\n[task]\nlocal_steps = 10001\nmax_steps = 5\n"
+            "min_steps = 5\n",
+            "[credit] credits_per_step = 100000 pays more than 1000000000 credits for one task: "
+            "lower it, or lower [task] local_steps and max_steps",
+        ),
+        (f"[model]\na = {2**63}\n", "model.a is too large: whole numbers have 64 bits"),
+        (f"[model]\na = {-(2**63) - 1}\n", "model.a is too large: whole numbers have 64 bits"),
+        ("[model]\na = [[1.0, inf]]\n", "model.a = inf is not a finite number"),
+    ],
+)
+def test_what_lies_beyond_a_bound_reads_why(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunFile) as error:
+        run_file.parse(SHORT + text)
+    assert error.value.message == sentence
+
+
+def test_tables_may_nest_so_deep_and_no_deeper() -> None:
+    deep = run_file.TABLES_DEEP_MAX - 2  # beside [model] and its key
+    run_file.parse(SHORT + "[model]\na = " + "[" * deep + "]" * deep + "\n")
+    with pytest.raises(InvalidRunFile) as error:
+        run_file.parse(SHORT + "[model]\na = " + "[" * (deep + 1) + "1" + "]" * (deep + 1) + "\n")
+    assert error.value.message == (
+        f"model.a nests more than {run_file.TABLES_DEEP_MAX} tables or lists"
+    )
+
+
+@pytest.mark.parametrize("key", ["name", "workload"])
+def test_a_line_that_is_needed_is_named(key: str) -> None:
+    text = "\n".join(line for line in SHORT.splitlines() if not line.startswith(key))
+    with pytest.raises(InvalidRunFile) as error:
+        run_file.parse(text)
+    assert error.value.message == f'the run file needs a line {key} = "..."'
+
+
+def test_the_tiers_of_answers_grow_with_what_was_earned() -> None:
+    tiers = [
+        (tier.credits, tier.requests_per_minute, tier.tokens, tier.tokens_waiting)
+        for tier in run_file.parse(SHORT).serve.tiers
+    ]
+    assert tiers == [
+        (0, 30, 256, 2048),
+        (10_000, 60, 512, 4096),
+        (100_000, 120, 1024, 8192),
+        (1_000_000, 300, 2048, 16384),
+    ]

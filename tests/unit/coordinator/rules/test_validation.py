@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,10 +24,13 @@ from coordinator.rules.validation import (
     effort,
     judge,
     least,
+    measure,
     reach,
     voices,
 )
 from shared.protocol.contributions import SubmitRequest
+from shared.tensors.quantize import codec
+from shared.tensors.spec import TensorSpec
 from shared.workloads.base import TrainSettings
 
 SETTINGS = ValidationSettings()
@@ -383,3 +388,41 @@ def test_a_norm_is_compared_by_steps_or_by_their_root(
     its: float, ours: float, expected: float
 ) -> None:
     assert by_effort(8.0, its, ours) == expected
+
+
+SCHEMA = (TensorSpec("w", (2, 2)), TensorSpec("bn.running_var", (2,), role="buffer"))
+STEPS = [[3.0, 0.0], [0.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "variance", "found"),
+    [
+        (STEPS, [1.0, 0.0], Measurement(norm=5.0)),
+        (
+            STEPS,
+            [1.0, -0.5],
+            Measurement(norm=5.0, problem="bn.running_var holds a variance below zero"),
+        ),
+    ],
+)
+def test_a_file_is_measured_by_its_parameters(
+    tmp_path: Path, weights: list[list[float]], variance: list[float], found: Measurement
+) -> None:
+    tensors = {"w": np.array(weights, "f4"), "bn.running_var": np.array(variance, "f4")}
+    codec("float32").encode(tensors, SCHEMA, tmp_path / "update")
+    assert measure(tmp_path / "update", SCHEMA, "float32") == found
+
+
+def test_infinity_in_a_file_is_found(tmp_path: Path) -> None:
+    tensors = {"w": np.array(STEPS, "f4"), "bn.running_var": np.ones(2, "f4")}
+    codec("float32").encode(tensors, SCHEMA, path := tmp_path / "update")
+    three, infinity = np.float32(3).tobytes(), np.float32(np.inf).tobytes()
+    path.write_bytes(path.read_bytes().replace(three, infinity))
+    assert measure(path, SCHEMA, "float32") == Measurement(norm=math.inf, finite=False)
+
+
+def test_a_torn_file_is_measured_as_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "update").write_bytes(b"torn")
+    found = measure(tmp_path / "update", SCHEMA, "float32")
+    assert (found.norm, found.finite) == (0.0, True)
+    assert "bytes" in found.problem
