@@ -1,6 +1,4 @@
-"""Volunteers: who may come in, who asks, what they have, and what the organiser may do about
-them.
-"""
+"""Accounts of volunteers: sign-in, profiles, and the organiser's actions on them."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the organiser sees of one volunteer."""
+    """Organiser's view of one volunteer and its machines."""
 
     person: VolunteerSummary
     machines: tuple[WorkerInfo, ...]
@@ -149,9 +147,7 @@ class Volunteers:
         return self._entrance.challenge(volunteer)
 
     def recall(self, header: bytes) -> Principal | None:
-        """Return who sent this `Bearer <worker id>.<secret>`, if that was asked a moment ago; None
-        otherwise.
-        """
+        """Return the sender of `Bearer <worker id>.<secret>` if cached; None otherwise."""
         return self._tokens.recall(header)
 
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
@@ -162,7 +158,7 @@ class Volunteers:
         return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
-        """This machine goes; with `forget` the whole account is wiped.
+        """Sign this machine off; with `forget` the whole account is wiped.
 
         Coming back takes nothing but a request.
         """
@@ -182,7 +178,7 @@ class Volunteers:
         self._board.show(who, public)
 
     async def set_benchmark(self, principal: Principal, request: BenchmarkRequest) -> None:
-        """Store what a machine measured of itself; tasks are sized by it."""
+        """Store the benchmark of a machine; its tasks are sized by it."""
         results = machines.benchmarks(request.benchmarks)
         values: dict[str, object] = {
             "benchmark": msgspec.json.encode(results).decode(),
@@ -221,13 +217,11 @@ class Volunteers:
     # --- reading ---
 
     async def me(self, principal: Principal) -> Me:
-        """Return what a volunteer sees of itself."""
+        """Return a volunteer's view of its own account."""
         return (await self.me_with(principal, lambda conn: None))[0]
 
     async def me_with(self, principal: Principal, also: Callable[[Connection], T]) -> tuple[Me, T]:
-        """Return what a volunteer sees of itself, and what `also` reads at the same instant: their
-        sums agree.
-        """
+        """Return a volunteer's own view, and the result of `also` from the same transaction."""
         now, who = self._clock.now(), principal.volunteer_id
         rank = await self._board.rank(who)
 
@@ -281,8 +275,8 @@ class Volunteers:
         return await self._board.rows(run, window_days, me, seldom=seldom)
 
     async def public(self, nickname: str) -> tuple[str, str]:
-        """Return the id and the nickname of a volunteer who agreed to be shown. Raises NotFound,
-        with the same words for one who did not.
+        """Return the id and the nickname of a public volunteer. Raises NotFound, with the same
+        words for a hidden one as for an unknown one.
         """
         key = nicknames.skeleton(nickname) if len(nickname) <= NICKNAME_MAX else ""
         try:
@@ -294,7 +288,7 @@ class Volunteers:
         return row.id, row.nickname
 
     async def report(self, run: str) -> tuple[VolunteerSummary, ...]:
-        """Everybody who has to do with a run, for the organiser of a class. Raises NotFound."""
+        """Return the participants of a run, for the organiser of a class. Raises NotFound."""
         return await self._db.read(
             lambda conn: tuple(statistics.of_run(conn, runs.by_name(conn, run).id))
         )
@@ -308,7 +302,7 @@ class Volunteers:
         )
 
     async def trust(self) -> TrustReport:
-        """Return the standing of every account and what its checks found."""
+        """Return the standing of every account and the results of its checks."""
         now = self._clock.now()
         return await self._db.read(lambda conn: standings.report(conn, now))
 
@@ -332,8 +326,8 @@ class Volunteers:
         return await self._write(self._to_state(who, "active"))
 
     async def suspend(self, who: str, reason: str) -> str:
-        """Give an account no work and no pay from now on: what is in escrow is forfeit, and what
-        waits for a merge. Its owner reads the reason. Raises NotFound, BadRequest.
+        """Suspend an account: no work, no pay, escrow and unmerged contributions forfeit. Its owner
+        reads the reason. Raises NotFound, BadRequest.
         """
         now, why = self._clock.now(), suspension.reason_of(reason)
 
@@ -345,8 +339,8 @@ class Volunteers:
         return await self._shut_out(change)
 
     async def unsuspend(self, who: str, reason: str) -> str:
-        """Let an account work again that is suspended or has lost its trust; what was forfeit stays
-        forfeit. Raises NotFound, BadRequest, Conflict.
+        """Let a suspended or distrusted account work again; forfeited pay stays forfeit. Raises
+        NotFound, BadRequest, Conflict.
         """
         now, why = self._clock.now(), suspension.reason_of(reason)
 
@@ -410,8 +404,8 @@ class Volunteers:
         return await self._write(change)
 
     async def reissue(self, who: str) -> NewCode:
-        """For a lost or leaked secret: all of the account's stop working, and one code of a day
-        lets its owner in again.
+        """Revoke all secrets of an account and return a one-day code that lets its owner in
+        again.
         """
         now = self._clock.now()
         code, until = codes.new_code(codes.INVITE_CHARS), now + REISSUE_S
@@ -429,7 +423,7 @@ class Volunteers:
         return await self._shut_out(change)
 
     async def forget(self, who: str) -> str:
-        """Wipe who somebody was; the name that stays.
+        """Wipe the personal data of an account; return the name that stays.
 
         Credits and contributions keep adding up. Raises NotFound.
         """
@@ -462,7 +456,9 @@ class Volunteers:
 
 
 def not_shown(nickname: str) -> NotFound:
-    """Return the error for a volunteer who is not there, or hides: nobody learns which."""
+    """Return the same error for an absent volunteer and a hidden one, so that nobody learns
+    which.
+    """
     return NotFound(f'there is no volunteer "{escaped(nickname)}" to show here')
 
 

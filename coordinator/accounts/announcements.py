@@ -22,14 +22,14 @@ CHARS_MAX = 300
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """All that stand, the oldest first, and the number of the next."""
+    """Standing announcements, the oldest first, and the number of the next."""
 
     next_id: int = 1
     standing: tuple[Announcement, ...] = ()
 
 
 class Announcements:
-    """Keeps what is announced."""
+    """Stores the organiser's announcements."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -84,7 +84,7 @@ class Announcements:
         return await self._db.write(end)
 
     async def standing(self) -> tuple[Announcement, ...]:
-        """Return what is announced now, the oldest first."""
+        """Return the standing announcements, the oldest first."""
         return (await self._db.read(self._standing)).standing
 
     def _standing(self, conn: Connection, *, lock: bool = False) -> _Kept:

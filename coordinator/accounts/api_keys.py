@@ -1,6 +1,4 @@
-"""Keys of the OpenAI-compatible interface, what they used, and gifts: what a volunteer does with
-its credits.
-"""
+"""API keys of the OpenAI-compatible interface, their usage, and gifts of credits."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class Tokens:
         return await self._db.read(lambda conn: key_values.get(conn, key_values.ACCOUNTS)) or ""
 
     def recall(self, header: bytes) -> Principal | None:
-        """Return who sent `Bearer <worker id>.<secret>`, if that was found a moment ago and nobody
-        was shut out since.
+        """Return the cached sender of `Bearer <worker id>.<secret>`, unless accounts changed
+        since.
         """
         hit = self._known.get(sha256(header).digest())
         if hit is None or hit.stamp != self._stamp.peek() or hit.until < self._clock.monotonic():
@@ -111,7 +111,7 @@ class Tokens:
 
 
 def changed(conn: Connection) -> None:
-    """Note, with what shuts somebody out and in its transaction, that all processes must look at
-    the accounts anew.
+    """Tell all processes to read the accounts anew; written in the transaction that shuts one
+    out.
     """
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

@@ -1,4 +1,6 @@
-"""Invites: what lets people in. A code is shown once, when it is made; only its hash is kept."""
+"""Invites: codes that admit volunteers. A code is shown once, when it is made; only its hash is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ InviteState = Literal["open", "used", "expired", "withdrawn"]
 
 
 class NewCode(msgspec.Struct, frozen=True, kw_only=True):
-    """A code as it is shown, once. `label` says whom it is for."""
+    """Code at its only showing. `label` names the person it is meant for."""
 
     id: int
     label: str
@@ -131,7 +133,7 @@ class Invites:
         return tuple(_info(row, joined, now) for row, joined in rows)
 
     async def revoke(self, invite_id: int) -> InviteInfo:
-        """Withdraw an invite; who came by it stays. Raises NotFound."""
+        """Revoke an invite; volunteers admitted by it stay. Raises NotFound."""
         now = self._clock.now()
 
         def write(conn: Connection) -> CodeRow:

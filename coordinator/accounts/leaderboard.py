@@ -1,4 +1,4 @@
-"""The leaderboard: who earned how much in a window of days.
+"""Leaderboard: credits earned by each volunteer in a window of days.
 
 Spending changes nothing here, a reversal does.
 
@@ -100,7 +100,7 @@ class Leaderboard:
         return next((place for place, s in shown if s.volunteer_id == me), None)
 
     def clear(self) -> None:
-        """Forget what was computed: a name or an account has changed."""
+        """Clear the cached standings after a name or an account has changed."""
         self._kept.clear()
         self._seldom.clear()
 
@@ -118,7 +118,7 @@ class Leaderboard:
     def _places(
         self, standings: Sequence[LeaderboardStanding], me: str | None
     ) -> list[tuple[int, LeaderboardStanding]]:
-        """Ranks among those who are shown; the same credits share a place."""
+        """Rank the public standings; equal credits share a place."""
         since = self._clock.monotonic() - SHOWN_S
         found: list[tuple[int, LeaderboardStanding]] = []
         index = 0
@@ -148,7 +148,7 @@ class Leaderboard:
         return await kept.get((run or "", days or 0), lambda: self._db.read(read))
 
     async def _earned_since(self, me: str, event: int, run: str | None) -> int:
-        """Return what a volunteer earned with the ledger's events behind one."""
+        """Return the credits that a volunteer earned by ledger events after `event`."""
 
         def read(conn: Connection) -> int:
             run_id = None if run is None else runs.by_name(conn, run).id

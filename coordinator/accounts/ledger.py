@@ -1,4 +1,4 @@
-"""Money as a service: what a volunteer has, and whether the books are right.
+"""Balances of volunteers, and the check of the books, as a service.
 
 Credits are posted by those whose transaction they belong to, with the functions of
 `coordinator.database.ledger.payments`.
@@ -29,7 +29,7 @@ class Ledger:
         self._db = db
 
     async def balances(self, volunteer_id: str) -> Balances:
-        """Return what a volunteer has."""
+        """Return the balances of a volunteer."""
         return await self._db.read(lambda conn: store.balances(conn, volunteer_id))
 
     async def history(

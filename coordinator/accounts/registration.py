@@ -60,7 +60,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(request: RegisterRequest) -> None:
-    """Refuse what can be refused without reading the database."""
+    """Refuse a registration on the checks that need no database."""
     codes.check_id("volunteer_id", request.volunteer_id)
     codes.check_id("worker_id", request.worker_id)
     codes.check_secret(request.secret)
@@ -94,7 +94,7 @@ def register(
 def _admit(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered | None:
-    """Somebody new, or a new machine of somebody.
+    """Register a new volunteer, or a new machine of a known one.
 
     None when the account or the machine has just appeared.
     """
@@ -136,7 +136,7 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
 
 
 def _no_room(most: int) -> str:
-    """Say what makes room: one that left may come back without asking, so its place stays."""
+    """Return the refusal for an account with too many machines, and the way to more room."""
     said = f"this account has at most {most} machines, those that left among them"
     if most < MACHINES_MAX:
         return f"{said}, until its work passed checks or the organiser vouches for it"
@@ -224,7 +224,7 @@ def _machine(request: RegisterRequest, volunteer_id: str, now: float) -> WorkerR
 
 
 def _told(request: RegisterRequest) -> dict[str, Any]:
-    """Return what a machine says of itself, cut to size."""
+    """Return a machine's report about itself, cut to size."""
     report = reports.hardware(request.hardware)
     return {
         "hostname": report.hostname,
@@ -238,7 +238,7 @@ def _told(request: RegisterRequest) -> dict[str, Any]:
 def _again(
     conn: Connection, known: Credentials, request: RegisterRequest, now: float
 ) -> Registered:
-    """The same worker once more: nothing changes but what it tells of itself."""
+    """Register a known worker again; only its report is updated."""
     authorise(known, request.secret)
     store.set_worker(conn, known.worker_id, state="online", last_seen_at=now, **_told(request))
     _agree(conn, known.volunteer_id, request.accepts, now)

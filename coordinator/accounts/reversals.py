@@ -45,8 +45,8 @@ class Reversals:
         self._clock = clock
 
     async def of_volunteer(self, who: str, since: float, reason: str) -> Reversal:
-        """Take back all that a volunteer has got for what it submitted from `since` on, and what it
-        was promised. Raises NotFound, BadRequest.
+        """Reverse all paid and pending credits of contributions submitted since `since`. Raises
+        NotFound, BadRequest.
         """
         why = reason_of(reason)
         key = nicknames.skeleton(who[:256])
@@ -63,7 +63,7 @@ class Reversals:
                 return Reversal(name=found.nickname, taken=taken)
 
     async def of_contribution(self, number: int, reason: str) -> Reversal:
-        """Take back what was paid for one contribution.
+        """Reverse the pay of one contribution.
 
         Raises NotFound, BadRequest, and Conflict where nothing is paid or it was taken back before.
         """

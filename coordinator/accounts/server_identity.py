@@ -42,7 +42,7 @@ RUNS_S = 1.0  # how long a listing of the runs is served again
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of the server as volunteers reach it: join links are made of it."""
+    """Public address of the server; join links are made of it."""
 
     url: str
     tls_pin: str = ""
@@ -127,7 +127,7 @@ class ServerIdentity(PlatformService):
         return secrets.compare_digest(hashlib.sha256(token.encode()).digest(), self._admin_hash)
 
     def may_scrape(self, token: str) -> bool:
-        """Return True if this is the token of who reads the metrics, or the organiser's."""
+        """Return True if this is the metrics token or the organiser's."""
         given = hashlib.sha256(token.encode()).digest()
         return secrets.compare_digest(given, self._metrics_hash) or (
             token.startswith(f"{ADMIN}.") and self.is_admin(token.removeprefix(f"{ADMIN}."))

@@ -1,5 +1,4 @@
-"""Suspension of an account: no work and no pay until the organiser lifts it; and the loss of what
-it has at stake, without which it may go on.
+"""Suspension of an account until the organiser lifts it, and the forfeit of its stake alone.
 
 For the organiser's command and for draws; both take part in the transaction of their caller.
 """
@@ -34,13 +33,13 @@ def reason_of(text: str) -> str:
 
 
 def explained(reason: str, contact: str) -> str:
-    """Return a reason as its owner reads it, with whom to write to."""
+    """Return a reason as its owner reads it, with the contact to write to."""
     return f"{reason}; write to {contact or 'the organiser'}"
 
 
 def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:
-    """Take what an account has at stake: its pay that is not free, what waits for a merge, which is
-    superseded, and its open draws, which have nothing left to prove. Raises NotFound.
+    """Forfeit an account's stake: escrowed pay, unmerged contributions (superseded), and open
+    draws. Raises NotFound.
     """
     row = store.locked(conn, volunteer_id)
     waiting = contributions.accepted_of(conn, row.id)
@@ -60,7 +59,7 @@ def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> Tak
 def suspend(
     conn: Connection, volunteer_id: str, reason: str, now: float, actor: str = "system"
 ) -> TakenBack:
-    """Suspend an account: what it has at stake is forfeit. Raises NotFound."""
+    """Suspend an account and forfeit its stake. Raises NotFound."""
     store.existing(conn, volunteer_id)
     store.set_volunteer(conn, volunteer_id, standing="suspended", suspended_reason=reason)
     taken = give_up(conn, volunteer_id, reason, now)

@@ -49,7 +49,7 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transparency:
-    """Adds what was written to the tree, and proves what is in it."""
+    """Adds new rows to the Merkle tree and proves rows in it."""
 
     def __init__(self, db: Database, clock: Clock, key: SigningKey) -> None:
         self._db = db
@@ -57,7 +57,7 @@ class Transparency:
         self._key = key
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Seal in the background until `stop`; what is left then waits for the next start."""
+        """Seal in the background until `stop`; unsealed rows then wait for the next start."""
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():

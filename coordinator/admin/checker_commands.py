@@ -32,7 +32,7 @@ class HeldRecompute(CommandRequest, frozen=True, kw_only=True):
 
 
 class RenewedRecompute(msgspec.Struct, frozen=True, kw_only=True):
-    """True where the checker goes on."""
+    """Reply to a renewal: True if the checker still holds the recompute."""
 
     held: bool
 

@@ -58,7 +58,7 @@ class BlobFolder:
         self._most = most
 
     async def local(self, sha256: str) -> Path:
-        """Return the file of a blob. Raises what the server says."""
+        """Return the file of a blob. Raises the server's errors."""
         path = self._folder / sha256
         if path.exists():
             path.touch()
@@ -68,7 +68,7 @@ class BlobFolder:
         return partial.replace(path)
 
     def tidy(self) -> None:
-        """Delete what was used longest ago, until the rest fits; between two tasks."""
+        """Delete the least recently used files until the rest fits; called between two tasks."""
         found = sorted(
             ((path.stat().st_mtime, path) for path in self._folder.iterdir()), reverse=True
         )
@@ -80,7 +80,7 @@ class BlobFolder:
 
 
 async def patiently(ask: Callable[[], Any]) -> Any:
-    """Return what a server answers, asked again while it cannot be reached for a moment."""
+    """Return a server's answer, with retries while it cannot be reached."""
     for tried in range(1, TRIES):
         try:
             return await ask()
@@ -91,7 +91,7 @@ async def patiently(ask: Callable[[], Any]) -> Any:
 
 
 class CheckerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One recompute as a checker tells of it."""
+    """Checker's report of one recompute."""
 
     contribution: int
     run: str
@@ -216,7 +216,7 @@ class Checker:
         return settled
 
     async def _made(self, task: CheckerTask, hold: str, stop: asyncio.Event) -> CheckerOutcome:
-        """Return what became of a task: given back where this checker is to stop, or has lost
+        """Return the outcome of a task; it is given back where this checker stops or has lost
         it.
         """
         ended = Event()
@@ -273,7 +273,7 @@ class Checker:
 
 
 def _trouble(error: Exception, *, failed: bool = True) -> CheckerOutcome:
-    """Return the outcome of a task that is given back, with the sentence for who watches."""
+    """Return the outcome of a task given back on an error, with the sentence shown to its owner."""
     message = error.message if isinstance(error, VolunteerError) else why(error)
     said = message or type(error).__name__
     return CheckerOutcome(failed=failed, trouble=said)

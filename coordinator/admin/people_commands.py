@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CreateInvites(CommandRequest, frozen=True, kw_only=True):
-    """One invite for each name, or `count` of them."""
+    """Request for invites: one a name, or `count` of them."""
 
     names: tuple[str, ...] = ()
     count: int = 1
@@ -45,7 +45,7 @@ class Suspend(CommandRequest, frozen=True, kw_only=True):
 
 
 class Ban(CommandRequest, frozen=True, kw_only=True):
-    """With `reverse` the account is suspended as well, and all it has got is taken back."""
+    """Request for a ban; with `reverse` the account is suspended and its pay reversed."""
 
     name: str
     reverse: bool = False
@@ -53,7 +53,7 @@ class Ban(CommandRequest, frozen=True, kw_only=True):
 
 
 class Reverse(CommandRequest, frozen=True, kw_only=True):
-    """All that a volunteer got for what it submitted from `since` on (UTC epoch seconds)."""
+    """Request to reverse a volunteer's pay for submissions since `since` (UTC epoch seconds)."""
 
     name: str
     since: float
@@ -90,7 +90,7 @@ class ActionDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BanDone(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirmation of a ban, with what was taken back where that was wanted."""
+    """Confirmation of a ban, with the reversed pay where a reversal was asked for."""
 
     name: str
     done: str = "banned"

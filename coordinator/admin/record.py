@@ -1,4 +1,4 @@
-"""Commands about the record: its lines, and whether all of it still holds."""
+"""Commands about the record: its lines, and its verification."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class RemoteServer:
 
     @classmethod
     def of(cls, server: str, token_file: Path | None) -> RemoteServer:
-        """From `--server` (an address or a whole join link) and `--token-file`.
+        """Make one from `--server` (an address or a whole join link) and `--token-file`.
 
         Raises Configuration.
         """
@@ -71,7 +71,7 @@ class RemoteServer:
         return RemoteServer(self._link, self._token, timeout_s)
 
     def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
-        """Run a command there. Raises what it raised."""
+        """Run a command on the server. Raises the server's errors."""
         body = msgspec.json.encode(request, enc_hook=english)
         response, data = self._send("POST", f"/admin/{command}", body, len(body))
         return decode(_good(response, data), reply)
@@ -100,8 +100,8 @@ class RemoteServer:
             connection.close()
 
     def blob(self, sha256: str, path: Path) -> None:
-        """Fetch a blob into a file, from where that ends on. Raises what the server says, and
-        Internal for bytes that are not those of the blob, which go.
+        """Fetch a blob into a file, resuming a partial one. Raises the server's errors, and
+        Internal for bytes of another hash, which are deleted.
         """
         connection = self._connect()
         begun = path.stat().st_size if path.exists() else 0

@@ -1,4 +1,4 @@
-"""Commands about tasks: the history of one, and those that failed too often."""
+"""Commands about tasks: their history, and the tasks that failed too often."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ListTasks(CommandRequest, frozen=True, kw_only=True):
-    """Of one run, or of all."""
+    """Filter: one run, or all runs."""
 
     run: str = ""
 

@@ -1,5 +1,4 @@
-"""From many contributions to one update: the aggregation rules and the walk over a model that
-applies them.
+"""Aggregation rules, and the walk over a model that merges many contributions into one update.
 
     recipe = prepare(rule, cohort, pieces(schema))  # distance rules read all once; the mean nothing
     for merged in merge(rule, cohort, recipe, pieces(schema)):
@@ -56,9 +55,7 @@ class Aggregator(Protocol):
     def fill(
         self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
     ) -> Doubles | None:
-        """Write the merged piece, (N,) float32; give back what it saw of the squared norms, (K,),
-        if anything.
-        """
+        """Write the merged piece, (N,) float32; return the squared norms seen, (K,), if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +206,8 @@ def merge(
 
 
 def merge_counters(base: NDArray[Any], values: Sequence[NDArray[Any]], most: int) -> NDArray[Any]:
-    """Return the middle of what is claimed of each counter (the lower of two), at least the base's
-    and at most `most` above it.
+    """Merge each counter by the middle of its claimed values (the lower of two), within the base's
+    value and `most` above it.
 
     Raises ValueError when there is no claim.
     """

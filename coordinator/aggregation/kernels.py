@@ -121,8 +121,8 @@ def inner_products(cohort: Cohort, piece: TensorPiece) -> Doubles:
 
 
 def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Doubles, Doubles]]:
-    """For each few columns of the products: the factors as views of `wide` (K + 1, B), tile by
-    tile, their products, and totals.
+    """Yield, for each few columns of the products, the factors as views of `wide` (K + 1, B), tile
+    by tile, their products, and totals.
 
     What would lie above the diagonal is left out. The last panel is a square, and of two equal
     factors numpy takes a routine half as fast, measured: it has one column more, of zeros.

@@ -1,4 +1,4 @@
-"""Rules that bound what a hostile minority can do. Each takes the place of the mean.
+"""Aggregation rules that bound a hostile minority. Each replaces the mean.
 
 Coordinate rules (trimmed mean, median) count every contribution once, whatever its weight. Distance
 rules (Krum, multi-Krum, centred clip, norm clip) first survey the whole model piece by piece and
@@ -30,7 +30,7 @@ ROUNDING = 1e-6  # of the norms: contributions nearer to each other than this ar
 
 @dataclass(frozen=True, slots=True)
 class TrimmedMean:
-    """Per coordinate, the mean without the largest and smallest `trim` share (Yin et al. 2018)."""
+    """Mean of each coordinate without its largest and smallest `trim` share (Yin et al. 2018)."""
 
     trim: float
     surveys: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class TrimmedMean:
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """Per coordinate, the middle value."""
+    """Median of each coordinate."""
 
     surveys: ClassVar[bool] = False
 

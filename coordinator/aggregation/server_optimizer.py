@@ -1,4 +1,4 @@
-"""Server optimisers: what the aggregated update does to the master weights.
+"""Server optimisers: the step from an aggregated update to new master weights.
 
 An update is a pseudo-gradient (base - local) or a gradient, so every rule subtracts. Each formula
 is written out in float32, multiply and add as two steps, so that the same state and update give the
@@ -36,7 +36,7 @@ BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """Inputs of a server-optimiser step beside the update itself."""
+    """Scalar inputs of a server-optimiser step."""
 
     scale: float = 1.0  # shortens the step: staleness, share of the workers
     work: float = 1.0  # steps merged / steps of one full contribution

@@ -22,7 +22,7 @@ Shard: TypeAlias = tuple[TensorPiece, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Order and offsets of the pieces in a file: a whole model, or one shard of it."""
+    """Order and offsets of the pieces in a file, for a whole model or one shard of it."""
 
     pieces: Shard
     schema: Schema  # of the file

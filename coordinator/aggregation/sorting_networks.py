@@ -75,7 +75,7 @@ def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
 
 
 def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Needed | int]:
-    """The comparators so that what was just written is read soon, and each wanted wire once it has
+    """Order the comparators so that a written wire is read soon; yield each wanted wire once it has
     its value.
     """
     last: dict[int, int] = {}  # the latest comparator on a wire

@@ -25,7 +25,7 @@ from shared.tensors.header import render_header
 
 
 class OldState:
-    """The state that a merge begins from, whatever number of files it lies in.
+    """Server state at the beginning of a merge, read from one file or several.
 
     Nothing is there at first.
     """

@@ -70,7 +70,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOrder:
-    """All that a merge needs."""
+    """Complete input of a merge."""
 
     plan: Plan  # of the phase that holds
     schema: Schema
@@ -88,7 +88,9 @@ class MergeOrder:
 
 
 class MomentumFigures(NamedTuple):
-    """Figures of the first elements of a piece: the momentum, and what it meets."""
+    """Figures of a piece's first elements: squared norms of momentum and update, and their
+    products.
+    """
 
     momentum: float  # its squared norm
     update: float  # that of the merged update
@@ -115,8 +117,8 @@ class MergeOutput:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """The L2 norm of the update from those of its pieces: rounded once, so their order does not
-    matter.
+    """Return the L2 norm of the update from the squared norms of its pieces: rounded once, so their
+    order does not matter.
     """
     return math.sqrt(math.fsum(squares))
 
@@ -156,7 +158,7 @@ def heading_of(turns: Iterable[MomentumFigures], volunteers: Sequence[str]) -> f
 
 
 def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> Written:
-    """Write what the rule must know of a shard, a float64 tensor for each piece.
+    """Write a shard's survey for the aggregation rule, a float64 tensor for each piece.
 
     Raises as `run`.
     """

@@ -77,14 +77,14 @@ class Audits(PlatformService):
         self.seconds = 0.0  # of volunteers, that this process has paid
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Open what was revealed until `stop` is set."""
+        """Open revealed audits until `stop` is set."""
         watch = self._signals.watch("recomputes")
         while not stop.is_set():
             await self.open()
             await watch.wait(POLL_S)
 
     async def open(self) -> int:
-        """Offer what has waited for long to volunteers; how many."""
+        """Offer recomputes that have waited long to volunteers; return their number."""
         now = self._clock.now()
         await self._db.write(lambda conn: audits.tidy(conn, now))
         opened = 0
@@ -128,7 +128,7 @@ class Audits(PlatformService):
     async def _compared(
         self, audit: AuditRow, checked: ContributionRow, run: RunRow, sums: bytes
     ) -> Likeness | None:
-        """Return the sums beside those of the update; None where that is gone."""
+        """Compare the answered sums with the update's; None where the update is gone."""
         try:
             said = recomputes.commitment_of(checked)
             names = (checked.sha256, said.kept, said.residual)
@@ -202,7 +202,9 @@ class Audits(PlatformService):
         sums: bytes,
         found: Likeness | None,
     ) -> None:
-        """Note an answer: what agrees ends the recompute, unless it is drawn."""
+        """Store an answer: an agreeing one ends the recompute, unless it is drawn for
+        confirmation.
+        """
         now, agrees = self._clock.now(), found is not None and rules.agree(found)
         order = recomputes.get(conn, audit.contribution_id)
         assert order is not None
@@ -214,7 +216,7 @@ class Audits(PlatformService):
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
 
     def _confirmed(self, conn: Connection, audit: AuditRow, row: ContributionRow) -> bool:
-        """Return True if the organiser does again what an answer agrees with."""
+        """Return True if the organiser recomputes the task of an agreeing answer."""
         freed = escrow.at_stake(conn, audit.volunteer_id, audit.contribution_id)
         gained = freed + 2 * row.price_micro  # the work has the price of the answer
         vouched = accounts.existing(conn, row.volunteer_id).invited
@@ -227,7 +229,7 @@ class Audits(PlatformService):
 def _own(
     files: Sequence[Path | None], schema: Schema, codec: str, seed: int
 ) -> NDArray[np.float32]:
-    """Return the sums of an update by its file, and by what its codec kept and had kept before."""
+    """Return the sums of an update, read from its file and its codec's residual files."""
     path, kept, before = files
     assert path is not None
     with opened(path, schema, quantize.codec(codec), kept, before) as (_, given):
@@ -235,7 +237,7 @@ def _own(
 
 
 def _sums(path: Path) -> bytes | None:
-    """Return the sums of an answer; None for what are none."""
+    """Return the sums of an answer; None if they are malformed."""
     import numpy as np
 
     found = path.read_bytes()
@@ -274,8 +276,8 @@ def _work(conn: Connection, contribution: ContributionRow, run: RunRow) -> Audit
 
 
 def unheard(audit: AuditRow | None, found: Redone) -> bool:
-    """Return True if an answer came while the organiser did the task, which so was not beside it:
-    to be done once more, or whoever waits for that moment could send anything.
+    """Return True if the answer arrived during the organiser's recompute. The recompute is
+    repeated, or a volunteer could time its answer to escape comparison.
     """
     return audit is not None and audit.state == "answered" and found.sums is None
 
@@ -287,10 +289,10 @@ def settle(
     proved: Result,
     now: float,
 ) -> None:
-    """Settle an audit by the recompute of the organiser's that has just ended, and what it proved
-    of the work. An answer is made up only beside a second voice: the update that the recompute
-    confirmed, or one that the answer agrees with though it was made up. Where all three differ the
-    task is one that rounding throws about, by chance or by a state made for it.
+    """Settle an audit by the organiser's finished recompute. An answer is judged made up only where
+    a second voice contradicts it: the update that the recompute confirmed, or one that the answer
+    agrees with though it was made up. Where all three differ, rounding throws the task about, by
+    chance or by a state made for it.
     """
     if audit.state != "answered" or audit.answer_id is None:
         audits.settle(conn, audit, "", now)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Local(Protocol):
-    """A place where blobs are files: a blob store, or what an auditor fetched from one."""
+    """Source of blobs as files: a blob store, or the downloads of a checker."""
 
     async def local(self, sha256: str) -> Path: ...
 
@@ -117,7 +117,7 @@ class Case(_StoredCase, frozen=True, kw_only=True):
         )
 
     def stored(self) -> str:
-        """Return what `again` needs."""
+        """Return the stored form that `again` reads."""
         work = _StoredCase(
             job=self.job,
             base_sha256=self.base_sha256,
@@ -136,13 +136,13 @@ class Case(_StoredCase, frozen=True, kw_only=True):
 
     @property
     def files(self) -> Mapping[str, ChunkRef]:
-        """Return what every version of the run needs beside its tensors."""
+        """Return the files that every version of the run needs, its tensors left out."""
         about = definition(self.run)
         return about.workload.files(about.file.model)
 
     def comparable(self, on: rules.ComputeDevice) -> bool:
-        """Return True if a difference from what a machine computes proves anything. The device is
-        as claimed, of those that the worker registered: never as told with the result.
+        """Return True if a differing recompute on this machine proves anything. The compared device
+        is the one that the worker registered, never the one told with the result.
         """
         worker = rules.ComputeDevice(kind=rules.device_kind(self.device), model=self.model)
         # Portions of a batch that were cut for lack of memory are the worker's word, too.

@@ -57,7 +57,7 @@ class CheckerVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkers(PlatformService):
-    """Gives recomputes to checkers, and settles what they report."""
+    """Hands recomputes to checkers and settles their reports."""
 
     def __init__(self, on: Platform, recomputes: Recomputes) -> None:
         super().__init__(on)
@@ -103,7 +103,7 @@ class Checkers(PlatformService):
         )
 
     async def renew(self, contribution: int, hold: str) -> bool:
-        """Let a checker go on; False where what it has is another's by now."""
+        """Renew a checker's hold; False where another holds the recompute by now."""
         now = self._clock.now()
         return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
 
@@ -126,7 +126,7 @@ class Checkers(PlatformService):
         return await self._settled(contribution)
 
     async def give_back(self, contribution: int, hold: str, *, failed: bool) -> CheckerVerdict:
-        """Let others do what a checker has; where it `failed`, twice at most."""
+        """Release a checker's recompute for others; after a failure, twice at most."""
         await self._give_back(contribution, hold, failed=failed)
         return CheckerVerdict(result="", message="")
 

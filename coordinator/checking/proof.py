@@ -1,4 +1,4 @@
-"""Proof: what the result of a draw does to an account, its pay and its update, in one transaction.
+"""Effects of a draw's result on an account, its pay and its update, in one transaction.
 
 passed    frees what was accepted up to it but for a bond, unless an older draw is open; ten vet
 failed    suspends: all that is at stake is forfeit, and so is the pay of this contribution
@@ -61,7 +61,7 @@ def settle(
 
 
 def release(conn: Connection, account: VolunteerRow, now: float) -> None:
-    """Free what the draws of an account prove by now."""
+    """Free the pay that the passed draws of an account prove."""
     last = recomputes.proven_to(conn, account.id, account.lost_to)
     mean = account.accepted_micro / max(1, account.accepted)
     escrow.free(conn, account.id, last, bond(account.draws, mean), now)

@@ -1,4 +1,4 @@
-"""Recomputes: what was drawn is done again, from the very state that its worker had.
+"""Recomputes: drawn tasks done again from the very state that their worker had.
 
     drawn      with the verdict; its machine gets no other lease until it has revealed the files
                that it committed to
@@ -109,7 +109,7 @@ class Recomputes(PlatformService):
         return "drawn"
 
     def wake(self) -> None:
-        """Begin what was ordered and needs no evidence; after the commit."""
+        """Start the ordered recomputes that need no evidence; called after the commit."""
         if self._begin_at_once:
             self._begin_at_once = False
             self._signals.notify("recomputes")
@@ -130,7 +130,7 @@ class Recomputes(PlatformService):
                 await watch.wait(POLL_S)
 
     async def expire(self) -> int:
-        """End those whose evidence did not come in time; how many."""
+        """End recomputes whose evidence did not come in time; return their number."""
         now = self._clock.now()
         late = await self._db.read(lambda conn: recomputes.overdue(conn, now))
         for row in late:
@@ -138,7 +138,9 @@ class Recomputes(PlatformService):
         return len(late)
 
     async def forfeit(self, principal: Principal) -> Forfeited:
-        """Give up what an account has at stake, where a machine of it is asked for what it lost."""
+        """Forfeit an account's stake, where one of its machines is asked for evidence that it
+        lost.
+        """
         who = principal.volunteer_id
 
         def read(conn: Connection) -> tuple[list[RecomputeRow], int]:
@@ -198,7 +200,7 @@ class Recomputes(PlatformService):
         return True
 
     async def prepare(self, row: RecomputeRow) -> PreparedRecompute | None:
-        """Return what it takes to do a task again; None where it proved nothing before, which ends
+        """Return the inputs of a recompute; None where the task proved nothing before, which ends
         it. Raises NotFound for a run without a dataset.
         """
 

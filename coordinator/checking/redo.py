@@ -1,4 +1,6 @@
-"""A task done again from what its worker committed to, and compared with what it submitted."""
+"""Recompute of a task from its worker's committed state, and the comparison with the submitted
+update.
+"""
 
 from __future__ import annotations
 
@@ -128,9 +130,9 @@ def redo(
     device: str = HERE,
     tell: Tell | None = None,
 ) -> Redone:
-    """Do a task again and compare: the update as its codec was given it, what was written of it,
-    and the state that was left; where its bound is missed, once more from a base a little off:
-    how far this task drifts by itself.
+    """Do a task again and compare the update before its codec, the encoded update, and the state
+    left behind. Where a bound is missed, the task is repeated from a base a little off, which
+    measures its own drift.
 
     Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped and
     where this machine has less memory than cutting the batches alike takes.
@@ -215,7 +217,7 @@ def missing_library(case: Case) -> str | None:
 
 
 def likeness(ours: NDArray[np.float32], theirs: bytes) -> Likeness:
-    """Return the sums of an answer beside others."""
+    """Compare the sums of an answer with others."""
     import numpy as np
 
     mine, other = ours.astype(np.float64), np.frombuffer(theirs, np.float32).astype(np.float64)
@@ -229,7 +231,7 @@ def likeness(ours: NDArray[np.float32], theirs: bytes) -> Likeness:
 
 
 def _update(case: Case, base: Tensors, result: Tensors) -> Any:
-    """Return what is handed in of a result, before any codec."""
+    """Return the update of a result, before any codec."""
     schema = definition(case.run).schema
     start, end = (
         {name: value.detach().numpy() for name, value in one.items()} for one in (base, result)
@@ -238,9 +240,7 @@ def _update(case: Case, base: Tensors, result: Tensors) -> Any:
 
 
 def _beside(case: Case, files: RecomputeFiles, ours: Any) -> Redone:
-    """Return the update beside ours, both before any codec, what was sent of it beside what its
-    codec makes of it, and the sums of an audit.
-    """
+    """Return the comparisons of a recompute: raw updates, encoded updates, audit sums."""
     schema, chosen = definition(case.run).schema, codec(files.codec)
     with opened(files.update, schema, chosen, files.kept, files.residual) as (_, theirs):
         beside = _alike(ours, theirs, schema)
@@ -254,9 +254,9 @@ def _beside(case: Case, files: RecomputeFiles, ours: Any) -> Redone:
 
 
 def _written(files: RecomputeFiles, chosen: Codec, schema: Schema) -> float:
-    """Return how alike what was sent is to what the codec makes of what it says it was given, the
-    cosine less what one is longer: 1 but for rounding, or what it left behind only hides what was
-    sent.
+    """Return how alike the sent update is to its codec's output from the claimed input, as cosine
+    less excess length: 1 but for rounding, lower where the claimed residual only hides the sent
+    update.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -271,7 +271,7 @@ def _written(files: RecomputeFiles, chosen: Codec, schema: Schema) -> float:
 
 
 def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
-    """Return the parameters of an update beside ours."""
+    """Compare the parameters of an update with ours."""
     import numpy as np
 
     dot = theirs_2 = ours_2 = 0.0

@@ -1,1 +1,1 @@
-"""The organiser's command line; each command imports what is heavy when it runs."""
+"""Organiser's command line; each command imports heavy modules when it runs."""

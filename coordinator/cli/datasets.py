@@ -1,4 +1,4 @@
-"""dataset: what runs train on."""
+"""dataset: the data that runs train on."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _files(
 
 
 def _for(more: DatasetOptions) -> dict[str, Any]:
-    """Return what a workload is told that builds the dataset itself. Raises BadRequest."""
+    """Return the options for a workload that builds the dataset itself. Raises BadRequest."""
     if not more.workload:
         if more.set:
             raise BadRequest("--set is for the workload that --for names")
@@ -215,7 +215,7 @@ def _report(done: DatasetShown) -> str:
 
 
 def _template(tokenizer: Path | None) -> str:
-    """The chat template beside a tokenizer, as it travels."""
+    """Return the encoded chat template found next to a tokenizer."""
     import msgspec
 
     from shared.workloads.data.chat_template import NO_TOKENIZER, template_beside

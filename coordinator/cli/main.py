@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _refused(error: OSError) -> int:
-    """Say what the disk or the system did not allow; the exit code."""
+    """Print the refusal of the disk or the system; return the exit code."""
     place = f"{error.filename}: " if error.filename else ""
     print(f"coordinator: {place}{why(error)}", file=sys.stderr)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,4 +1,4 @@
-"""top, check, backup, restore, alerts: is everything right, who is told, can it be had back."""
+"""top, check, backup, restore, alerts: watch, verify and save a coordinator."""
 
 from __future__ import annotations
 

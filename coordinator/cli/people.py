@@ -1,6 +1,4 @@
-"""invite, volunteer and contribution: who may come in, and what may be done about people and
-what they were paid.
-"""
+"""invite, volunteer and contribution: admission of people, and actions on them and their pay."""
 
 from __future__ import annotations
 
@@ -275,7 +273,7 @@ def reverse_volunteer(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Take back what an account got for the work of some time; what it spent it owes."""
+    """Reverse an account's pay for the work since a time; credits already spent become a debt."""
     at = since if since.tzinfo else since.replace(tzinfo=UTC)
     done = call(where, "volunteer.reverse", name=name, since=at.timestamp(), reason=reason)
     if json:
@@ -292,7 +290,7 @@ def reverse_contribution(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Take back what was paid for one contribution; what its owner spent of it is owed."""
+    """Reverse the pay of one contribution; credits already spent become its owner's debt."""
     done = call(where, "contribution.reverse", id=id, reason=reason)
     if json:
         as_json(done)
@@ -340,7 +338,7 @@ def suspend(
 
 @volunteers.command
 def unsuspend(name: Who, *, reason: Why, where: Where = HERE, json: Json = False) -> None:
-    """Let an account work again that is suspended or distrusted; what was forfeit stays so."""
+    """Let a suspended or distrusted account work again; forfeited pay stays forfeit."""
     _done(where, "volunteer.unsuspend", json, name=name, reason=reason)
 
 
@@ -364,9 +362,7 @@ def rename(
 
 @volunteers.command
 def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
-    """For a lost or leaked secret: revoke all of the account's and print a link that lets its owner
-    in again.
-    """
+    """Revoke all secrets of an account and print a link that lets its owner in again."""
     made = call(where, "volunteer.reissue", name=name)
     if json:
         as_json(made)

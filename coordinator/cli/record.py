@@ -1,4 +1,4 @@
-"""record: who did what, and whether that was ever changed."""
+"""record: the log of actions, and the check that it was never changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def listing(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """List what organisers, the coordinator and volunteers did, newest first."""
+    """List the actions of organisers, the coordinator and volunteers, newest first."""
     rows = call(where, "record.list", limit=limit, before=before).rows
     if json:
         as_json(rows)

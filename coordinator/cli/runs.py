@@ -131,7 +131,7 @@ def start(name: Run, *, where: Where = HERE, json: Json = False) -> None:
 
 @app.command
 def pause(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = False) -> None:
-    """Hand out no more tasks; those in progress are finished and merged."""
+    """Hand out no more tasks; running ones are finished and merged."""
     _moved(call(where, "run.pause", name=name, reason=reason), json)
 
 
@@ -287,7 +287,7 @@ def _bits(run: RunInfo) -> str | None:
 
 
 def _suites(run: RunInfo) -> None:
-    """Print what the task suites say of the first version and the newest that was measured."""
+    """Print the scores of the task suites for the first and the newest measured version."""
     if not run.suites:
         return
     columns = {
@@ -304,7 +304,7 @@ def _suites(run: RunInfo) -> None:
 
 
 def _checked(cost: CostOfChecks) -> str | None:
-    """Say which checks were made and what they found, and their seconds beside the work's."""
+    """Return the checks that were made, their results, and their seconds."""
     made = [f"done again: {results(cost.drawn)}"] if results(cost.drawn) else []
     if cost.games:
         made.append(f"files of games: {cost.games}")
@@ -369,7 +369,7 @@ def report(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """List who took part in a run: for a class, a paper, a thank-you."""
+    """List the participants of a run: for a class, a paper, a thank-you."""
     people = call(where, "run.report", name=name)
     if json:
         as_json(people)

@@ -20,7 +20,7 @@ SERVER = Group("Server", sort_key=60)
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Settings that `serve` also takes as flags; all of them are in docs/settings.md."""
+    """Settings that are also flags of `serve`; docs/settings.md lists all."""
 
     data_dir: Annotated[str | None, Parameter(group=TARGET, help="Data directory.")] = None
     database: Annotated[

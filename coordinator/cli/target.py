@@ -111,8 +111,8 @@ def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
 
 @asynccontextmanager
 async def connected(where: Where) -> AsyncIterator[CommandSender]:
-    """Commands one after the other on one coordinator, for who watches it: a database that stays
-    open, or a server that is to answer soon. Raises Configuration.
+    """Keep one coordinator open for a series of commands: a database, or a server that must answer
+    soon. Raises Configuration.
     """
     async with reached(where, WATCHED_S) as (ask, _):
         yield ask
@@ -206,7 +206,7 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tup
 
 @contextmanager
 def _without_directory(settings: Settings) -> Iterator[tuple[Settings, bool]]:
-    """For a command that needs the database alone: its data directory is thrown away."""
+    """Lend a command that needs the database alone a temporary data directory."""
     import tempfile
 
     import msgspec

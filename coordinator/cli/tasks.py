@@ -1,4 +1,4 @@
-"""task: what failed too often, and giving it another chance."""
+"""task: tasks that failed too often, and their requeueing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def show(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """One task with its history: who had it, what failed, what was handed in and decided."""
+    """Show one task with its history: holders, failures, submissions and verdicts."""
     found = call(where, "task.show", id=number)
     if json:
         as_json(found)

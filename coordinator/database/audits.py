@@ -1,4 +1,4 @@
-"""Audits: recomputes that are offered to volunteers, too, up to what becomes of the answer.
+"""Rows of audits: recomputes offered to volunteers, from the offer to the verdict on the answer.
 
 open      its task waits for an auditor, or is done by one; the server may be faster
 answered  the organiser does the task again
@@ -58,7 +58,7 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Lease of an audit beside its task, and whose work it checks."""
+    """Audit-specific part of a lease: the audit, and the work that it checks."""
 
     job: Job
     chunks: tuple[int, ...]
@@ -157,7 +157,7 @@ def to_open(conn: Connection, now: float) -> list[int]:
 
 
 def is_anybody(conn: Connection, worker: AccountMarks, now: float) -> bool:
-    """Return True if somebody is there who may audit the work of another."""
+    """Return True if another account may audit a worker's contribution."""
     invite = OTHER if worker.invite is None else worker.invite
     given = {"volunteer": worker.volunteer, "invite": invite, "network": worker.network}
     return conn.execute(_ELSEWHERE, given | {"since": now - SEEN_S}).first() is not None
@@ -218,7 +218,7 @@ def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
 
 
 def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[AccountMarks, int, int]]:
-    """Return who of some volunteers is vetted, with their accepted contributions and audits."""
+    """Return the vetted volunteers among `ids`, with their accepted contributions and audits."""
     given = {"ids": sorted(set(ids))}
     had = {who: int(count) for who, count in conn.execute(_HAD, given)}
     return {
@@ -234,7 +234,7 @@ def person(volunteer: str, invite: int | None, network: str) -> AccountMarks:
 
 
 def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, AuditLease]:
-    """Return what the leases of these tasks say."""
+    """Return the audit leases of these tasks."""
     found = {}
     for task_id in ids:
         row = by_task(conn, task_id)
@@ -268,7 +268,7 @@ def settle(conn: Connection, row: AuditRow, result: Result | Literal[""], now: f
 
 
 def tidy(conn: Connection, now: float) -> None:
-    """Leave to the organiser what nobody is given any more."""
+    """Settle audits that can no longer be assigned; the organiser recomputes them."""
     for row in conn.execute(_ASTRAY).mappings().all():
         settle(conn, AuditRow(**row), "", now)
 

@@ -56,7 +56,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that deciding about some claims needs."""
+    """Complete input of a decision about some claims."""
 
     live: dict[str, TaskRow]  # claims that were answered before, by claim_id
     runs: tuple[LiveRun, ...]
@@ -90,8 +90,8 @@ _LIVE = select(tasks).where(among(tasks.c.id, "ids"))
 
 
 def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> ClaimView:
-    """Return what there is, locked where it may be given out: at most `todo_max` waiting tasks a
-    run.
+    """Return the input of a claim decision, locked where work may be handed out: at most `todo_max`
+    waiting tasks a run.
     """
     lines = tuple(LiveRun(**row) for row in conn.execute(_RUNS).mappings())
     asking = sorted({waiter.volunteer_id for waiter in waiters})
@@ -181,7 +181,7 @@ def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilitie
 
 
 def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
-    """Return what accounts and machines may have now, by the machine."""
+    """Return the current rights of accounts and machines, by the machine."""
     found = conn.execute(_RIGHTS, {"workers": sorted(set(worker_ids))})
     return {
         row.id: Rights(
@@ -232,7 +232,7 @@ _TODO = (
 
 
 def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, ...]:
-    """Waiting tasks in the order to take them: what never failed first, the oldest first."""
+    """Return waiting tasks in claim order: tasks without a failure first, the oldest first."""
     found: list[dict[str, Any]] = []
     for run_id in run_ids:
         rows = conn.execute(_TODO, {"its_run_id": run_id, "most": limit}).mappings()
@@ -248,7 +248,7 @@ def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, .
 
 
 def line(conn: Connection, run_id: int) -> LiveRun:
-    """Return what moves of any run."""
+    """Return the changing figures of a run, whatever its state."""
     return LiveRun(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
 
 

@@ -117,7 +117,7 @@ def by_id(
 
 
 def by_ids(conn: Connection, ids: Sequence[int]) -> list[ContributionRow]:
-    """In the order of the task, then part: the order of a merge."""
+    """Return contributions in the order of a merge: by task, then part."""
     return [_row(row) for row in conn.execute(_BY_IDS, {"ids": ids}).mappings()]
 
 
@@ -138,7 +138,7 @@ def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[Contribu
 
 
 def left_over(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
-    """Return accepted updates in the order of a merge, those that wait for their proof, too."""
+    """Return accepted updates in the order of a merge, including the unproven."""
     rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 
@@ -196,7 +196,7 @@ def good_of(
 
 
 def accepted_of(conn: Connection, volunteer_id: str) -> list[ContributionRow]:
-    """Return what of a volunteer waits for a merge, locked."""
+    """Return a volunteer's accepted, unmerged contributions, locked."""
     found = conn.execute(_ACCEPTED_OF, {"its_volunteer_id": volunteer_id})
     return [_row(row) for row in found.mappings()]
 
@@ -236,8 +236,8 @@ _COHORT = (
 
 
 def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
-    """Return the newest contributions of a kind by vetted accounts, newest first: those that were
-    accepted, or refused for their norm.
+    """Return the newest contributions of a kind by vetted accounts, newest first: accepted, or
+    refused for their norm.
     """
     given = {"its_run_id": run_id, "its_kind": kind, "most": limit}
     # Rows have its fields in its order: to make a struct of each took as long as the query.

@@ -40,7 +40,7 @@ def _row(mapping: dict[str, Any]) -> DatasetRow:
 
 
 def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: float) -> int:
-    """Insert a dataset and what it keeps alive.
+    """Insert a dataset with references to its blobs.
 
     Raises Conflict when the name stands for other content.
     """
@@ -84,18 +84,18 @@ def serve(conn: Connection, dataset_id: int, files: Iterable[ChunkRef], now: flo
 
 
 def note_skipped(conn: Connection, dataset_id: int, sentences: Sequence[str]) -> None:
-    """Keep what could not be used when a dataset was built."""
+    """Store the sentences about files that the build of a dataset skipped."""
     key_values.put(conn, f"{_SKIPPED}{dataset_id}", msgspec.json.encode(sentences).decode())
 
 
 def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:
-    """Return what could not be used when a dataset was built, and why."""
+    """Return the files that the build of a dataset skipped, and the reasons."""
     stored = key_values.get(conn, f"{_SKIPPED}{dataset_id}")
     return () if stored is None else decode(stored, tuple[str, ...])
 
 
 def by_name(conn: Connection, name: str) -> DatasetRow:
-    """Raises NotFound, naming what there is."""
+    """Find a dataset by name. Raises NotFound, which lists the known names."""
     row = conn.execute(select(datasets).where(datasets.c.name == name)).mappings().first()
     if row is None:
         known = (
@@ -135,9 +135,7 @@ def is_served(conn: Connection, sha256: str) -> bool:
 
 
 def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float) -> None:
-    """Note blobs (sha256, size, kind) that lie in the store; those already noted stay as they
-    are.
-    """
+    """Register stored blobs (sha256, size, kind); already registered ones stay unchanged."""
     noted = {
         sha: {"sha256": sha, "size": size, "kind": kind, "created_at": now}
         for sha, size, kind in rows

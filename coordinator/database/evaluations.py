@@ -70,7 +70,7 @@ def set_evaluation(conn: Connection, run_id: int, version: int, **values: Any) -
 
 
 def skip_older(conn: Connection, run_id: int, version: int) -> None:
-    """Mark what a newer version has overtaken; never version 0."""
+    """Mark waiting evaluations older than a version as skipped; never version 0."""
     e = evaluations.c
     conn.execute(
         update(evaluations)
@@ -80,7 +80,7 @@ def skip_older(conn: Connection, run_id: int, version: int) -> None:
 
 
 def requeue_evaluations(conn: Connection) -> None:
-    """After a restart: what was being evaluated waits again."""
+    """Requeue the evaluations that a restart interrupted."""
     conn.execute(
         update(evaluations).where(evaluations.c.state == "running").values(state="waiting")
     )
@@ -102,8 +102,8 @@ class VersionLoss(NamedTuple):
 
 
 def measured(conn: Connection, run_id: int, most: int) -> list[VersionLoss]:
-    """Versions with a loss, oldest first: about `most` of them, evenly spread, when there are more;
-    always the newest.
+    """Return versions with a loss, oldest first: about `most` of them, evenly spread, when there
+    are more; always the newest.
     """
     e = evaluations.c
     found = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
@@ -146,7 +146,9 @@ def _shown(run_id: int) -> ColumnElement[bool]:
 
 
 def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled | None:
-    """The sample of a version, or the newest of the run; one row, whatever the history."""
+    """Return the sample of a version, or the newest of the run; one row, however long the
+    history.
+    """
     query = select(_E.version, _E.sample, _E.sample_sha256).where(_shown(run_id))
     if version is not None:
         query = query.where(_E.version == version)
@@ -170,7 +172,9 @@ def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
 
 
 def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
-    """Losses of those of these versions that have one, and of the newest that has, oldest first."""
+    """Return the losses of these versions, where measured, and of the newest measured one, oldest
+    first.
+    """
     columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
     newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
     # What was measured is picked out here: SQLite would read an index of all losses for it.
@@ -183,7 +187,9 @@ def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list
 
 
 def some_sampled(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
-    """Return which of these versions made a sample, and the first and the newest that did."""
+    """Return the versions among these that made a sample, and the first and newest version with
+    one.
+    """
     query = select(_E.version).where(_shown(run_id))
     found = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
     for order in (_E.version, _E.version.desc()):

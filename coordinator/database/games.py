@@ -1,6 +1,4 @@
-"""Games, the chunks they are sealed into, the tasks of learners and matches, and what matches
-said.
-"""
+"""Games, their sealed chunks, the tasks of learners and matches, and match results."""
 
 from __future__ import annotations
 
@@ -96,8 +94,8 @@ def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
 
 
 def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
-    """Add a chunk and mark what went into it: all of it, or False when some of it was sealed
-    elsewhere meanwhile.
+    """Add a chunk and mark its harvests sealed: all, or False when some were sealed elsewhere
+    meanwhile.
     """
     h = harvests.c
     mine = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
@@ -225,7 +223,7 @@ def next_start(conn: Connection, run_id: int, kind: str) -> int:
 
 
 def open_options(conn: Connection, run_id: int, kind: str) -> list[str]:
-    """Return what the tasks of a kind that have not ended were made with."""
+    """Return the options of a kind's unfinished tasks."""
     t = tasks.c
     query = select(t.options).where(
         t.run_id == run_id, t.kind == kind, t.state.in_(("todo", "doing"))

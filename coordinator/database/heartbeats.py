@@ -92,13 +92,13 @@ _SEEN = Lines(
 
 
 def seen(conn: Connection, signs: Sequence[Sign]) -> None:
-    """Note which workers live and what they do. One that left stays so."""
+    """Store the beats of workers: time and state. A worker that left stays so."""
     if signs:
         _SEEN.execute(conn, sorted((s.worker_id, s.at, s.state) for s in signs))
 
 
 def held_by(conn: Connection, worker_id: str, ids: Sequence[int]) -> list[TaskRow]:
-    """Those of the given tasks that this worker held last."""
+    """Return the given tasks that this worker held last."""
     query = select(tasks).where(tasks.c.id.in_(ids), tasks.c.worker_id == worker_id)
     return rows_of(conn.execute(query))
 

@@ -19,7 +19,7 @@ BREACHES_MAX = 1000  # enough to see what is wrong
 
 
 def breaches(conn: Connection) -> list[str]:
-    """Everything found wrong, at most `BREACHES_MAX` sentences."""
+    """Return every breach found, at most `BREACHES_MAX` sentences."""
     found: list[str] = []
     patiently(conn)
     for check in (_passes, _holders, _done, _versions, _merged):

@@ -98,7 +98,7 @@ def use(conn: Connection, code: CodeRow) -> None:
 
 
 def invites(conn: Connection) -> list[tuple[CodeRow, tuple[str, ...]]]:
-    """Every invite, the oldest first, with the nicknames of those who came by it."""
+    """Return every invite, the oldest first, with the nicknames of the volunteers it admitted."""
     came: dict[int, list[str]] = {}
     query = select(volunteers.c.invite_id, volunteers.c.nickname).where(
         volunteers.c.invite_id.is_not(None)
@@ -112,7 +112,7 @@ def invites(conn: Connection) -> list[tuple[CodeRow, tuple[str, ...]]]:
 
 
 def revoke(conn: Connection, invite_id: int, now: float) -> CodeRow:
-    """Withdraw an invite; who came by it stays. Raises NotFound."""
+    """Revoke an invite; volunteers admitted by it stay. Raises NotFound."""
     mine = (codes.c.id == invite_id) & (codes.c.kind == "invite")
     conn.execute(update(codes).where(mine, codes.c.revoked_at.is_(None)).values(revoked_at=now))
     row = conn.execute(select(*_COLUMNS).where(mine)).mappings().first()

@@ -1,5 +1,5 @@
-"""Leases: assignments become tasks in hand, with one statement for those that came back and one for
-the new.
+"""Leases: assignments written as leased tasks, one statement for returned tasks and one for new
+ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shared.protocol.limits import RENEW_S
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease to be written, beside its assignment."""
+    """Assignment of a lease, and the other values of its row."""
 
     assignment: Assignment
     waiter: Waiter
@@ -138,7 +138,7 @@ def _line(item: Taken) -> tuple[Any, ...]:
 
 
 def _split(conn: Connection, item: Taken, now: float) -> None:
-    """Store the rest of a task as a task of its own, with what is known of its failures.
+    """Store the rest of a split task as a new task, with the failures counted so far.
 
     Its next claim settles steps and price, as for every task of a pass.
     """
@@ -266,7 +266,5 @@ def tell(
 
 
 def taken_back(conn: Connection, run_id: int, base: int) -> bool:
-    """Return True if the run was rolled back since a version, which may be one of those that this
-    took back.
-    """
+    """Return True if a rollback since a version may have reverted that version."""
     return conn.execute(_TAKEN_BACK, {"its_run_id": run_id, "base": base}).first() is not None

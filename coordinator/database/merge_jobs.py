@@ -1,6 +1,4 @@
-"""Parts of a merge: the jobs of its shards, each leased and fenced, taken by whoever has a thread
-to spare.
-"""
+"""Parts of a merge: one leased, fenced job a shard, done by any replica with a free thread."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class StateFile(NamedTuple):
 
 
 def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequence[int]) -> None:
-    """The parts of a merge that has just been leased; what an earlier try left is dropped."""
+    """Insert the parts of a freshly leased merge; those of an earlier try are dropped."""
     drop(conn, merge_id)
     blank = {"state": "todo", "owner": "", "fence": 0, "lease_until": 0.0, "failures": 0}
     blank |= {"message": "", "result": ""}
@@ -128,7 +126,7 @@ def renew(conn: Connection, part: PartRow, until: float) -> bool:
 
 
 def finish(conn: Connection, part: PartRow, made: MergedPart) -> bool:
-    """The part is done. False when it was taken over: what was made is nobody's then."""
+    """Mark a part done. False when another process took it over: the files are dropped then."""
     result = msgspec.json.encode(made).decode()
     done = update(merge_parts).where(_ours(part)).values(state="done", result=result)
     return conn.execute(done).rowcount == 1
@@ -159,7 +157,7 @@ def files_of(rows: Sequence[PartRow]) -> list[str]:
 
 
 def blobs_in_use(conn: Connection) -> set[str]:
-    """Files that merges under way have made, and those of every state that is noted."""
+    """Return the files made by running merges, and the files of every stored state."""
     rows = conn.execute(select(merge_parts).where(merge_parts.c.state == "done")).mappings()
     found = set(conn.execute(select(state_parts.c.sha256)).scalars())
     for made in (made_by(PartRow(**row)) for row in rows):

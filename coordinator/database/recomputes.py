@@ -135,7 +135,7 @@ _FREE = (_R.state == "revealed") & (_R.held_until <= _NOW)
 
 
 def _line(free: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of what waits, in the order in which it is done."""
+    """Return the query of waiting recomputes, in the order in which they are done."""
     return (
         select(recomputes)
         .join(volunteers, _V.id == _R.volunteer_id)
@@ -229,13 +229,13 @@ def hold(
 
 
 def renew(conn: Connection, contribution_id: int, holder: str, now: float) -> bool:
-    """Let a checker keep what it has for longer; False if that is another's by now, or done."""
+    """Renew a checker's hold; False if the recompute is another's by now, or done."""
     given = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
     return bool(conn.execute(_RENEW, given).rowcount)
 
 
 def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
-    """Let others do what a checker had; a try is counted where it `failed`."""
+    """Release a checker's recompute for others; a try is counted where it `failed`."""
     given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
     return bool(conn.execute(_GIVE_BACK, given).rowcount)
 
@@ -255,7 +255,7 @@ def postpone(conn: Connection, contribution_id: int, until: float, why: str) -> 
 
 
 class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms of a draw that are stored beside its contribution."""
+    """Terms of a draw, stored with its contribution."""
 
     wanted: list[str]  # files to reveal
     work: str
@@ -321,12 +321,12 @@ _LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now
 
 
 def overdue(conn: Connection, now: float) -> list[RecomputeRow]:
-    """Return those whose evidence has not come in time."""
+    """Return recomputes whose evidence is overdue."""
     return [RecomputeRow(**row) for row in conn.execute(_LATE, {"now": now}).mappings()]
 
 
 def commitment_of(row: ContributionRow) -> Commitment:
-    """Return what a contribution was committed to."""
+    """Return the commitment of a contribution."""
     return decode(row.report, SubmitRequest).commitment
 
 
@@ -461,8 +461,8 @@ def waiting(conn: Connection) -> dict[str, int]:
 
 
 def backlog_s(conn: Connection, now: float) -> float | None:
-    """Return about how many seconds of work wait, at the speed of what was done lately; None where
-    nothing was.
+    """Return about how many seconds the recompute backlog takes, at the recent speed; None without
+    a recent recompute.
     """
     flops, seconds = conn.execute(_DONE_LATELY, {"now": now}).one()
     if not (flops and seconds):

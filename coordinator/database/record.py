@@ -1,4 +1,4 @@
-"""The record: who did what to what, append-only and chained.
+"""Record: actions of organisers, the coordinator and volunteers, append-only and chained.
 
 Rows name people by id, never by nickname, host or address, because they outlive `volunteer forget`.
 """
@@ -37,7 +37,7 @@ def append(
     detail: str | Mapping[str, Any],
     now: float,
 ) -> None:
-    """Write a line in the transaction of what it tells of.
+    """Append a line, in the transaction of the action that it records.
 
     Too long a detail is cut, never refused.
     """
@@ -65,7 +65,7 @@ def entries(conn: Connection, before: int | None = None, limit: int = 100) -> li
 
 
 def about(conn: Connection, subject: str, actions: Collection[str], limit: int) -> list[RecordLine]:
-    """Return what was done to a subject, of these actions, newest first."""
+    """Return a subject's lines with these actions, newest first."""
     columns = [record_lines.c[name] for name in RecordLine.__struct_fields__]
     fits = (record_lines.c.subject == subject, record_lines.c.action.in_(actions))
     query = select(*columns).where(*fits).order_by(record_lines.c.id.desc()).limit(limit)

@@ -117,7 +117,7 @@ def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
 
 
 def every(conn: Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
-    """All runs, oldest first, or those in the given states."""
+    """Return all runs, oldest first, or the runs in the given states."""
     found = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
     return [_row(row) for row in found.mappings()]
 
@@ -227,10 +227,10 @@ def live_workers(conn: Connection, run_id: int, since: float) -> int:
 
 
 def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
-    """Return what waits for the next merge of a run, and how many workers the trigger and the
-    length of a step count: of each volunteer at work those with a part in the newest versions, or
-    one. Machines that only hold leases steer nothing. With `vetted` only of vetted accounts, else
-    also of those that proved themselves once.
+    """Return the updates waiting for a run's next merge, and the workers that its trigger and step
+    length count: of each active volunteer the ones with a part in the newest versions, or one.
+    Machines that only hold leases steer nothing. `vetted` counts vetted accounts alone, otherwise
+    also accounts that proved themselves once.
     """
     given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
     row = dict(conn.execute(_TURNOUT[vetted], given).mappings().one())

@@ -33,7 +33,7 @@ class DrawCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
-    """One account: what it is, and what its checks found."""
+    """Standing of one account, and the results of its checks."""
 
     volunteer_id: str
     nickname: str
@@ -48,7 +48,7 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """Recomputes that wait, and what would clear them."""
+    """Waiting recomputes, and the capacity that would clear them."""
 
     asked: int = 0  # for their machines to reveal what they committed to
     revealed: int = 0
@@ -57,7 +57,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All accounts: how many of each standing, what was checked, and those to look at first."""
+    """Accounts by standing, results of checks, and the accounts to look at first."""
 
     standings: dict[str, int]
     drawn: DrawCounts
@@ -66,7 +66,7 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks of a run's contributions, and what they cost beside the work that was accepted."""
+    """Checks of a run's contributions, and their cost relative to the accepted work."""
 
     drawn: DrawCounts
     games: int  # files that the referee replayed
@@ -78,7 +78,7 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float | None:
-        """Seconds of checks, by whomever, by those of accepted work; None where there is none."""
+        """Return seconds of all checks a second of accepted work; None without such work."""
         return (self.checked_s + self.audits_s) / self.work_s if self.work_s > 0 else None
 
 
@@ -129,7 +129,7 @@ def report(conn: Connection, now: float) -> TrustReport:
 
 
 def backlog(conn: Connection, now: float) -> Backlog:
-    """Return what waits to be done again."""
+    """Return the waiting recomputes."""
     served = store.served(conn, now)
     reasons: Counter[str] = Counter()
     for kind, message, count, flops in conn.execute(_KINDS):

@@ -50,12 +50,12 @@ class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def refused(self) -> int:
-        """Rejected for whatever reason."""
+        """Return the contributions rejected for any reason."""
         return sum(self.rejected.values())
 
 
 class LeaderboardStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One volunteer among all, by what was earned in a window of time."""
+    """One volunteer's line of the leaderboard, for a window of time."""
 
     volunteer_id: str
     nickname: str
@@ -105,7 +105,9 @@ def work(
     run_id: int | None = None,
     since: float | None = None,
 ) -> dict[str, WorkTotals]:
-    """By volunteer: of one or all, of one run or all, decided since an instant or ever."""
+    """Return totals by volunteer: of one or all, of one run or all, decided since an instant or
+    ever.
+    """
     c = contributions.c
     query = select(c.volunteer_id, c.state, c.reason, func.count(), func.sum(c.train_s))
     for wanted, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
@@ -145,8 +147,8 @@ _CHANGED = (
 
 
 def since_verdict(conn: Connection, volunteer_id: str, after: int) -> WorkTotals:
-    """Return by how much the totals of a volunteer changed with the verdicts behind `after`: what
-    their contributions are now, less what they were.
+    """Return the change of a volunteer's totals by the verdicts after `after`: new states less old
+    ones.
     """
     total = WorkTotals()
     given = {"its_volunteer_id": volunteer_id, "after": after}
@@ -184,8 +186,8 @@ def _with(work: WorkTotals, state: str, reason: str, count: int, seconds: float)
 
 
 def stretches(conn: Connection, run_id: int, since: float, width_s: float) -> list[Stretch]:
-    """Work of a run in stretches of `width_s` seconds, the oldest first; those without any are
-    left out.
+    """Return a run's work in stretches of `width_s` seconds, the oldest first; empty ones are left
+    out.
     """
     c = contributions.c
     # Never negative, so that both databases round it the same way.
@@ -237,7 +239,7 @@ def marks(conn: Connection, volunteer_id: str, run_ids: Iterable[int]) -> Marks:
 
 
 def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:
-    """Sums of what was posted to accounts of a kind, by owner."""
+    """Return the query of sums posted to accounts of a kind, by owner."""
     return (
         select(accounts.c.owner, func.sum(postings.c.amount_micro))
         .join(postings, postings.c.account_id == accounts.c.id)
@@ -250,7 +252,7 @@ def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:
 def earned(
     conn: Connection, run_id: int | None = None, since: float | None = None
 ) -> dict[str, int]:
-    """Return what each volunteer earned, less what was taken back; spending does not count."""
+    """Return each volunteer's earned credits, less reversals; spending does not count."""
     also: list[ColumnElement[bool]] = [events.c.kind.in_(EARNING)]
     if run_id is not None:
         also.append(events.c.run_id == run_id)
@@ -260,7 +262,7 @@ def earned(
 
 
 def earned_behind(conn: Connection, who: str, after: int, run_id: int | None = None) -> int:
-    """Return what one volunteer earned with the ledger's events behind `after`."""
+    """Return the credits that one volunteer earned by ledger events after `after`."""
     also = [accounts.c.owner == who, events.c.kind.in_(EARNING), postings.c.event_id > after]
     if run_id is not None:
         also.append(events.c.run_id == run_id)
@@ -268,7 +270,7 @@ def earned_behind(conn: Connection, who: str, after: int, run_id: int | None = N
 
 
 def pending(conn: Connection, run_id: int) -> dict[str, int]:
-    """Return what each volunteer was promised by a run and has not got yet."""
+    """Return each volunteer's pending credits of a run."""
     found = conn.execute(_posted("pending", events.c.run_id == run_id))
     return {owner: int(total) for owner, total in found}
 
@@ -276,8 +278,8 @@ def pending(conn: Connection, run_id: int) -> dict[str, int]:
 def standings(
     conn: Connection, run_id: int | None = None, since: float | None = None
 ) -> list[LeaderboardStanding]:
-    """Everybody who earned something, the most first; forgotten and banned accounts are left
-    out.
+    """Return all volunteers with earned credits, the most first; forgotten and banned accounts are
+    left out.
     """
     totals = {who: micro for who, micro in earned(conn, run_id, since).items() if micro > 0}
     done = work(conn, run_id=run_id, since=since)
@@ -345,7 +347,7 @@ def people(conn: Connection, who: Iterable[str] | None = None) -> list[Volunteer
 
 
 def summed(conn: Connection, found: Iterable[VolunteerSummary]) -> list[VolunteerSummary]:
-    """The same people with what they did and earned on all runs."""
+    """Return the same volunteers with their work and credits on all runs."""
     totals, done = earned(conn), work(conn)
     a = accounts.c
     held: dict[str, dict[str, int]] = {"pending": {}, "escrow": {}, "debt": {}}
@@ -363,8 +365,8 @@ def summed(conn: Connection, found: Iterable[VolunteerSummary]) -> list[Voluntee
 
 
 def of_run(conn: Connection, run_id: int) -> list[VolunteerSummary]:
-    """The report of a run: who worked for it, agreed to it or came by a named invite, and who was
-    invited and did not come.
+    """Return the report of a run: its workers, consenting and invited volunteers, and the unused
+    invites.
     """
     totals, waiting, done = earned(conn, run_id), pending(conn, run_id), work(conn, run_id=run_id)
     agreed = select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
@@ -421,7 +423,7 @@ def _invited(conn: Connection) -> list[VolunteerSummary]:
 
 
 class AccountRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A volunteer, what it has, and what it earned since an instant."""
+    """Volunteer with its balances, and its earnings since an instant."""
 
     volunteer: VolunteerRow
     balances: Balances
@@ -437,8 +439,8 @@ _ACCOUNT = (
 
 
 def account(conn: Connection, volunteer_id: str, since: float, after: int) -> AccountRow | None:
-    """Return an account with what it earned from an instant on by the events behind `after`; None
-    when there is no such account.
+    """Return an account with its earnings from an instant on by events after `after`; None for an
+    unknown account.
     """
     given = {"its_id": volunteer_id, "its_owner": volunteer_id, "since": since, "after": after}
     rows = conn.execute(_ACCOUNT, given).mappings().all()
@@ -468,7 +470,7 @@ _MACHINES = (
 
 
 def machines(conn: Connection, volunteer_id: str, now: float) -> list[WorkerInfo]:
-    """The machines of one account that are not revoked, with what they do."""
+    """Return the unrevoked machines of one account, with their states."""
     return [
         WorkerInfo(
             worker_id=row.id,

@@ -1,5 +1,5 @@
-"""Submissions of a lease, part by part. What is accepted is split off its task, so that whatever
-becomes of the rest, no sample is handed in twice.
+"""Submissions of a lease, part by part. An accepted part is split off its task, so that no sample
+is submitted twice whatever becomes of the rest.
 
     task [start, stop) ──part accepted──> a done task [start, start + n), of this contribution   +   the task [start + n, stop)
 """
@@ -101,7 +101,7 @@ _ARRIVAL = (
 def arrival(
     conn: Connection, task: TaskRow, volunteer_id: str, worker_id: str, request: SubmitRequest
 ) -> Arrival:
-    """Read what a submission for a task, which is locked, is judged by. Raises NotFound."""
+    """Read the stored facts that judge a submission for a locked task. Raises NotFound."""
     given = {
         "its_id": task.run_id,
         "its_task_id": task.id,
@@ -132,7 +132,7 @@ def _with_run(
 
 
 class Background(msgspec.Struct, frozen=True, kw_only=True):
-    """Evidence by which a contribution is judged, beside itself and its cohort."""
+    """Evidence about a contribution's account and run; its cohort is read elsewhere."""
 
     run: RunRow
     trust: float  # in its account
@@ -169,7 +169,7 @@ _BACKGROUND = (
 
 
 def background(conn: Connection, row: ContributionRow) -> Background:
-    """Read what a contribution is judged by. Raises NotFound."""
+    """Read the background of a contribution. Raises NotFound."""
     given = {
         "its_id": row.run_id,
         "its_run_id": row.run_id,
@@ -188,7 +188,7 @@ def background(conn: Connection, row: ContributionRow) -> Background:
 
 
 def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
-    """Return what this submission has to be.
+    """Return the part that this submission has to be.
 
     Raises Conflict for a part, or a recomputation, whose turn it is not.
     """
@@ -220,9 +220,7 @@ def held(conn: Connection, row: ContributionRow) -> TaskRow | None:
 
 
 def through(conn: Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
-    """A part is good: the task, which is locked, is done with its last, and goes on after any
-    other.
-    """
+    """Advance a locked task past an accepted part; the last part finishes it."""
     if row.steps >= task.steps or task.state not in ("doing", "todo"):
         finish(conn, row.task_id, now)
         return
@@ -249,9 +247,7 @@ def through(conn: Connection, row: ContributionRow, task: TaskRow, now: float) -
 
 
 def once_more(conn: Connection, row: ContributionRow, now: float) -> None:
-    """The lease goes on after a part that came too late, and may take all the time it may ever
-    have.
-    """
+    """Extend the lease after a late part, up to its limit."""
     again = {"renew_by": now + RENEW_S, "finish_by": tasks.c.finish_limit}
     live = (tasks.c.id == row.task_id) & (tasks.c.state == "doing")
     conn.execute(update(tasks).where(live, tasks.c.attempt == row.attempt).values(**again))

@@ -140,7 +140,7 @@ _BY_ID_LOCKED = _BY_ID.with_for_update()
 
 
 def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRow:
-    """A task and who holds it, locked until the transaction ends. Raises NotFound."""
+    """Return a task with its holder, locked until the transaction ends. Raises NotFound."""
     query = _BY_ID_LOCKED if for_update else _BY_ID
     row = conn.execute(query, {"its_id": task_id}).mappings().first()
     if row is None:
@@ -205,7 +205,7 @@ _BEGIN_AT = _BEGIN.values(base_version=bindparam("base"))
 
 
 def add_beside(conn: Connection, values: dict[str, Any], now: float) -> int:
-    """Add a task beside the pass, which waits for whoever may do it; return its number."""
+    """Add a task outside the pass, which waits for any capable worker; return its number."""
     fixed = {
         "pass_no": 0,
         "state": "todo",
@@ -358,7 +358,9 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
 def _condemned(
     conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if this many voices are against a task, or with `alone` those of all at work."""
+    """Return True if this many volunteers' failures condemn a task, or with `alone` those of all at
+    work.
+    """
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}
     working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}
@@ -444,7 +446,9 @@ def overtake(conn: Connection, run_id: int, *, head: int) -> int:
 
 
 def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int:
-    """The attempt grows, so that whoever holds one learns that it is gone."""
+    """Return tasks of these bases to the queue; the attempt grows, so that their holders get
+    410.
+    """
     taken = and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, _unsubmitted())
     values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
     values |= {"begun_at": None, "base_version": None, **FREE}

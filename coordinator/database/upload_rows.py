@@ -1,4 +1,4 @@
-"""Uploads: what a lease may send, and what has arrived.
+"""Uploads: grants of a lease, and bytes received.
 
 How many bytes are there is told by the file, not by a row.
 """
@@ -128,7 +128,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use(conn: Connection, volunteer_id: str, row: UploadRow) -> Use:
-    """Return the use that a volunteer who is about to add an upload makes of its quota."""
+    """Return a volunteer's use of its quota, before another upload is added."""
     given = {f"its_{name}": getattr(row, name) for name in ("task_id", "attempt", "part", "tries")}
     given |= {"its_volunteer_id": volunteer_id, "its_id": volunteer_id}
     found = conn.execute(_USE, given).one()

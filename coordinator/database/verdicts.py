@@ -78,7 +78,7 @@ _MERGE_ALL = (
 
 
 def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, now: float) -> bool:
-    """Mark every one merged into `version`: all of them, or False."""
+    """Mark all rows merged into `version`; False if any was not accepted any more."""
     ids = [row.id for row in rows]
     changed = conn.execute(_MERGE_ALL, {"ids": ids, "into": version, "now": now})
     if changed.rowcount != len(rows):
@@ -256,7 +256,7 @@ def latest_verdict(conn: Connection, contribution_id: int) -> Verdict | None:
 def history(
     conn: Connection, volunteer_id: str, before: int | None, limit: int
 ) -> list[tuple[int, Verdict]]:
-    """Newest first; the number beside each continues the listing."""
+    """Return verdicts newest first; each number continues the listing."""
     query = _VERDICT.where(verdicts.c.volunteer_id == volunteer_id)
     if before is not None:
         query = query.where(verdicts.c.id < before)

@@ -1,4 +1,4 @@
-"""Versions, the blobs they keep alive, and which of them may be pruned."""
+"""Versions, references to their blobs, and the choice of versions to prune."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def get(conn: Connection, run_id: int, version: int) -> VersionRow:
 def listing(
     conn: Connection, run_id: int, after: int, limit: int
 ) -> list[tuple[VersionRow, EvaluationRow]]:
-    """Versions above `after`, oldest first, each with what was measured."""
+    """Return versions above `after`, oldest first, each with its evaluation."""
     join = versions.join(
         evaluations,
         (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
@@ -165,9 +165,7 @@ _HEADINGS = (
 def recent_headings(
     conn: Connection, run_id: int, head: int, phase: int, most: int
 ) -> list[Heading]:
-    """Return how the last versions were stepped to, newest first: those of a phase among so many
-    up to `head`.
-    """
+    """Return the headings of a phase's newest versions up to `head`, newest first."""
     given = {"its_run_id": run_id, "head": head, "most": most, "its_phase": phase}
     return [Heading(*row) for row in conn.execute(_HEADINGS, given)]
 

@@ -86,9 +86,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worker_state(stored: str, last_seen_at: float, now: float) -> WorkerState:
-    """Return what a worker is doing: what its last beat said, unless there was none for too
-    long.
-    """
+    """Return the state of a worker: its last heartbeat's, or offline when that is too old."""
     if stored == "left":
         return "left"
     if now - last_seen_at > OFFLINE_S:
@@ -100,7 +98,7 @@ def worker_state(stored: str, last_seen_at: float, now: float) -> WorkerState:
 
 
 def credentials(conn: Connection, worker_id: str) -> Credentials | None:
-    """None for a worker that was never registered."""
+    """Return the credentials of a worker; None for an unregistered one."""
     v, w = volunteers.c, workers.c
     query = (
         select(w.id.label("worker_id"), w.secret_hash, w.revoked_at, w.state.label("machine"))
@@ -127,7 +125,7 @@ _BY_ID = select(volunteers).where(its(volunteers.c.id))
 
 
 def by_id(conn: Connection, volunteer_id: str) -> VolunteerRow | None:
-    """None when there is no such account."""
+    """Return an account; None for an unknown id."""
     row = conn.execute(_BY_ID, {"its_id": volunteer_id}).mappings().first()
     return None if row is None else VolunteerRow(**row)
 
@@ -158,15 +156,15 @@ _WAITING = update(contributions).where(
 
 
 def vet(conn: Connection, volunteer_id: str) -> None:
-    """Make an account vetted, and what it has waiting for a verdict or a merge with it: that would
-    else wait for the work of another vetted one.
+    """Vet an account and its waiting contributions, which otherwise wait for another vetted
+    account's work.
     """
     set_volunteer(conn, volunteer_id, standing="vetted", suspended_reason="")
     conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": True})
 
 
 def doubt(conn: Connection, volunteer_id: str) -> None:
-    """Put an account on probation again, and what it has waiting with it."""
+    """Put an account and its waiting contributions on probation again."""
     set_volunteer(conn, volunteer_id, standing="probation")
     conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": False})
 
@@ -180,7 +178,7 @@ def count_draw(conn: Connection, volunteer_id: str) -> None:
 
 
 def find(conn: Connection, who: str, key: str) -> VolunteerRow:
-    """By id, or by nickname, whose skeleton is `key`. Raises NotFound."""
+    """Find a volunteer by id, or by nickname, whose skeleton is `key`. Raises NotFound."""
     row = by_id(conn, who)
     if row is None and key:
         query = select(volunteers).where(volunteers.c.nickname_key == key)
@@ -250,7 +248,7 @@ _SET_VOLUNTEER = update(volunteers).where(its(volunteers.c.id))
 
 
 def set_worker(conn: Connection, worker_id: str, **values: Any) -> None:
-    """Change what is known of a machine."""
+    """Update the row of a machine."""
     conn.execute(_SET_WORKER, {"its_id": worker_id} | values)
 
 
@@ -279,7 +277,7 @@ def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
 
 
 def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: float) -> None:
-    """Wipe what tells who somebody was.
+    """Wipe the identifying data of an account.
 
     Contributions and ledger keep the id, which says nothing, and stay true.
     """

@@ -1,5 +1,4 @@
-"""The demo: a real coordinator and real volunteers on this machine, for two minutes, then what came
-out of it.
+"""Demo: a real coordinator and real volunteers on this machine for two minutes, then a summary.
 
 It starts the same server and the same `volunteer --no-ui` processes that people run, in a directory
 of its own, and only watches them: through the database, as the organiser's commands do.
@@ -160,7 +159,7 @@ def _free_port() -> int:
 
 
 def _command(name: str) -> list[str]:
-    """The console script beside this interpreter, or the module when it is run from a checkout."""
+    """Return the console script beside this interpreter, or the module in a checkout."""
     script = Path(sys.executable).with_name(name)
     if script.exists():
         return [str(script)]
@@ -171,8 +170,8 @@ def _command(name: str) -> list[str]:
 async def _process(
     command: Sequence[str], log: Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A child that never outlives us; its standard output goes to `log`, its complaints beside
-    it.
+    """Run a child process that never outlives us; standard output goes to `log`, standard error to
+    `.err`.
     """
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **environment}
     with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:

@@ -24,7 +24,7 @@ GAMES = 40  # of the last match
 
 
 class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that one volunteer process reported when it ended, and what went wrong there."""
+    """Bytes and tasks that one volunteer process reported at its end, and its complaint."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -181,7 +181,7 @@ async def strength(services: Any, name: str) -> Strength | None:
 
 
 def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
-    """On a thread: it runs the network."""
+    """Play the last version against the first; called on a thread, because it runs the network."""
     import torch
 
     torch.set_num_threads(1)
@@ -222,7 +222,7 @@ async def drawn(services: Any, found: Report) -> DemoPictures | None:
 
 
 async def keep(services: Any, run: str, pair: DemoPictures, directory: Path) -> tuple[str, ...]:
-    """Write the pictures and their time-lapse beside the logs."""
+    """Write the pictures and their time-lapse into the folder of the logs."""
     film = await services.samples.timelapse(run, "gif")
     files = {"first.png": pair.first, "last.png": pair.last, "timelapse.gif": film}
     for name, data in files.items():

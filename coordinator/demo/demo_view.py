@@ -54,7 +54,7 @@ class DemoView:
         print(text, file=self._out, flush=True)
 
     def note(self, text: str) -> None:
-        """Something to know while it goes on."""
+        """Print a remark during the demo."""
         self._say(f"  {text}")
 
     @contextmanager

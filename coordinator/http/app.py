@@ -111,7 +111,7 @@ class Door:
 
 
 def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:
-    """Return what the other side is told of an error of this machine: the organiser all of it."""
+    """Return the reply for a failure of this machine; only the organiser gets its details."""
     if str(scope.get("endpoint_path", "")).startswith(f"{API}/admin/"):
         return BadRequest(error.message)
     return Unavailable(

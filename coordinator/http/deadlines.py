@@ -1,4 +1,4 @@
-"""Deadlines for what comes in on a connection: uvicorn has none (measured: 700 of 700 dripping
+"""Deadlines and limits of connections, which uvicorn lacks (measured: 700 of 700 dripping
 connections stayed open).
 
 All headers must be in within a few seconds, a body must come at a least rate over every window, and
@@ -53,7 +53,7 @@ class ConnectionProgress:
 
 
 class ConnectionGuard:
-    """Admits connections and closes those that are too slow. `now` is the loop's time."""
+    """Admits connections and closes slow ones. `now` is the loop's time."""
 
     def __init__(self, settings: Settings, connections_max: int | None = None) -> None:
         self._headers_s = settings.constants.headers_s

@@ -96,7 +96,7 @@ def _certificate(settings: Settings) -> certificates.Certificate | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises Configuration with what to do when the address cannot be had."""
+    """Return a bound socket. Raises Configuration, with the remedy, when the address is refused."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, number, _, where = found[0]
@@ -188,7 +188,7 @@ def _config(
 
 
 def connections_possible(wanted: int) -> int:
-    """Return how many connections may be open at once: what is wanted, or what the system allows.
+    """Return the limit of open connections: `wanted`, or less where the system allows less.
 
     Raises this process's limit of open files as far as it may: under the usual 1,024, two hostile
     addresses would take every descriptor, those of the database too.
@@ -224,8 +224,8 @@ class _Server(uvicorn.Server):
         self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but with a deadline for TLS handshakes: none would hold below the HTTP
-        protocol.
+        """Start as uvicorn does, with a deadline for TLS handshakes, which uvicorn lacks below
+        HTTP.
         """
         await self.lifespan.startup()
         if self.lifespan.should_exit:

@@ -1,4 +1,4 @@
-"""Machines of volunteers that answer prompts: those that wait, and the streams of those at work.
+"""Volunteers' machines that answer prompts: the waiting ones, and the streams of the busy ones.
 
 They live in this process alone: nothing of a prompt is stored, and a machine that offers itself to
 one serving process answers what is asked there. It is trusted with the words by both sides'
@@ -66,7 +66,7 @@ class AnswerPart:
         self._arrived = asyncio.Event()
 
     def take(self, sent: AnswerTokens) -> bool:
-        """Take in what was sent, the same again once; False where no more is wanted."""
+        """Accept a machine's tokens, repeated ones once; False where no more are wanted."""
         if not self.wanted or self.finish:
             return False
         if sent.start > len(self.tokens):
@@ -103,7 +103,7 @@ class AnswerPart:
 
 
 class Answerers:
-    """Machines that wait for prompts, and those that answer one."""
+    """Machines waiting for prompts, and machines answering one."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db

@@ -69,7 +69,7 @@ class UnknownModel(NotFound):
 
 
 class Servable(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that may be asked, and by whom, for how much."""
+    """Servable version of a run, with its prices and access."""
 
     name: str  # as it was asked for
     version: ModelVersion
@@ -227,7 +227,7 @@ class Answers:
         return await self._db.read(read)
 
     async def find(self, asker: Asker, name: str) -> Servable:
-        """Return what a model id names, and this asker's tier; counts one request.
+        """Return the version named by a model id, and this asker's tier; counts one request.
 
         Raises UnknownModel, Forbidden, TooManyRequests.
         """
@@ -256,7 +256,7 @@ class Answers:
 
     @asynccontextmanager
     async def text(self, model: Servable, wish: TextPrompt) -> AsyncIterator[AnswerStream]:
-        """Answer a prompt inside the block; leaving it settles what was generated.
+        """Answer a prompt inside the block; on leaving, the generated tokens are settled.
 
         Raises Wrong, InsufficientQuota, TooManyRequests, Unavailable without an engine.
         """

@@ -75,7 +75,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: Settings) -> Power:
-        """Return what the settings allow."""
+        """Return the resources that the settings allow."""
         return cls(
             threads=settings.inference_threads,
             memory_bytes=settings.inference_memory_bytes,
@@ -84,7 +84,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuiltinEngine:
-    """See `Engine`."""
+    """Inference engine in a worker process of our own; see `Engine`."""
 
     templates = True
 
@@ -135,8 +135,8 @@ class BuiltinEngine:
     async def compare(
         self, request: Generation, tokens: Sequence[int], *, ended: bool
     ) -> tuple[int, int]:
-        """Return how many tokens of an answer were looked at, and how many of them the version
-        would not have chosen; `ended`: its text ended after them.
+        """Return how many tokens of an answer were compared, and how many the version would not
+        have chosen; `ended`: its text ended after them.
         """
         order = Compare(
             id=_id(),
@@ -221,7 +221,7 @@ class BuiltinEngine:
             return writer
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand events to who waits for them, until the process ends."""
+        """Pass events to their waiting orders, until the process ends."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
@@ -255,7 +255,7 @@ class BuiltinEngine:
     # --- the files ---
 
     async def _files(self, model: ModelVersion) -> ModelFiles:
-        """Return what loads a version. Raises NotFound where its files are gone."""
+        """Return the files that load a version. Raises NotFound where they are gone."""
 
         def look(conn: Connection) -> tuple[RunRow, str, Mapping[str, ChunkRef]]:
             run = runs.by_id(conn, model.run_id)

@@ -1,4 +1,4 @@
-"""Draws: answers of volunteers that are compared with what the model would have answered.
+"""Draws of answers: a volunteer's answer is compared with the model's own.
 
 Whether an answer is drawn is decided where it is settled, and stands in the database
 (`answer_pay`). Its prompt and its tokens live in this process alone, until then: a draw whose
@@ -43,7 +43,7 @@ log = structlog.get_logger("answers")
 
 
 class Comparer(Protocol):
-    """See `BuiltinEngine.compare`."""
+    """Compares tokens with the model's; see `BuiltinEngine.compare`."""
 
     async def __call__(
         self, request: Generation, tokens: Sequence[int], *, ended: bool
@@ -51,14 +51,14 @@ class Comparer(Protocol):
 
 
 class AccountParts(msgspec.Struct, frozen=True):
-    """Parts of a request that one account made, each with what was asked for."""
+    """Parts of a request computed by one account, each with its order."""
 
     request_id: str
     parts: list[tuple[Generation, AnswerPart]]
 
 
 class AnswerDraws:
-    """Keeps answers until they are settled, and compares those that were drawn."""
+    """Keeps answers until they are settled, and compares the drawn ones."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -72,7 +72,7 @@ class AnswerDraws:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" looks at what is settled
 
     def connect(self, compare: Comparer) -> None:
-        """Name what compares tokens with those of the model."""
+        """Set the function that compares tokens with the model's."""
         self._compare = compare
 
     @property
@@ -86,7 +86,7 @@ class AnswerDraws:
         return {who for who, queue in self._queues.items() if len(queue) >= WAITING_MAX}
 
     def keep(self, request: Generation, part: AnswerPart) -> None:
-        """Keep what a machine made until its request is settled."""
+        """Keep a machine's answer until its request is settled."""
         if part.tokens or part.finish == "stop":
             request_id, who = request.id.rpartition("-")[0], part.volunteer_id
             made = self._kept.setdefault(request_id, {})
@@ -95,13 +95,13 @@ class AnswerDraws:
                 del self._kept[next(iter(self._kept))]
 
     def settled(self, request_id: str, answered: Collection[str]) -> None:
-        """Compare what was drawn of a request that these accounts answered, and forget the rest."""
+        """Compare the drawn answers of a settled request, and drop the rest."""
         if answered or request_id in self._kept:
             self._settled[request_id] = None
             self.go_on()
 
     def go_on(self) -> None:
-        """Begin what waits and is not under way; what could not be written is tried again."""
+        """Start the waiting comparisons that are not running yet; failed writes are tried again."""
         if self._settled:
             self._begin("", self._look)
         for who in self._queues:
@@ -119,7 +119,7 @@ class AnswerDraws:
             self._tasks[name] = asyncio.create_task(job())
 
     async def _look(self) -> None:
-        """Queue what was drawn of requests that are settled, and a share of what nobody paid."""
+        """Queue the drawn answers of settled requests, and a share of the unpaid ones."""
         try:
             while self._settled:
                 request_id = next(iter(self._settled))
@@ -138,7 +138,7 @@ class AnswerDraws:
             del self._tasks[""]
 
     async def _work_off(self, who: str) -> None:
-        """Compare what waits of an account, the oldest first."""
+        """Compare the queued answers of an account, the oldest first."""
         queue = self._queues[who]
         try:
             while queue:
@@ -153,7 +153,7 @@ class AnswerDraws:
                 del self._queues[who]
 
     async def _tell(self, who: str, made: AccountParts) -> None:
-        """Compare an answer and record what came of it."""
+        """Compare an answer and record the result."""
         found, now, name = await self._found(made), self._clock.now(), made.request_id
 
         def change(conn: Connection) -> bool:
@@ -171,8 +171,8 @@ class AnswerDraws:
             log.warning("an answer was not the model's", volunteer=who)
 
     async def _found(self, made: AccountParts) -> tuple[int, int] | None:
-        """Return how many tokens were compared, and how many of them are wrong; None where that
-        cannot be told.
+        """Return how many tokens were compared, and how many are wrong; None where no comparison is
+        possible.
         """
         looked = wrong = 0
         try:

@@ -27,7 +27,7 @@ class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt as the model reads it, and what ends an answer to it beside the end of a text."""
+    """Prompt in the model's tokens, and the tokens that end an answer to it."""
 
     tokens: tuple[int, ...]
     context: int  # tokens that fit, prompt and answer together
@@ -89,8 +89,8 @@ class InferenceEngine(Protocol):
         """Return True if it writes conversations by a tokenizer's chat template."""
 
     async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
-        """Return the prompt's tokens and what fits; loads the version if need be. Turns are for a
-        model with a chat template.
+        """Return the prompt's tokens and the model's limits; loads the version if need be. Turns
+        are for a model with a chat template.
         """
 
     def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:

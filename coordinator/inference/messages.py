@@ -13,7 +13,7 @@ HEAD = struct.Struct(">I")
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """All that loads a version: the text of the run's file, and paths of blobs."""
+    """Files that load a version: the text of the run's file, and paths of blobs."""
 
     key: str  # hash of the weights
     file: str
@@ -96,7 +96,7 @@ class DrawnPictures(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
-    """Counts of the tokens that were looked at, and of those this version would not choose."""
+    """Counts of compared tokens, and of tokens that this version would not choose."""
 
     id: str
     looked: int

@@ -1,4 +1,4 @@
-"""Metering: credit is held before the first token, and what was generated is settled at the end.
+"""Metering: credit is held before the first token, and the generated tokens are settled at the end.
 
 The ledger is written twice a request. In between each piece is written down before it is sent, on
 this process's disk (`stream_log`), and once a second in the database: after a kill a request is
@@ -58,7 +58,7 @@ log = structlog.get_logger("metering")
 
 
 class MeteredRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request before it is answered: who asks what, and its worst case."""
+    """Request to be metered: its asker, its model, and its worst case."""
 
     asker: Asker
     run_id: int
@@ -138,7 +138,7 @@ class Meter:
         return metered
 
     def count(self, metered: Metered, tokens: int, by: str = "") -> None:
-        """Count tokens that are about to be streamed; `by` is the volunteer who made them."""
+        """Count tokens before they are streamed; `by` is the volunteer that computed them."""
         run = metered.order.run
         if not metered.tokens and tokens:
             metered.first_s = self._clock.monotonic() - metered.began
@@ -151,7 +151,8 @@ class Meter:
             self._log.write(metered.id, metered.streamed)
 
     async def end(self, metered: Metered) -> int:
-        """Settle what was generated and release the rest; the price in micro-credits.
+        """Settle the generated tokens and release the rest of the hold; return the price in
+        micro-credits.
 
         What fails here is tried again by the tick.
         """
@@ -169,7 +170,7 @@ class Meter:
         self._log.forget(metered.id)
 
     def close(self) -> None:
-        """Let go of the record of what is streamed. Nothing is answered any more."""
+        """Close the log of streams. No request is answered any more."""
         self._log.close()
 
     def _hold(self, conn: Connection, order: MeteredRequest, request_id: str, now: float) -> None:
@@ -244,7 +245,7 @@ class Meter:
     # --- crash safety ---
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Beat for what is under way and settle what is left behind, until `stop` is set."""
+        """Beat for live requests and settle abandoned ones, until `stop` is set."""
         await self.recover(everything=self._db.dialect == "sqlite")  # there is one server only
         checked = self._clock.monotonic()
         while not stop.is_set():
@@ -260,7 +261,7 @@ class Meter:
                 pass
 
     async def tick(self) -> None:
-        """Write the tokens streamed so far down, and settle what could not be settled before."""
+        """Log the tokens streamed so far, and retry failed settlements."""
         for metered in [each for each in self._live.values() if each.ended]:
             try:
                 await self.end(metered)

@@ -29,7 +29,9 @@ log = structlog.get_logger("metering")
 
 
 class _StreamSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and what it has been streamed, as JSON and a newline at the slot's beginning."""
+    """Log slot of one request: its streamed tokens, as JSON and a newline at the slot's
+    beginning.
+    """
 
     id: str
     streamed: Streamed
@@ -47,7 +49,7 @@ class StreamLog:
         self._failed = False
 
     def write(self, request_id: str, streamed: Streamed) -> None:
-        """Write down what a request has been streamed, the piece that is sent next included."""
+        """Log the streamed tokens of a request, the piece that is sent next included."""
         slot = self._slots.get(request_id)
         if slot is None:
             if len(self._slots) >= SLOTS_MAX:
@@ -95,7 +97,7 @@ class StreamLog:
 
 
 class OrphanStreams:
-    """Files of processes that died, and what their requests had been streamed."""
+    """Stream logs of dead processes, and their requests' streamed tokens."""
 
     def __init__(self) -> None:
         self.streamed: dict[str, Streamed] = {}
@@ -103,7 +105,7 @@ class OrphanStreams:
 
     @classmethod
     def take(cls, folder: Path) -> Self:
-        """Lock and read those in a folder that no process holds."""
+        """Lock and read the logs in a folder that no process holds."""
         left = cls()
         for path in sorted(folder.glob("*.slots"))[:FILES_MAX]:
             with suppress(OSError):  # its process ended just now, and deleted it
@@ -125,9 +127,7 @@ class OrphanStreams:
 
 
 def read_slots(file: BinaryIO) -> dict[str, Streamed]:
-    """Return what the requests in a file have been streamed; a slot that makes no sense is left
-    out.
-    """
+    """Return the logged tokens of each request in a file; damaged slots are left out."""
     found: dict[str, Streamed] = {}
     for _ in range(SLOTS_MAX):
         slot = file.read(SLOT_BYTES)

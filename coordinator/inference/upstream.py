@@ -123,7 +123,9 @@ _PICTURES = decoder(_Pictures)
 
 
 class UpstreamEngine:
-    """See `Engine`. A template is run in no process that serves, so conversations are plain here."""
+    """Inference engine on a server of the organiser's; see `Engine`. No serving process runs
+    templates, so conversations are plain here.
+    """
 
     templates = False
 
@@ -219,7 +221,7 @@ class UpstreamEngine:
             await response.aclose()
 
     async def _refuse(self, response: httpx.Response, model: ModelVersion) -> NoReturn:
-        """Raise what a refusal means for the asker; the log has its words."""
+        """Raise the asker's error for a refusal; its words go to the log."""
         status = response.status_code
         try:
             said = await self._soon(_whole(response, LINE_BYTES_MAX), USAGE_S)
@@ -285,7 +287,7 @@ class _TextStream:
         return None
 
     async def rest(self, chunks: AsyncIterator[_Chunk]) -> None:
-        """Read what follows the text: its usage, perhaps."""
+        """Read to the end of the stream, which may carry its usage."""
         async for chunk in chunks:
             self._count(chunk)
 
@@ -348,7 +350,7 @@ def _body(request: Generation) -> dict[str, Any]:
 
 
 async def _chunks(response: httpx.Response, bytes_max: int) -> AsyncGenerator[_Chunk, None]:
-    """Yield the events of a stream, up to [DONE]. Raises Unavailable for what is none."""
+    """Yield the events of a stream, up to [DONE]. Raises Unavailable for malformed ones."""
     held, total, done = bytearray(), 0, False
     async for part in response.aiter_raw():
         total += len(part)

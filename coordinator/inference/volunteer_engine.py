@@ -46,7 +46,7 @@ log = structlog.get_logger("answers")
 
 
 class VolunteerEngine:
-    """See `Engine`."""
+    """Inference engine on volunteers' machines; see `Engine`."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class VolunteerEngine:
         return self._answerers.begin(model.run, task, but=tried | self._draws.busy)
 
     async def _text(self, model: ModelVersion) -> PromptText:
-        """Return what turns the tokens of a run into text."""
+        """Return the decoder from a run's tokens to text."""
 
         def look(conn: Connection) -> tuple[int, str | None]:
             run = runs.by_id(conn, model.run_id)
@@ -172,7 +172,7 @@ class _Answer:
         return self._stream.stopped
 
     def rest(self) -> Generation:
-        """Return what is left to generate."""
+        """Return the order for the rest of the answer."""
         request, made = self._request, tuple(self._made)
         return msgspec.structs.replace(
             request,

@@ -1,4 +1,4 @@
-"""The inference process: loads versions and generates what its server orders.
+"""Inference process: loads versions and generates tokens for its server's orders.
 
 `python -m coordinator.inference.worker FD` with a socket to the server; it ends when that closes.
 """
@@ -71,7 +71,7 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 
 
 class LoadedVersion:
-    """A version that answers, and what it is asked."""
+    """Loaded version, and the sequences that it generates."""
 
     def __init__(self, reader: Reader, texts: Batch, template: str | None) -> None:
         self.reader = reader
@@ -215,7 +215,7 @@ class Worker:
 
 
 def compared(reader: Reader, order: Compare) -> tuple[int, int]:
-    """Return how many tokens of an answer were looked at, and how many of them are wrong.
+    """Return how many tokens of an answer were compared, and how many are wrong.
 
     Of a long answer some are drawn: a cheat does not know which.
     """
@@ -254,7 +254,7 @@ def _prepared(loaded: LoadedVersion, order: Prepare) -> TokenizedPrompt:
 
 
 def _token(loaded: LoadedVersion, made: NextToken) -> Token:
-    """Return what was made as a message; texts of single tokens only where they are wanted."""
+    """Return a generated token as a message; texts of single tokens only where requested."""
     chosen = made.chosen
     wanted = made.id in loaded.probed
     if made.finish:

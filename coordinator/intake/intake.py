@@ -84,7 +84,7 @@ NEVER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examiners:
-    """Those who look into what came, with PyTorch, before the verdict."""
+    """Examiners of a contribution before its verdict; all run PyTorch."""
 
     games: Harvest
     recomputes: Recomputes
@@ -105,7 +105,7 @@ class Intake(PlatformService):
         self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
-        """Take in one contribution and answer with its verdict; raises what `take_in` does."""
+        """Take in one contribution and return its verdict; raises the errors of `take_in`."""
         number, fresh = await self.take_in(principal, task_id, request)
         verdict = await self.verdict(principal, number)
         if fresh:
@@ -276,7 +276,7 @@ class Intake(PlatformService):
         judgement: Judgement,
         drawn: Drawn,
     ) -> None:
-        """Promise the pay of good work; what needs no merge is paid at once."""
+        """Promise the pay of an accepted contribution; kinds without a merge are paid at once."""
         now, accepted, lost_to = self._clock.now(), judgement.state == "accepted", found.lost_to
         if accepted:
             move, worker, price = trust.accepted, row.worker_id, row.price_micro
@@ -382,7 +382,9 @@ class Intake(PlatformService):
             accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
 
     async def recheck(self) -> int:
-        """Decide what an earlier process received and did not come to check."""
+        """Decide the contributions that an earlier process left in checking; return their
+        number.
+        """
         left = await self._db.read(
             lambda conn: contributions.in_state(conn, "checking", limit=RECHECK_MAX)
         )
@@ -423,7 +425,7 @@ class Intake(PlatformService):
     async def history(
         self, principal: Principal, before: int | None, limit: int = 50
     ) -> list[tuple[int, Verdict]]:
-        """This volunteer's verdicts, newest first; the number beside each continues the listing."""
+        """Return this volunteer's verdicts, newest first; each number continues the listing."""
         limit = max(1, min(limit, HISTORY_MAX))
         return await self._db.read(
             lambda conn: verdicts.history(conn, principal.volunteer_id, before, limit)
@@ -431,8 +433,8 @@ class Intake(PlatformService):
 
 
 def _digest(request: SubmitRequest) -> str:
-    """Return the hash of all that was submitted; of a volunteer of before without what it did
-    not send, so that the same is the same after an upgrade.
+    """Return the hash of a submission; fields that older volunteers do not send are left out when
+    empty, so that an upgrade keeps the hash.
     """
     said = msgspec.to_builtins(request)
     if request.commitment == Commitment():
@@ -459,7 +461,7 @@ def _cohort(
 def _values(
     principal: Principal, task: TaskRow, request: SubmitRequest, part: NextPart, now: float
 ) -> dict[str, Any]:
-    """Return what is stored of a submission beside its kind and its base."""
+    """Return the stored values of a submission, its kind and base left out."""
     return {
         "run_id": task.run_id,
         "task_id": task.id,

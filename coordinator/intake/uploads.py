@@ -81,7 +81,7 @@ class _UploadWriter:
         self._ended = False
 
     def end(self) -> None:
-        """Said by whoever comes next, perhaps by several."""
+        """End this writer's request; called by the next writers, perhaps by several."""
         if not (self.storing or self._ended):
             self._ended = True
             self.scope.reschedule(asyncio.get_running_loop().time())
@@ -281,7 +281,7 @@ class Uploads(PlatformService):
     async def write(
         self, principal: Principal, upload_id: str, offset: int, stream: AsyncIterator[bytes]
     ) -> UploadInfo:
-        """Append what the stream brings.
+        """Append the bytes of the stream.
 
         With the last byte the hash is checked and the blob stored, durably.
 
@@ -363,7 +363,7 @@ class Uploads(PlatformService):
         return _PartialFile(path, offset, _hash_file(path, offset))
 
     async def _receive(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
-        """Append what comes while it comes. Gives how many bytes are there."""
+        """Append bytes as they arrive; return the size so far."""
         part = await open_in_pool(self._open, row, offset)
         try:
             await self._fill(row, part, stream)
@@ -375,8 +375,8 @@ class Uploads(PlatformService):
     async def _receive_small(
         self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]
     ) -> int:
-        """The same with one change of threads, not three, which of a small upload is most of the
-        work.
+        """Receive a small upload in memory: one change of threads instead of three, which are most
+        of its cost.
         """
         received = bytearray()
         try:

@@ -76,7 +76,7 @@ class Evaluation(PlatformService):
         self._tried: set[tuple[int, int]] = set()  # run and version, on suites by themselves
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Evaluate whatever waits until `stop` is set."""
+        """Evaluate waiting versions until `stop` is set."""
         watch = self._signals.watch("versions")
         await self._db.write(evaluations.requeue_evaluations)
         stopper = asyncio.ensure_future(stop.wait())
@@ -184,8 +184,8 @@ class Evaluation(PlatformService):
         self._signals.notify(f"run:{run.id}")
 
     def _look(self, conn: Connection) -> tuple[bool, tuple[RunRow, VersionRow] | None]:
-        """Return True if a version waits for its evaluation; if none does, what waits for its
-        suites.
+        """Return True if a version waits for its evaluation; otherwise the version that waits for
+        its suites.
         """
         if evaluations.next_evaluation(conn) is not None:
             return True, None

@@ -71,8 +71,8 @@ def proposal(conn: Connection, run: RunRow) -> Proposal | None:
 
 
 def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
-    """Return the last merges that the head is made of, newest first: what a rollback left behind is
-    not among them.
+    """Return the newest versions in the head's ancestry, newest first; versions reverted by a
+    rollback are left out.
     """
     found: list[VersionRow] = []
     at: int | None = run.head if run.head > 0 else None
@@ -120,7 +120,7 @@ class Healing:
             await watch.wait(POLL_S)
 
     async def heal(self) -> int:
-        """Log what is proposed once, or roll back; the number of rollbacks."""
+        """Log a proposed rollback once, or roll back; return the number of rollbacks."""
         found = await self._db.read(
             lambda conn: [(run, proposal(conn, run)) for run in runs.every(conn, OPEN)]
         )

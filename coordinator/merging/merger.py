@@ -67,7 +67,7 @@ log = structlog.get_logger("merger")
 
 
 class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A leased merge and what it is made of."""
+    """Leased merge and its recipe."""
 
     merge: MergeRow
     recipe: MergeRecipe
@@ -82,7 +82,7 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Merger(PlatformService):
-    """Watches the runs and merges what is due."""
+    """Watches the runs and makes due merges."""
 
     def __init__(self, on: Platform, runs_service: Runs, evaluation: Evaluation) -> None:
         super().__init__(on)
@@ -103,7 +103,7 @@ class Merger(PlatformService):
         self.lease_s = self._parts.lease_s = constants.merge_lease_s
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Merge whatever is due until `stop` is set."""
+        """Make due merges until `stop` is set."""
         if self._db.dialect == "sqlite":  # there is one server: a lease is of a dead one
             await self._db.write(lambda conn: merges.abandon(conn, self._clock.now()))
         watch = self._signals.watch("contributions", "queue", TOPIC)
@@ -187,9 +187,7 @@ class Merger(PlatformService):
         await self._db.write(partial(merges.end, merge=job.merge, state="abandoned", now=now))
 
     def _look(self, conn: Connection) -> tuple[list[RunRow], list[RunRow]]:
-        """The running runs, and those with a merge that is due: without locks, so that waiting
-        costs next to nothing.
-        """
+        """Return the running runs, and the runs with a due merge; reads without locks."""
         running, ready = runs.running(conn), self._runs.queries.readiness
         due = [run for run, waits in running if waits and ready(conn, run)[0].now]
         return [run for run, _ in running], due
@@ -222,7 +220,7 @@ class Merger(PlatformService):
         return MergeJob(merge=merge, recipe=recipe)
 
     def _fresh(self, conn: Connection, run: RunRow, live: int) -> MergeRecipe:
-        """All that waits, on the head."""
+        """Return a recipe of all waiting contributions on the head."""
         rows = contributions.mergeable(conn, run.id, BATCH_MAX)
         plan = definition(run).plan
         rows = [row for row in rows if row.weight]
@@ -261,8 +259,8 @@ class Merger(PlatformService):
     def _left_behind(
         self, conn: Connection, run: RunRow, merge: MergeRow | None
     ) -> MergeRecipe | None:
-        """A merge in shards whose leader is gone, to go on with what is done of it: only with the
-        same contributions.
+        """Return the recipe of an abandoned merge in shards, to be resumed with the same
+        contributions.
         """
         if merge is None or merge.state not in ("leased", "abandoned"):
             return None
@@ -303,7 +301,7 @@ class Merger(PlatformService):
         return publishing.with_state(content, state), draft
 
     async def _at_once(self, recipe: MergeRecipe, path: Path) -> VersionDraft:
-        """The whole model in one go, beside `path` its state."""
+        """Merge the whole model in one job; its state lands beside `path`."""
         order = await recipe.order(self._blobs, self._merge_threads)
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._thread, step.run, order, path, _state_of(path)
@@ -333,7 +331,7 @@ class Merger(PlatformService):
     def _commit(
         self, conn: Connection, job: MergeJob, content: Content, draft: VersionDraft
     ) -> None:
-        """Version, head, contributions, credits: all of it or nothing.
+        """Commit version, head, contributions and credits in one transaction.
 
         Raises Conflict when somebody else was faster.
         """
@@ -389,7 +387,7 @@ class Merger(PlatformService):
         settlement.overtake(conn, run, progress, phase, now)
 
     async def _failed(self, job: MergeJob, error: Exception) -> None:
-        """Count the failure; after the second, find out who is to blame and go on without them."""
+        """Count the failure; after the second, set the culprits aside and merge the rest."""
         failures = job.merge.failures + 1
         self.outcomes[job.run.name, "failed"] += 1
         log.warning(
@@ -435,7 +433,7 @@ class Merger(PlatformService):
         return found
 
     async def _try_alone(self, recipe: MergeRecipe) -> None:
-        """Merge one contribution into files that nobody keeps. Raises what a merge raises."""
+        """Merge one contribution into temporary files. Raises the errors of a merge."""
         path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
         try:
             await self._at_once(recipe, path)

@@ -1,5 +1,5 @@
-"""Recipe of a merge: all of it stored, nothing of it changed by time, so that any replica makes the
-same of it.
+"""Stored, time-independent description of a merge; every replica computes the same bytes from
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms that are settled when a merge begins, beside its contributions."""
+    """Terms fixed when a merge begins, its contributions left out."""
 
     workers: int = 1  # live ones
     shards: int = 1
@@ -100,7 +100,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, rows=(row,))
 
     def metadata(self, **more: str) -> dict[str, str]:
-        """Return what the files of the version say of themselves."""
+        """Return the metadata written into the version's files."""
         return {"run": self.run.name, "version": str(self.version)} | more
 
     @property
@@ -217,7 +217,7 @@ def of_contributions(
 
 
 def _work(row: ContributionRow, update: str) -> float:
-    """Return what a contribution weighs before staleness and trust: its samples or its steps, both
-    fixed by the task.
+    """Return the weight of a contribution before staleness and trust: its samples or its steps,
+    both fixed by the task.
     """
     return float(row.samples if update == "gradient" else row.steps)

@@ -1,5 +1,4 @@
-"""The shards of a merge as jobs: opened by whoever leads the merge, done by every thread and
-replica that has time.
+"""Shards of a merge as jobs: opened by the leading process, done by every free thread and replica.
 
     leader    begin ── take, make, finish ──┬── all in: put together ──> the merger commits
     others            take, make, finish ───┘
@@ -57,8 +56,8 @@ class VersionDraft:
     spent: tuple[str, ...] = ()  # blobs that nobody needs once the version is there
 
     async def store_state(self, blobs: BlobStore, path: Path) -> Written | None:
-        """Return what a version refers to as its state, now in the store: the file itself, or the
-        list of its files.
+        """Store a version's optimiser state; return the reference: the file itself, or the list of
+        its files.
         """
         if self.states:
             listed = msgspec.json.encode([file._asdict() for file in self.states])
@@ -73,7 +72,7 @@ class VersionDraft:
 
 
 class PartFailed(InvalidFrame):
-    """A part could not be made, because of what it was given."""
+    """A part could not be made from its inputs."""
 
 
 class Parts(PlatformService):
@@ -94,8 +93,7 @@ class Parts(PlatformService):
         merge_jobs.begin(conn, merge.id, phases, shards)
 
     async def build(self, merge: MergeRow, recipe: MergeRecipe, weights: Path) -> VersionDraft:
-        """See to it that every part is made, by us or by others, and put the weights together in a
-        file.
+        """Wait until every part is made, here or elsewhere, and assemble the weights in a file.
 
         Raises Failed with what a part could not bear, StorageFull, Conflict when the merge is
         somebody else's by now.
@@ -263,7 +261,7 @@ class Parts(PlatformService):
         )
 
     async def discard(self, sha256s: Iterable[str]) -> None:
-        """Delete files that were only on their way; what cannot be deleted now is swept later."""
+        """Delete temporary files; a file that cannot be deleted now is swept later."""
         for sha256 in sha256s:
             try:
                 await self._blobs.delete(sha256)

@@ -1,1 +1,1 @@
-"""The public web page of a coordinator: what is trained, by whom, and how to join."""
+"""Public web page of a coordinator: its runs, its volunteers, and how to join."""

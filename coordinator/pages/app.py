@@ -123,7 +123,7 @@ class _PageHandler:
 
 
 def _told(error: VolunteerError) -> VolunteerError:
-    """Return what the public is told of an error."""
+    """Return the public form of an error."""
     if isinstance(error, LOCAL):
         log.error("refused", error=error.message)
         return Unavailable("the coordinator cannot show this now")
@@ -131,7 +131,7 @@ def _told(error: VolunteerError) -> VolunteerError:
 
 
 def routes(coordinator: Coordinator) -> list[Route]:
-    """Return the routes of the page; where it is switched off, of what a join link opens."""
+    """Return the routes of the page; where it is switched off, the ones that a join link needs."""
     site = Site(coordinator)
     handles: dict[str, Handle | None] = {
         "/join": site.join,

@@ -27,7 +27,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A drawn line: a path, its scale, and the points for who reads numbers."""
+    """Drawn line: a path, its scale, and the points as numbers for screen readers."""
 
     path: str
     area: str
@@ -53,7 +53,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
-    """At most so many points, evenly spread, the first and the last among them."""
+    """Return at most `most` points, evenly spread, including the first and the last."""
     if len(points) <= most:
         return list(points)
     last = len(points) - 1

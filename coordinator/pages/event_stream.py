@@ -1,4 +1,4 @@
-"""Server-sent events of a run: one look at the run a second for everybody who watches it.
+"""Server-sent events of a run: one read a second, shared by all watchers.
 
 A viewer costs two tasks, and nothing while nothing changes. There is no queue: who is behind gets
 the newest state, once. Who does not read is dropped, every stream ends after a while, so that none
@@ -36,7 +36,7 @@ class Viewer:
 
 
 class Channel:
-    """Newest state of one run, and those who watch it."""
+    """Newest state of one run, and its watchers."""
 
     def __init__(self, clock: Clock, state: State) -> None:
         self._clock = clock

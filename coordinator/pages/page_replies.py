@@ -71,7 +71,7 @@ def head(scope: Scope, kind: str, keep: str) -> Headers:
 
 
 async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
-    """Send a document, or 304 to who has it."""
+    """Send a document, or 304 to a client that has it."""
     headers = head(scope, document.kind, document.keep)
     headers += [(b"vary", b"accept-encoding"), *document.headers]
     status, body = document.status, document.body

@@ -1,4 +1,4 @@
-"""Templates and the files beside them: read once from the package, every value escaped."""
+"""Templates and static files: read once from the package, every value escaped."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def static_files() -> dict[str, bytes]:
 
 @lru_cache(maxsize=16)
 def static_url(name: str) -> str:
-    """Address of a file beside the templates, another one whenever its content is."""
+    """Return the address of a static file; it changes with the content."""
     return f"/static/{name}?{hashlib.sha256(static_files()[name]).hexdigest()[:TAG_CHARS]}"
 
 
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
-    """The templates, with what they may call."""
+    """Return the template environment and its functions."""
     found = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -1,4 +1,4 @@
-"""Models of the pages: read from the services, drawn once a second for everybody who looks."""
+"""Models of the pages: read from the services, drawn once a second for all viewers."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Views:
         return await self._once("/join", make)
 
     async def leaderboard(self, run: str, window: str) -> FinishedPage:
-        """Volunteers by what they gave. Raises NotFound."""
+        """Return the ranking of volunteers by credits. Raises NotFound."""
         window = window if window in WINDOWS else "ever"
         name = await self._ranked(run)
 
@@ -184,7 +184,7 @@ class Views:
         return listing[0].name
 
     async def volunteer(self, name: str) -> FinishedPage:
-        """One volunteer who agreed to be shown. Raises NotFound, also for one who did not."""
+        """Return the page of a public volunteer. Raises NotFound, also for a hidden one."""
         volunteers = self._coordinator.volunteers
         who, nickname = await volunteers.public(name)
 
@@ -278,7 +278,7 @@ class Views:
         )
 
     def error(self, error: VolunteerError) -> FinishedPage:
-        """A page that says what is wrong."""
+        """Return the page of an error."""
         return made(HTML, self._page("error.html", error=error), status=error.status)
 
 

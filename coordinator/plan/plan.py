@@ -29,7 +29,9 @@ EXPONENT = 0.5  # late work counts (1 + gap)^-EXPONENT in the polynomial table o
 
 
 def plan(raw: Mapping[str, Any]) -> Plan:
-    """The whole plan of a `[plan]` table. Raises InvalidPlan with what is wrong and what to do."""
+    """Return the whole plan of a `[plan]` table. Raises InvalidPlan, which names the mistake and
+    the remedy.
+    """
     preset = known_preset(raw.get("preset", "fedavg"), PRESETS)
     base = {"preset": preset} | PRESETS[preset]
     if raw.get("table") == "s4":
@@ -64,8 +66,8 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
 
 
 def improvement(losses: Sequence[float], window: int) -> float | None:
-    """By which share the loss fell from the first to the last of its last `window` evaluations;
-    None while there are fewer.
+    """Return the share by which the loss fell over its last `window` evaluations; None while there
+    are fewer.
 
     Below zero where it rose.
     """

@@ -1,4 +1,4 @@
-"""Checks of a plan: each error says what is wrong and what to write instead."""
+"""Checks of a plan: each error names the mistake and the right value."""
 
 from __future__ import annotations
 

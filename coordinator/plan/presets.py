@@ -1,4 +1,4 @@
-"""The named strategies: what each sets differently from the defaults of `Plan`.
+"""Named strategies: the keys of `Plan` that each sets differently from the default.
 
 Plain data, checked like a run file.
 

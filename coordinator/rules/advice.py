@@ -20,14 +20,12 @@ LEAST_AFTER = 0.25  # of the versions are made by the plan's own optimiser, at t
 
 
 def advice(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> tuple[str, ...]:
-    """Return what is known to go wrong with a run; a pass has so many samples (0: no end)."""
+    """Return warnings about a run; `samples` is the size of a pass (0: no end)."""
     return (*_unsteady(file, plan), *too_short(file, plan, samples, sample_size))
 
 
 def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return what to do about a run that needs so many bytes of memory, when none of the devices
-    that are online can hold it.
-    """
+    """Return the advice for a run that needs more memory than any online device has."""
     known = [device for device in devices if device.memory_bytes > 0 and not device.problem]
     largest = max(known, key=lambda device: device.memory_bytes, default=None)
     if largest is None or any(memory_on(d.kind, needed) <= d.memory_bytes for d in known):

@@ -1,5 +1,5 @@
-"""Audits: tasks that a vetted volunteer does again for another, and answers with sums of what came
-out. Pure rules.
+"""Audits: tasks that a vetted volunteer repeats for another and answers with sums of the result.
+Pure rules.
 
     who      an account of another person as far as can be told (account, invite, network), with a
              device whose arithmetic can be compared, and by lot: its ticket is a hash of the seed
@@ -46,7 +46,7 @@ class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lot(self) -> str:
-        """Return what draws one lot, whatever number of accounts is behind it."""
+        """Return the identity by which accounts share one lot: invite, network, or account."""
         if self.invite is not None:
             return f"invite {self.invite}"
         return f"network {self.network}" if self.network else f"account {self.volunteer}"
@@ -107,7 +107,7 @@ def confirmed_chance(gained: int, stake: int | None) -> float:
 
 
 def agree(found: Likeness) -> bool:
-    """Return True if an auditor's sums are those of the update."""
+    """Return True if an auditor's sums match the update's."""
     return _within(found, AGREES_FROM)
 
 

@@ -1,4 +1,4 @@
-"""Draws: which contributions are done again, by whom, and what a result proves. Pure rules.
+"""Draws: the choice of recomputes and their checkers, and the meaning of a result. Pure rules.
 
     passed    the recompute agrees: what was accepted before it is the account's own, but for a bond
     failed    it differs on comparable arithmetic: the account is suspended
@@ -58,10 +58,10 @@ def chance(draws: int, price: int, mean: float, floor: float) -> float:
 
 
 def bond(draws: int, mean: float) -> int:
-    """Return the pay that stays at stake when a draw passes: what one could win by faking until the
-    next draw. Where a task is drawn with probability h, whoever fakes it gains its price with
-    1 - h and loses the stake with h, so it never pays with price / h at stake: at any time, also
-    right behind a draw.
+    """Return the pay that stays at stake when a draw passes: the gain from faking until the next
+    draw. Where a task is drawn with probability h, a faker gains its price with 1 - h and loses the
+    stake with h, so faking never pays with price / h at stake: at any time, also right after a
+    draw.
     """
     return math.ceil(mean / max(FLOOR, 1.0 / (1 + draws)))
 
@@ -79,14 +79,14 @@ def overtakes(flops: float, under_way: float) -> bool:
 
 
 def reveal_s(proofs: int) -> float:
-    """Return how long a machine may take to reveal what it committed to: an hour for a stranger,
-    whose account costs nothing, and up to a week for who has proved itself.
+    """Return the time that a machine gets to reveal its evidence: an hour for a stranger, whose
+    account costs nothing, up to a week for a proven account.
     """
     return min(REVEAL_MAX_S, REVEAL_S * (1 + proofs))
 
 
 class Likeness(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of an audit beside others."""
+    """Comparison of an audit's sums with others."""
 
     cosine: float
     norm_ratio: float
@@ -100,8 +100,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redone(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a recompute: the update beside ours, both before any codec; what was sent of it
-    beside what its codec makes of it; and the optimiser's state that it left.
+    """Figures of a recompute: raw update against ours, encoded update against its codec's output,
+    and the optimiser state left behind.
     """
 
     cosine: float
@@ -143,7 +143,7 @@ def precision_of(precision: str, kind: str) -> str:
 
 
 def is_served(kind: str, seen_at: float, now: float) -> bool:
-    """Return True if what devices of this class computed is left to a checker seen then."""
+    """Return True if a checker last seen at `seen_at` still covers this class of devices."""
     return now - seen_at < (CHECKER_HERE_S if kind == HERE else CHECKER_AWAY_S)
 
 

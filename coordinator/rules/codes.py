@@ -51,9 +51,7 @@ def derived(secret: bytes, chars: int) -> str:
 
 
 def normal(typed: str) -> str:
-    """Return the letters of a code, however it was typed. Raises BadRequest for what cannot be
-    one.
-    """
+    """Return the normal form of a typed code. Raises BadRequest for a malformed one."""
     text = "".join(c for c in typed[:CODE_CHARS_MAX].upper() if not c.isspace() and c not in "-_.")
     text = text.translate(_READ_AS)
     if len(typed) > CODE_CHARS_MAX or not text or any(char not in ALPHABET for char in text):
@@ -97,8 +95,6 @@ def check_secret(secret: str) -> str:
 
 
 def check_credentials(worker_id: str, secret: str) -> None:
-    """Raises Unauthorized for what cannot be the credentials of a worker, before anything is looked
-    up.
-    """
+    """Check the form of a worker's credentials before any look-up. Raises Unauthorized."""
     if not _ID.fullmatch(worker_id) or not _SECRET.fullmatch(secret):
         raise Unauthorized("these credentials are damaged: join again with your link")

@@ -52,7 +52,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True):
-    """Open tasks: those that came back, in the order to take them, and who holds others."""
+    """Open tasks: returned ones in claim order, and the holders of leased ones."""
 
     todo: Sequence[Todo] = ()
     loads: Sequence[Load] = ()
@@ -153,7 +153,7 @@ class _Batch:
                 share.near.add(waiter.worker_id)
 
     def see(self, tasks: Open) -> None:
-        """Take in what is open."""
+        """Add the open tasks to the batch."""
         for task in tasks.todo:
             self._runs[task.run_id].todo.append(task)
         for load in tasks.loads:
@@ -329,7 +329,7 @@ def _audits(waiter: Waiter, task: Todo) -> bool:
 
 
 def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
-    """A task beside the pass, as it was made."""
+    """Return the assignment of a task outside the pass, unchanged."""
     return Assignment(
         waiter=index,
         run_id=run.id,
@@ -364,8 +364,8 @@ def dispatch(
 
 
 class FairShares:
-    """Operations that each run was given lately, fading: a run is made up for what others got
-    before it.
+    """Operations recently given to each run, decaying: a run is compensated for the others' earlier
+    share.
 
     What is in flight alone is no fair share: of a few machines the fastest would stay with one run,
     because those of the others are held, for long, by the slow ones. Kept in memory: after a

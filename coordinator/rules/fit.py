@@ -1,4 +1,4 @@
-"""Workers and tasks that wait, and which of them fit each other."""
+"""Waiting workers and tasks, and the matches between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health of a coordinator: the troubles in its overview, worst first, and what to do about them."""
+"""Health of a coordinator: the troubles in its overview, worst first, each with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Likeness of a task done again to what was submitted: two bounds, both measured. Pure rules.
+"""Likeness of a recompute to the submitted update: two measured bounds. Pure rules.
 
     tight  on comparable arithmetic: what lies within is the work that was leased, as it was leased
     loose  on any other: what lies within is work that was done, and is paid; what does not proves
@@ -54,7 +54,7 @@ def difference(cosine: float, norm_ratio: float) -> float:
 
 
 def within(found: Redone, bound: Bound) -> bool:
-    """Return True if the update, what was sent of it, and the state lie within a bound."""
+    """Return True if the raw update, the encoded update and the state lie within a bound."""
     states = 1.0 if found.state_cosine is None else found.state_cosine
     return (
         difference(found.cosine, found.norm_ratio) <= bound.difference

@@ -1,4 +1,4 @@
-"""Addresses as identities: what one person gets many of counts once.
+"""Addresses as identities: addresses that one person gets in bulk count once.
 
 A home or a rented machine is given a whole IPv6 /64 and often a /48, and neighbours in an IPv4 /24
 are cheap to rent together. Rates count an address (IPv6: its /64), shares of a merge count its

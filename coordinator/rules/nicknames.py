@@ -167,5 +167,5 @@ def suggestion(name: str, taken: Callable[[str], bool]) -> str:
 
 
 def pseudonym(token: str) -> str:
-    """The name of a forgotten account; `token` is random and says nothing about who it was."""
+    """Return the name of a forgotten account; `token` is random and unrelated to the old name."""
     return f"{PSEUDONYM}-{token}"

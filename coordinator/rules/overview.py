@@ -18,7 +18,7 @@ class OverviewPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trouble(OverviewPart, frozen=True, kw_only=True):
-    """Something the organiser should know, and what to do about it."""
+    """Trouble that the organiser should know of, with its remedy."""
 
     level: Level
     subject: str  # a run, or the part of the coordinator it is about
@@ -74,7 +74,7 @@ class FailedLine(OverviewPart, frozen=True, kw_only=True):
 
 
 class WorkerLine(OverviewPart, frozen=True, kw_only=True):
-    """One worker: what it does, how fast it is, what went wrong lately."""
+    """One worker: its state, speed, and recent failures."""
 
     id: str
     volunteer: str

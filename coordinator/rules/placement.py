@@ -1,5 +1,5 @@
-"""Placement of the few tasks beside the pass, which everybody else waits for: a learn task, a match
-or an evaluation goes to a machine that is fast enough for it.
+"""Placement of tasks outside the pass (learn, match, evaluation), on which everybody waits: each
+goes to a machine fast enough for it.
 
 A worker leaves such a task to another that would end it in half the time, counted from now. It
 does so no longer than it would need itself, so that a run of slow machines never stands still, and
@@ -29,7 +29,9 @@ class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices that may take a task beside the pass, and since when such tasks are left to them."""
+    """Candidate devices for tasks outside the pass, and since when each task is reserved for
+    them.
+    """
 
     peers: tuple[PeerDevice, ...] = ()
     left_s: Mapping[int, float] = {}  # by task
@@ -44,7 +46,7 @@ def took_s(run: Run, price: int, flops: float) -> float:
 
 
 class Placement:
-    """Says which worker a task beside the pass is left to, while work is handed out."""
+    """Chooses the worker that a task outside the pass is reserved for, while work is handed out."""
 
     def __init__(self, bench: DeviceBench) -> None:
         self._left_s = bench.left_s
@@ -94,7 +96,7 @@ class Machines:
         self._left: dict[int, float] = {}  # by task: when it was first left to another worker
 
     def saw(self, waiters: Iterable[Waiter], busy: Iterable[tuple[str, str]], now: float) -> None:
-        """Remember who asks now; a device that holds no task is free."""
+        """Store the asking devices; a device that holds no task is free."""
         working = set(busy)
         for waiter in waiters:
             place = _place(waiter)
@@ -112,7 +114,9 @@ class Machines:
             self._seen[place] = (known, seen, until + needs)
 
     def bench(self, todo: Sequence[Todo], now: float) -> DeviceBench:
-        """Return who may take the tasks beside the pass that wait; nobody where none does."""
+        """Return the candidates for the waiting tasks outside the pass; empty without such a
+        task.
+        """
         waiting = {task.id for task in todo if task.beside}
         if not waiting:
             return DeviceBench()

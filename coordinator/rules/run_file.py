@@ -116,7 +116,7 @@ class TrustSettings(Settings):
 
 
 class RetentionSettings(Settings):
-    """`[retention]`: latest and best are always kept, and whatever a live lease refers to."""
+    """`[retention]`: latest, best and leased versions are always kept."""
 
     latest: Annotated[int, Meta(ge=1, le=1_000_000)] = 5
     every: Versions = 50
@@ -151,7 +151,7 @@ class ChatSettings(Settings):
 
 
 class ServeSettings(Settings):
-    """`[serve]`: who may ask the model, and for how much."""
+    """`[serve]`: the people who may ask the model, and the price."""
 
     who: Literal["nobody", "volunteers", "keys"] = "volunteers"
     price: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # times the price of training a FLOP
@@ -230,7 +230,7 @@ def _is_date(stop: StopSettings) -> bool:
 
 
 def _check_together(run: RunFile) -> None:
-    """Raise InvalidRunFile for what the type of a key cannot say."""
+    """Check the keys that depend on each other. Raises InvalidRunFile."""
     task, price = run.task, run.credit.credits_per_step
     rules = [
         (task.min_steps <= task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
@@ -276,7 +276,7 @@ def from_table(table: Mapping[str, Any]) -> RunFile:
 
 
 def encode(run: RunFile) -> str:
-    """As stored with the run: JSON with every default written out."""
+    """Return the stored form of a run: JSON with every default written out."""
     return msgspec.json.encode(run).decode()
 
 

@@ -90,7 +90,9 @@ def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
 
 
 def memory_bytes(parameters: int, fixed: int = 0) -> int:
-    """About what a device needs to train a model of this size, and `fixed` bytes beside it."""
+    """Return about how much memory a device needs to train a model of this size, plus `fixed`
+    bytes.
+    """
     return parameters * DEVICE_BYTES + fixed
 
 
@@ -100,7 +102,7 @@ def evidence_bytes_max(parameters: int) -> int:
 
 
 def upload_bytes_max(parameters: int) -> int:
-    """The most that one update of a model of this size can need, whatever its codec."""
+    """Return the maximum size of one update of a model of this size, whatever its codec."""
     return parameters * 4 + parameters // 16 + UPLOAD_SLACK_BYTES
 
 
@@ -125,8 +127,8 @@ def _derived(text: str) -> int:
 
 
 def estimate_s(run: Run, steps: int, flops: float) -> float | None:
-    """Return the seconds that a worker of this speed should take, from what others took or else its
-    benchmark; None = unknown.
+    """Return the expected seconds for a worker of this speed, by others' times or its benchmark;
+    None = unknown.
 
     What others took never counts for less than a quarter of the benchmark's estimate: work that was
     not done takes no time.
@@ -151,9 +153,7 @@ def allowance_s(run: Run, steps: int, flops: float) -> float:
 
 
 def allowance_beside_s(run: Run, price: int, flops: float) -> float:
-    """Return how long the lease of a task beside the pass lasts, whose price says how much work it
-    is.
-    """
+    """Return the length of a lease outside the pass; the price tells its amount of work."""
     floor = run.settings.lease_floor_seconds
     if flops <= 0 or run.step_flops <= 0:
         return min(LEASE_MAX_S, UNKNOWN_FACTOR * floor)
@@ -192,7 +192,9 @@ def steps_for(run: Run, flops: float) -> int:
 
 
 def steps_of_update(plan: Plan, local_steps: int) -> int:
-    """Optimiser steps behind one full contribution; `local_steps` are those of `[task]`."""
+    """Return the optimiser steps behind one full contribution; `local_steps` is the value in
+    `[task]`.
+    """
     whole = plan.local_steps or local_steps
     parted = plan.update == "gradient" and plan.gradient_every > 0
     return min(whole, plan.gradient_every) if parted else whole
@@ -290,17 +292,15 @@ def parts_of(steps: int, part_steps: int) -> int:
 
 
 def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
-    """Steps and micro-credits of the next part of what is left of a task; all that is left goes to
-    the last.
-    """
+    """Return steps and micro-credits of the next part; the last part takes the remainder."""
     if not part_steps or steps <= part_steps:
         return steps, price
     return part_steps, price * part_steps // steps
 
 
 def work_of(run: Run, price_micro: int) -> float:
-    """Operations that a task of this price needs, whatever its kind: all work of a run has one
-    price for an operation.
+    """Return the operations that a task of this price needs; all kinds of work in a run cost the
+    same an operation.
     """
     return price_micro / max(1, run.price_micro) * run.step_flops
 

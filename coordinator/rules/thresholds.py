@@ -50,7 +50,7 @@ DEFAULT = Thresholds()
 
 
 def of_settings(settings: Settings) -> Thresholds:
-    """Return what the organiser set."""
+    """Return the thresholds that the organiser set."""
     return Thresholds(
         stalled_s=settings.alert_stalled_s,
         backup_s=settings.alert_backup_days * DAY_S,

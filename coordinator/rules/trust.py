@@ -24,9 +24,7 @@ def accepted(trust: float, streak: int) -> tuple[float, int]:
 
 
 def rejected(trust: float, streak: int) -> tuple[float, int]:
-    """Trust and streak after work that was refused for its content; the streak is lost whatever it
-    was.
-    """
+    """Return trust and streak after a rejection for content; the streak is lost."""
     return _bounded(trust - LOSS), 0
 
 
@@ -36,5 +34,5 @@ def gave_up(trust: float, streak: int) -> tuple[float, int]:
 
 
 def _bounded(trust: float) -> float:
-    """Within 0..1, in whole thousandths so that a hundred small steps add up to exactly one."""
+    """Clamp to 0..1 in whole thousandths, so that a hundred small steps add up to exactly one."""
     return min(1.0, max(0.0, round(trust, 3)))

@@ -1,4 +1,4 @@
-"""Validation of a contribution: pure rules over what was measured of it.
+"""Validation of a contribution: pure rules over its measurement.
 
 Nothing here reads a database or trusts a word of the client. `measure` streams once through the
 file; `judge` holds the figures against the task, the head and the cohort, and gives a verdict with
@@ -74,7 +74,7 @@ SUSPENDED = Judgement(
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a judgement rests on."""
+    """Complete evidence for a judgement."""
 
     submit: SubmitRequest
     measurement: Measurement
@@ -91,7 +91,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(path: Path, schema: Schema, codec: str) -> Measurement:
-    """One streaming pass over an uploaded file. Never raises for what a volunteer may have sent."""
+    """Measure an uploaded file in one streaming pass. Never raises for its content."""
     from shared.tensors import quantize, update
 
     try:
@@ -114,8 +114,8 @@ def reach(train: TrainSettings, steps: int, parameters: int) -> float:
 
 
 def effort(update: str, train: TrainSettings, first: int, steps: int, total: int) -> float:
-    """Return what a norm is divided by before it is compared: of a delta its steps, each as much as
-    its learning rate; of a mean gradient 1.
+    """Return the divisor of a norm before comparison: for a delta its steps, each weighted by its
+    learning rate; for a mean gradient 1.
 
     Without the rates, what is trained while they rise would set a limit that no later work could
     keep.

@@ -26,7 +26,7 @@ VANISHED = 1e-9  # limits under which so little is left contradict each other
 
 
 class Voice(msgspec.Struct, frozen=True, kw_only=True):
-    """One contribution to a merge: its weight, and who stands behind it."""
+    """One contribution to a merge: its weight, its volunteer and network."""
 
     weight: float
     volunteer: str
@@ -51,7 +51,7 @@ def shares(voices: Sequence[Voice]) -> list[float]:
 
 
 def _limited(voices: Sequence[Voice]) -> list[float]:
-    """Return weights at which no volunteer and no network has more than its share of them."""
+    """Return weights that bound every volunteer's and network's share."""
     weights = [voice.weight for voice in voices]
     people = [voice.volunteer for voice in voices]
     networks = [voice.network or None for voice in voices]
@@ -67,7 +67,7 @@ def _limited(voices: Sequence[Voice]) -> list[float]:
 def _capped(
     weights: Sequence[float], groupings: Sequence[Sequence[Hashable | None]]
 ) -> list[float]:
-    """Cut every group to `SHARE_MAX` of a whole, the largest whole that is left of it then.
+    """Cut every group to `SHARE_MAX` of the largest whole that remains after the cut.
 
     Groups cut to a fixed size stay within it whatever else is cut, so one pass for each grouping
     does, and the whole is found by halving.

@@ -145,11 +145,13 @@ class Datasets(PlatformService):
         return await self._db.read(datasets.every)
 
     async def skipped(self, dataset_id: int) -> tuple[str, ...]:
-        """Return what could not be used when a dataset was built, and why: the first thousand."""
+        """Return the files that the build of a dataset skipped, and the reasons: the first
+        thousand.
+        """
         return await self._db.read(lambda conn: datasets.skipped(conn, dataset_id))
 
     async def manifest(self, name: str) -> DatasetManifest:
-        """As volunteers may see it: without the held-out split. Raises NotFound."""
+        """Return the volunteers' view of a dataset, without its held-out split. Raises NotFound."""
         row = await self._db.read(lambda conn: datasets.by_name(conn, name))
         return dataset_view(row.manifest)
 

@@ -63,7 +63,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
 
     def total_steps(self, run: RunRow, reached: Reached | None = None) -> int:
-        """Global steps the run will make, as its head lets expect or what was `reached`; 0 =
+        """Return the expected total of global steps, extrapolated from the head or `reached`; 0 =
         unknown.
         """
         reached = reached or Reached(run.global_step, run.tokens)
@@ -108,7 +108,7 @@ def of_file(stored: str) -> Definition:
 
 
 def _check_with_tasks(whole: Plan, file: RunFile) -> None:
-    """Raise InvalidPlan for what does not go with `[task]` and `[evaluation]`."""
+    """Check the plan against `[task]` and `[evaluation]`. Raises InvalidPlan."""
     sized = file.task.max_steps if file.task.target_seconds > 0 else 0
     check_steps(whole, file.task.local_steps, sized)
     for index, phase in enumerate(whole.phases):
@@ -124,8 +124,8 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, Any]]:
-    """Return what the tables of a run file say where it is silent: its workload's words, then its
-    preset's, then those for a run that strangers may join.
+    """Return the defaults of a run file's tables: its workload's, then its preset's, then those for
+    an open run.
     """
     tables = dict(workload.defaults(file.plan))
     preset = TASKS.get(str(file.plan.get("preset")), {})
@@ -162,8 +162,8 @@ def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
 
 
 def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
-    """A `[plan]` table that says how versions travel: "auto", and no word, become what suits a
-    model of so many bytes.
+    """Return a `[plan]` table with its downlink; "auto" or none becomes the best one for the
+    model's size.
 
     Settled when a run is created and stored with it.
     """

@@ -62,7 +62,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a version that is exported."""
+    """Stored facts about an exported version."""
 
     run: RunRow
     version: VersionRow
@@ -112,7 +112,7 @@ class Export:
     async def find(
         self, name: str, version: int | None, format: str, dtype: str = ""
     ) -> tuple[ExportSource, ExportFiles]:
-        """Look up what `write` writes, and fetch its files from the store. Raises as `export`."""
+        """Look up a version for `write`, and fetch its files from the store. Raises as `export`."""
         source = await self._db.read(lambda conn: _read(conn, name, version, format, dtype))
         weights = await self._blobs.local(source.version.master_sha256)
         assets = source.dataset.manifest.assets if source.dataset else {}
@@ -176,7 +176,7 @@ def check_format(workload: str, format: str, dtype: str = "") -> None:
 
 
 def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exported:
-    """Write all files, or none of them. Raises StorageFull when there is no room."""
+    """Write all files, or none. Raises StorageFull when there is no room."""
     there = to.exists()
     folders.empty(to, "the export")
     try:
@@ -301,7 +301,7 @@ def _licence(source: ExportSource, about: Definition) -> str:
 
 
 def _data(name: str, *about: str) -> str:
-    """Return a dataset with what is known about it."""
+    """Return a dataset's name with its licence and source."""
     known = ", ".join(filter(None, about))
     return f"{name} ({known})" if known else name
 

@@ -1,4 +1,4 @@
-"""Landmarks of a run: versions that are milestones, and those at which a phase began."""
+"""Landmarks of a run: milestone versions, and versions that began a phase."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _LICENCES = (
 
 
 class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a card says."""
+    """Facts of a model card."""
 
     run: str
     version: int

@@ -30,7 +30,7 @@ class HubRepository:
 
     @classmethod
     def of(cls, target: str) -> HubRepository:
-        """From `hub:OWNER/NAME`, with the token of the machine.
+        """Make one from `hub:OWNER/NAME`, with the token of the machine.
 
         Raises BadRequest for another form, Configuration without library or token.
         """

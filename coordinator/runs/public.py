@@ -1,4 +1,4 @@
-"""Runs that anybody may look at, and what the public page tells of them.
+"""Public runs, and their part of the public page.
 
 A run file says `[page] visible`; where it is silent, a run is shown unless its server lets people
 in by invitation only. A run that is not shown is told from one that does not exist by nobody.
@@ -76,8 +76,8 @@ async def check_shown(db: Database, settings: Settings, name: str) -> None:
 
 
 def spread(head: int, every: int, count: int) -> range:
-    """Versions up to the head that are evenly spread, `count` of them to twice as many; of fewer,
-    all that `every` allows. As a run grows, points stay where they were and every other one goes.
+    """Return evenly spread versions up to the head, `count` to twice as many; of fewer, all that
+    `every` allows. As a run grows, points stay where they were and every other one goes.
     """
     step = every
     while head // step > 2 * count:
@@ -103,7 +103,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublicRuns:
-    """Reads what everybody may know of the runs that are shown."""
+    """Reads the public facts of the public runs."""
 
     def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
         self._db = db
@@ -139,7 +139,7 @@ class PublicRuns:
         return (await self._listing.get())[1]
 
     async def find(self, name: str) -> RunRow:
-        """One run that is shown. Raises NotFound, naming the nearest of those that are."""
+        """Find a public run. Raises NotFound, which names the nearest."""
         rows = await self.listing()
         for row in rows:
             if row.name == name:
@@ -175,7 +175,7 @@ class PublicRuns:
         return await self._story.get(run.id, lambda: self._db.read(read))
 
     async def news(self, run: RunRow, announced: Sequence[Announcement]) -> tuple[News, ...]:
-        """Return what the organiser did to a run and announces, the newest first."""
+        """Return the announced actions of the organiser on a run, the newest first."""
 
         def read(conn: Connection) -> list[News]:
             lines = record.about(conn, run.name, TOLD, NEWS)

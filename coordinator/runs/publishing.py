@@ -1,5 +1,4 @@
-"""From the master weights of a new version to what volunteers get of it, as the plan's `downlink`
-says.
+"""Published files of a new version, made from its master weights as the plan's `downlink` says.
 
     float32   the master itself
     chain     published(n) = published(n - 1) - Q(published(n - 1) - master(n)); see shared/tensors/downlink.py
@@ -73,7 +72,7 @@ class PreparedVersion:
 
 
 def discard(master: Path) -> None:
-    """Remove the master and what was made beside it, as far as it was not stored."""
+    """Remove the master and the unstored files made from it."""
     for path in (master, *_beside(master)):
         path.unlink(missing_ok=True)
 
@@ -147,8 +146,8 @@ def with_state(content: Content, state: Written | None) -> Content:
 def ways(
     before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
 ) -> Downlink:
-    """The links and snapshots worth listing for new weights: all that can be fewer bytes than what
-    else there is.
+    """Return the links and snapshots worth listing for new weights: each can be fewer bytes than
+    the alternatives.
     """
     links = {each.weights: each for each in (*before.links, *([link] if link else []))}
     packed = {each.weights: each for each in (*before.snapshots, *([snapshot] if snapshot else []))}
@@ -188,7 +187,7 @@ def content_of(conn: Connection, row: VersionRow) -> Content:
 
 
 async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
-    """Return what volunteers hold of a version. Raises NotFound when its files are gone."""
+    """Return a version as volunteers hold it. Raises NotFound when its files are gone."""
     return PublishedBase(
         weights=BlobRef(sha256=row.published_sha256, size=row.size),
         downlink=downlink_of(row),

@@ -183,7 +183,7 @@ class RunQueries:
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:
-        """Return what every heartbeat reply says of the runs that are on."""
+        """Return the part of every heartbeat reply about the open runs."""
 
         def read(conn: Connection) -> tuple[RunBeat, ...]:
             return tuple(self._beat(conn, run) for run in runs.every(conn, runs.OPEN))
@@ -215,7 +215,7 @@ class RunQueries:
         return await self._db.read(read)
 
     async def advice(self, name: str) -> tuple[str, ...]:
-        """Return what is known to go wrong with a run file. Raises NotFound."""
+        """Return the warnings about a run file. Raises NotFound."""
 
         def read(conn: Connection) -> tuple[str, ...]:
             run = runs.by_name(conn, name)
@@ -262,7 +262,7 @@ class RunQueries:
         return await self._losses.get(name, lambda: self._db.read(read))
 
     async def workers(self, name: str) -> tuple[WorkerInfo, ...]:
-        """Return who is at work on a run just now."""
+        """Return the workers now at work on a run."""
 
         def read(conn: Connection) -> tuple[WorkerInfo, ...]:
             run, now = runs.by_name(conn, name), self._clock.now()
@@ -313,7 +313,9 @@ class RunQueries:
 
 
 def merging_text(needs: int, merge_in_s: float | None) -> str:
-    """ "merging after 2 more contributions or 3:12": what everybody sees of the next merge."""
+    """Return the public sentence about the next merge: "merging after 2 more contributions or
+    3:12".
+    """
     if needs <= 0:
         return "merging now"
     text = f"merging after {needs} more contribution{'s' if needs > 1 else ''}"
@@ -354,8 +356,8 @@ def _memory(run: RunRow, about: Definition) -> int:
 def suite_courses(
     conn: Connection, run: RunRow, up_to: int | None = None
 ) -> tuple[SuiteCourse, ...]:
-    """Return what the suites of a run measured of its first and its newest version, or of the
-    newest up to one.
+    """Return the scores of a run's suites for its first and its newest version, or the newest up to
+    one.
     """
     names = definition(run).file.evaluation.suites
     if not names:
@@ -401,7 +403,7 @@ def _bits(conn: Connection, run: RunRow, about: Definition) -> dict[str, Any]:
 
 
 def _origin(about: Definition) -> dict[str, Any]:
-    """The fields of a run's description that tell of the model it goes on from."""
+    """Return the fields of a run's description about the model that it starts from."""
     found = about.workload.origin(about.file.model)
     if found is None:
         return {}
@@ -414,8 +416,8 @@ def _origin(about: Definition) -> dict[str, Any]:
 
 
 def _progress(run: RunRow, about: Definition) -> float | None:
-    """Return how much of `[stop]` is done, 0..1, by whatever is nearest; None when only a date or a
-    loss ends it.
+    """Return the share of `[stop]` that is done, 0..1, by the nearest condition; None when only a
+    date or a loss ends it.
     """
     stop = about.file.stop
     shares = []
@@ -438,7 +440,7 @@ def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
 def _pictures(
     conn: Connection, evaluations: Sequence[evaluations.EvaluationRow]
 ) -> dict[int, BlobRef]:
-    """Return what versions drew, where they did."""
+    """Return the pictures of versions, where there are any."""
     drawn = {seen.version: seen.sample_sha256 for seen in evaluations if seen.sample_sha256}
     sizes = datasets.blob_sizes(conn, sorted(set(drawn.values()))) if drawn else {}
     return {

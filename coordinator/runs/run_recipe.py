@@ -1,4 +1,4 @@
-"""Recipes: commented run files to begin from, as TOML files beside this module."""
+"""Recipes: commented example run files, as TOML files in this folder."""
 
 from __future__ import annotations
 

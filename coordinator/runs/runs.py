@@ -1,4 +1,4 @@
-"""Runs, from the file that describes one to the model that comes out of it."""
+"""Runs: from a run file to the finished model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def make_initial(stop: Stop, run: RunRow, path: Path) -> publishing.PreparedVersion:
-    """Write version 0 at `path`, and what volunteers get of it beside. Raises InvalidRunFile."""
+    """Write version 0 at `path`, and its published files next to it. Raises InvalidRunFile."""
     about = definition(run)
     if about.file.train.init_from:
         weights = imported(Path(about.file.train.init_from), about)
@@ -164,8 +164,8 @@ class Runs(PlatformService):
         return await self.queries.describe(await self._db.write(store))
 
     async def _store_files(self, workload: Workload, model: Mapping[str, Any]) -> None:
-        """Take copies of what every version of a run needs. Raises InvalidRunFile when a file is
-        not what it was a moment ago.
+        """Store copies of the files that every version of a run needs. Raises InvalidRunFile when a
+        file has changed meanwhile.
         """
         paths = workload.sources(model)
         for name, ref in workload.files(model).items():
@@ -310,7 +310,7 @@ class Runs(PlatformService):
         return await self._move(name, "running", "run.resume", reason)
 
     async def stop(self, name: str, reason: str = "stopped by the organiser") -> RunInfo:
-        """End the run: what is in hand is cancelled, what was accepted is paid."""
+        """End the run: open tasks are cancelled, accepted work is paid."""
         return await self._move(name, "completed", "run.stop", reason)
 
     async def _move(self, name: str, state: RunState, action: str, reason: str = "") -> RunInfo:
@@ -334,8 +334,8 @@ class Runs(PlatformService):
     async def rollback(
         self, name: str, to: int, why: str = "", actor: str = "organiser"
     ) -> RunInfo:
-        """Head + 1 with the content of version `to`; leases on what it reverts are cancelled,
-        credits stay.
+        """Make head + 1 with the content of version `to`; leases on reverted versions are
+        cancelled, credits stay.
         """
         detail = f"to version {to}: {why}" if why else f"to version {to}"
 

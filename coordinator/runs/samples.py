@@ -1,5 +1,4 @@
-"""Samples of versions, for people: the newest picture, any earlier one, and all of them as a
-time-lapse.
+"""Samples of versions, for people: the newest picture, any earlier one, or a time-lapse of all.
 
 Pictures are kept as PNG when a version is evaluated, for as long as the run exists, also when the
 version's weights are pruned.
@@ -69,7 +68,7 @@ class Samples(PlatformService):
         self._making = asyncio.Lock()
 
     async def of(self, name: str, version: int | None = None) -> VersionSample:
-        """Return what a version made, or the newest sample, which may be a second old.
+        """Return the sample of a version, or the newest, which may be a second old.
 
         Raises NotFound.
         """
@@ -129,7 +128,7 @@ class Samples(PlatformService):
 
 
 def film(paths: Sequence[Path], kind: Kind) -> bytes:
-    """An animation of PNG files that runs for ever. Raises BadRequest for what is no PNG."""
+    """Return an endless animation of PNG files. Raises BadRequest for any other file."""
     frames: list[Image.Image] = []
     for path in paths:
         image = open_image(path.read_bytes(), ("PNG",), SHOWN_PIXELS_MAX)

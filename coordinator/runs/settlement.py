@@ -45,8 +45,8 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
 def overtake(
     conn: Connection, run: RunRow, progress: TrainingProgress, phase: int, now: float
 ) -> None:
-    """Settle what a new version, in this phase, leaves behind: updates that no later merge can use
-    are paid all the same.
+    """Settle the contributions that a new version leaves behind: updates that no later merge can
+    use are superseded and paid.
 
     Where the plan cancels, whoever still works on an older version is told to stop.
     """
@@ -61,7 +61,7 @@ def overtake(
 
 
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
-    """A run has ended: what was accepted and will not be merged any more is superseded, and paid.
+    """Supersede and pay the accepted, unmerged contributions of a run that has ended.
 
     Gives how many.
     """

@@ -34,7 +34,7 @@ MANIFEST_LIFE_S = 7 * DAY_S  # a volunteer notices a frozen head after a week
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a version, all of them in the blob store already."""
+    """Stored files of a version."""
 
     master_sha256: str
     master_size: int

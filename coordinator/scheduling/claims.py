@@ -1,5 +1,4 @@
-"""Claims on their way to a lease: those that wait while a transaction runs are joined into the next
-one.
+"""Claims on their way to a lease: claims that wait during a transaction join the next one.
 
 So many claimers cost as many statements as one, and only committed leases are ever answered.
 """
@@ -192,7 +191,7 @@ class Claims:
         return await ask.answer
 
     async def _join(self) -> None:
-        """One transaction after the other, each for all who ask by then."""
+        """Run one transaction after the other, each for all waiting claims."""
         while self._asking:
             batch = self._asking[: self.joined_max]
             del self._asking[: self.joined_max]
@@ -310,7 +309,7 @@ class Claims:
         now: float,
         served: _ClaimResults,
     ) -> list[Waiter]:
-        """With the workloads and limits of their machines; devices never registered are refused."""
+        """Add the workloads and limits of the machines; devices never registered are refused."""
         self._learn(conn, [w for w in waiters if not self._is_known(w, now)], rights, now)
         able: list[Waiter] = []
         for waiter in waiters:
@@ -337,7 +336,7 @@ class Claims:
         rights: Mapping[str, Rights],
         now: float,
     ) -> None:
-        """Read what machines registered and, where nobody vouches for them, how fast they were."""
+        """Read the registrations of machines and, for uninvited ones, their measured speed."""
         if not waiters:
             return
         if len(self._known) > WORKERS_MAX:
@@ -383,7 +382,7 @@ def _tell(asks: Iterable[_Ask], answer: Answer | Exception) -> None:
 
 
 def _check(request: ClaimRequest) -> None:
-    """Raises BadRequest with what is wrong."""
+    """Check a claim. Raises BadRequest."""
     if not CLAIM_ID.fullmatch(request.claim_id):
         raise BadRequest("claim_id must have 1 to 64 printable characters")
     if not DEVICE.fullmatch(request.device):
@@ -423,7 +422,7 @@ def _entitled(
     served: _ClaimResults,
     contact: str,
 ) -> list[Waiter]:
-    """Return those that may have work now; the others get the reason."""
+    """Return the waiters that may have work now; the others get the refusal."""
     entitled: list[Waiter] = []
     for waiter in waiters:
         has = rights.get(waiter.worker_id)
@@ -440,7 +439,7 @@ def _entitled(
 
 
 def _asked(conn: Connection, contribution: int) -> Refusal:
-    """Return the refusal of a machine that has not revealed what it committed to."""
+    """Return the refusal of a machine that has not revealed its evidence."""
     question = recomputes.get(conn, contribution)
     assert question is not None
     message = (
@@ -476,7 +475,7 @@ def _no_right(has: Rights, now: float, contact: str) -> Refusal | None:
 
 
 def _limited(waiter: Waiter, has: Rights | None, known: _Known) -> Waiter:
-    """Return the waiter with what its machine can do and its account may have."""
+    """Return the waiter with its machine's abilities and its account's limits."""
     vouched = has is None or has.invited
     paces = {run: pace for (device, run), pace in known.paces.items() if device == waiter.device}
     return msgspec.structs.replace(
@@ -504,7 +503,7 @@ def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
 
 
 def _states(conn: Connection, outcome: DispatchResult, able: Sequence[Waiter]) -> dict[str, str]:
-    """The states of chosen runs that do not run, for those who want nothing else."""
+    """Return the states of chosen runs that do not run, for waiters that want nothing else."""
     idle = [at for at, refusal in outcome.refusals.items() if refusal.reason == Reason.NO_RUN]
     names = {name for at in idle for name in able[at].runs}
     return claim_rows.states(conn, sorted(names)) if names else {}

@@ -80,21 +80,21 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Of the ranges of a pass."""
+        """Return the kind of a pass's tasks."""
         return "train" if self.play is None else "selfplay"
 
     @property
     def batch_size(self) -> int:
-        """Of the ranges of a pass: samples a step, or single games."""
+        """Return the batch size of a pass's tasks: samples a step, or single games."""
         return self.file.task.batch_size if self.play is None else 1
 
     def total_steps(self, reached: Reached) -> int:
-        """Global steps the run will make, as what was reached lets expect; 0 = unknown."""
+        """Return the expected total of global steps, extrapolated from `reached`; 0 = unknown."""
         return total_steps(self.file, self.plan, sum(self.counts), self.sample_size, reached)
 
 
 class JobBase(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one of its versions: what all jobs from there repeat."""
+    """Run at one of its versions: the common part of all jobs from there."""
 
     spec: Spec
     plan: Plan
@@ -256,8 +256,8 @@ def lease(
 
 
 def audit(of: Lease, work: AuditLease) -> Lease:
-    """Return the lease of an audit: the job of the task that it repeats, and what it begins from.
-    Its answer has the size of sums, whatever the run's codec.
+    """Return the lease of an audit: the job and base of the audited task. Its answer has the size
+    of sums, whatever the run's codec.
     """
     grant = msgspec.structs.replace(of.grant, codec="float32", bytes_max=AUDIT_BYTES, parts=1)
     return msgspec.structs.replace(
@@ -348,7 +348,7 @@ def job(base: JobBase, task: TaskRow) -> Job:
 
 
 def own_data(task: TaskRow) -> DatasetManifest | None:
-    """Return the data of a task beside the pass (games, an opponent); None for other tasks."""
+    """Return the data of a task outside the pass (games, an opponent); None for other tasks."""
     data = decode(task.options).get(DATA)
     return None if data is None else convert(data, DatasetManifest)
 

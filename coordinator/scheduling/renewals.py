@@ -70,7 +70,7 @@ class Renewals:
         self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=state)
 
     async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
-        """Renew what a worker says it works on, and tell it of each whether to go on."""
+        """Renew the reported leases of a worker, and order each to continue or stop."""
         if len(request.tasks) > TASKS_MAX:
             raise BadRequest(f"a heartbeat may speak of {TASKS_MAX} tasks at most")
         self.saw(principal.worker_id, _state(request))

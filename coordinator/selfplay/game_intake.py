@@ -1,5 +1,5 @@
-"""Taking in games: a file of self-play or of a match is checked by the workload, and what is good
-of it is kept and paid.
+"""Intake of games: a file of self-play or a match is checked by the workload, and its valid games
+are stored and paid.
 
 Games that are in order count even when others of their file are not; a file with too many that are
 not what they claim is refused as a whole. What a player cannot help (a version that was too old
@@ -238,7 +238,7 @@ class Harvest(PlatformService):
 
 
 def games_of(run: RunRow) -> Games:
-    """Return what the workload of a run knows of games.
+    """Return the games interface of a run's workload.
 
     Raises InvalidRunFile for one that has none.
     """

@@ -73,7 +73,7 @@ class Replay(PlatformService):
             await watch.wait(POLL_S)
 
     async def tend(self, run_id: int) -> bool:
-        """Seal what is due, make the tasks that are due, rate new matches.
+        """Seal full chunks, make due tasks, rate new matches.
 
         True when there is something new to do.
         """
@@ -147,9 +147,7 @@ class Replay(PlatformService):
         return self._add_match(conn, spec, run, found) or changed
 
     def _allow(self, conn: Connection, run: RunRow, play: SelfPlay, found: Totals) -> bool:
-        """Back-pressure: self-play may be at most `queue` games ahead of what learners have used
-        up.
-        """
+        """Return True if self-play may go on: at most `queue` games ahead of the learners."""
         each = found.positions / max(1, found.sealed)
         used = found.learnt / (play.reuse * each) if each else 0.0
         allowed = int(used) + play.queue

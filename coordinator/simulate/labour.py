@@ -77,7 +77,7 @@ class Pretended:
 
 
 class TorchLabour:
-    """Real training on this machine's CPU, with what a worker carries from one task to the next."""
+    """Trains for real on this machine's CPU, and carries a worker's state from task to task."""
 
     def __init__(
         self, about: Definition, scratch: Path, data: Data, *, feedback: bool = True
@@ -130,8 +130,8 @@ class TorchLabour:
         return made, path
 
     def judged(self, task: int, verdict: Verdict) -> None:
-        """As volunteers do: the residual stays on acceptance, and goes with content that was
-        refused.
+        """Apply a verdict as volunteers do: the residual stays on acceptance and goes with rejected
+        content.
         """
         before = self._before.pop(task, None)
         if verdict.state in SETTLED or before is None:

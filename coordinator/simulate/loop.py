@@ -48,7 +48,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual
 
     def skip(self, seconds: float) -> None:
-        """Nothing is to be done for so long."""
+        """Advance the virtual clock through idle time."""
         self._virtual += seconds
 
     def run_in_executor(  # type: ignore[override]

@@ -264,7 +264,7 @@ class SimulatedMachine:
         self._let_go(lease)
 
     def _let_go(self, lease: Lease) -> None:
-        """It is no longer in hand, unless this machine has got the task again meanwhile."""
+        """Drop a lease, unless this machine has got the task again meanwhile."""
         if self._held.get(lease.task) == lease.attempt:
             del self._held[lease.task], self._halts[lease.task]
 
@@ -280,7 +280,7 @@ class SimulatedMachine:
             await self._fetch(BlobRef(sha256=chunk.sha256, size=chunk.size), 1.0)
 
     async def _fetch_weights(self, manifest: VersionManifest) -> None:
-        """By the way that is the fewest bytes, as volunteers do."""
+        """Fetch the weights by the way with the fewest bytes, as volunteers do."""
         wanted, ways = manifest.weights, routes(manifest, self._cached)
         if ways and wanted.sha256 not in self._cached:
             for blob in ways[0].blobs:

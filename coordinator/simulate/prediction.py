@@ -88,7 +88,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict(outcome: SimulationResult) -> Prediction:
-    """The figures of what happened."""
+    """Return the figures of a simulation's outcome."""
     rows = tuple(_row(trace) for trace in outcome.traces)
     hours = max(1e-9, outcome.seconds / 3600)
     online_h = max(1e-9, sum(row.online_s for row in rows) / 3600)
@@ -141,7 +141,7 @@ def _pace(merged_at: Sequence[float], seconds: float) -> float:
 
 
 def _spent(traces: Sequence[Trace]) -> Counter[State]:
-    """Seconds of all machines by what they did, without the time away."""
+    """Return the seconds of all machines by state, without the time away."""
     spent: Counter[State] = Counter()
     for trace in traces:
         spent.update(trace.seconds())
@@ -162,7 +162,7 @@ def _bottleneck(spent: Counter[State]) -> tuple[str, str]:
 
 
 def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
-    """All of it for a person."""
+    """Return the prediction as text for a person."""
     p = prediction
     lines = [
         f"simulated {_clock(p.simulated_s)} with seed {p.seed}, a model of {p.parameters:,} "
@@ -202,14 +202,14 @@ def picture(traces: Sequence[Trace], seconds: float) -> list[str]:
 
 
 def _window(traces: Sequence[Trace], seconds: float) -> float:
-    """About six tasks of the typical machine."""
+    """Return the time of about six tasks of the typical machine."""
     tasks = sorted(trace.tasks for trace in traces)
     typical = tasks[len(tasks) // 2] if tasks else 0
     return seconds * 6 / typical if typical > 6 else seconds
 
 
 def _line(trace: Trace, window: float) -> str:
-    """Return what took most of each column's time."""
+    """Return the main state of each column's time."""
     columns: list[Counter[State]] = [Counter() for _ in range(COLUMNS)]
     width = window / COLUMNS
     for start, stop, state in trace.segments:

@@ -1,4 +1,4 @@
-"""A scenario: who might come with which machines, for which run.
+"""Scenario of a simulation: the machines that might come, and the run.
 
 Read from TOML; every key has a default.
 """

@@ -110,7 +110,7 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
 
 
 class _Simulation:
-    """One of them."""
+    """One running simulation."""
 
     def __init__(
         self,

@@ -81,8 +81,8 @@ class BlobStore(Protocol):
         """A read-only local file with the blob's bytes, to be memory-mapped."""
 
     async def hash(self, sha256: str) -> str:
-        """Read what is stored under a name in full, past any cache, and return its SHA-256: bit rot
-        is found nowhere else.
+        """Read a stored blob in full, past any cache, and return its SHA-256: only this finds bit
+        rot.
         """
 
     async def size(self, sha256: str) -> int: ...
@@ -112,7 +112,7 @@ def check_name(sha256: str) -> str:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turn what a full disk says into StorageFull."""
+    """Turn the errors of a full disk into StorageFull."""
     try:
         yield
     except OSError as error:
@@ -257,8 +257,8 @@ class DiskBlobs:
             sync_directory(target.parent)
 
     def _copy(self, path: Path, target: Path) -> None:
-        """From another filesystem: copied beside the target first, so that the name appears whole
-        or not at all.
+        """Copy a file from another filesystem through a partial file, so that the name appears
+        whole or not at all.
         """
         part = self._scratch / f"{uuid4().hex}.part"
         try:

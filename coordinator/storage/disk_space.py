@@ -1,6 +1,4 @@
-"""Free disk space: below the floor nothing new is accepted; when space returns, everything goes on
-by itself.
-"""
+"""Free disk space: below the floor uploads are refused; they resume when space returns."""
 
 from __future__ import annotations
 

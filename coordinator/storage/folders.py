@@ -1,6 +1,4 @@
-"""Folders that the organiser names: made when they are missing, or refused with the path and what
-to do.
-"""
+"""Folders named by the organiser: made when missing, or refused with the path and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blobs in an S3-compatible object store, with a local cache for what has to be memory-mapped.
+"""Blobs in an S3-compatible object store, with a local cache for memory-mapped files.
 
 Address and credentials come from the usual AWS_* variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
 ...); none is a setting.
@@ -49,7 +49,9 @@ class S3Blobs:
         retry_s: float = 30.0,
         still_s: float = 60.0,
     ) -> None:
-        """Set up the store; `still_s` is how long a request may go without a byte; one that moves has no limit."""
+        """Set up the store; `still_s` is how long a request may go without a byte; one that
+        moves has no limit.
+        """
         try:
             import obstore
         except ImportError as error:
@@ -103,7 +105,7 @@ class S3Blobs:
             raise Unavailable("the object store did not take a file", retry_after_s=5.0) from error
 
     def _keep(self, sha256: str, path: Path) -> None:
-        """Move what was just stored into the cache: a merge will read it soon."""
+        """Move a just stored file into the cache: a merge will read it soon."""
         path.chmod(0o400)
         with storage_errors():
             path.replace(self._cache / sha256)
@@ -195,9 +197,7 @@ class S3Blobs:
         return self._pieces(await self._call(wanted))
 
     async def _pieces(self, found: Any) -> AsyncGenerator[bytes, None]:
-        """Yield what the store sends, cut so that no piece is larger than a read of the disk
-        store.
-        """
+        """Yield the store's bytes, in pieces no larger than a read of the disk store."""
         stream = aiter(found.stream(min_chunk_size=READ_BYTES))
         while (data := await self._call(anext(stream, None))) is not None:
             view = memoryview(data)

@@ -41,7 +41,7 @@ class TransferBoxes:
         self._space = space
 
     def folder(self, box: str) -> Path:
-        """Return the folder of a box. Raises BadRequest for what is no name of a box."""
+        """Return the folder of a box. Raises BadRequest for a malformed name."""
         if not _BOX.fullmatch(box):
             raise BadRequest("a box is named by 32 hexadecimal digits")
         return self._directory / box

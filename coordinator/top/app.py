@@ -124,7 +124,7 @@ class MonitorHome(Screen[None]):
 
 
 class Monitor(App[int]):
-    """Shows what the feed brings."""
+    """Terminal screen that shows the replies of the feed."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -180,7 +180,7 @@ class Monitor(App[int]):
             front.show(reply)
 
     def _missing(self, why: str) -> None:
-        """There is no such thing, or no longer."""
+        """Tell that the requested thing does not exist, or no longer."""
         self.notify(printable(why, 300), severity="warning", markup=False)
         front = self._front()
         if front is self.screen and isinstance(front, Detail):
@@ -260,7 +260,7 @@ class Monitor(App[int]):
 
 
 def watch(connect: Connect) -> int:
-    """Watch until `q`; the exit code. Raises what makes it impossible to begin."""
+    """Watch until `q`; return the exit code. Raises the errors of a failed start."""
     app = Monitor(connect)
     code = app.run()
     if app.failed is not None:

@@ -75,7 +75,7 @@ class Detail(Screen[None]):
         yield Footer()
 
     def show(self, found: Any) -> None:
-        """Paint what was read."""
+        """Paint the details that were read."""
         first, self._found = self._found is None, found
         facts, table = self.described(found, self._clock.now())
         self.query_one(".facts", Static).update(facts_text(facts))
@@ -103,7 +103,9 @@ class Detail(Screen[None]):
 def _table(
     title: str, names: str, rows: Sequence[MonitorRow], empty: str, numbers: str
 ) -> MonitorTable:
-    """A table whose columns are named in one string; those in `numbers` stand at the right."""
+    """Return a table whose columns are named in one string; the columns in `numbers` are aligned
+    right.
+    """
     columns = tuple(names.split(","))
     right = {*numbers.split(",")}
     return MonitorTable(title, columns, tuple(n in right for n in columns), tuple(rows), empty)

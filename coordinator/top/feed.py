@@ -1,4 +1,6 @@
-"""Polling: one query at a time, one a second at most, and what is known while nobody answers."""
+"""Polling: one query at a time, one a second at most; the last picture stays while no answer
+comes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class FeedReply:
 
 
 class MonitorFeed:
-    """Asks for the overview again and again, and for what is looked at beside it."""
+    """Polls the overview and, in turns, the open detail page."""
 
     def __init__(self, connect: Connect, clock: Clock, beside: Callable[[], Asked | None]) -> None:
         self._connect = connect
@@ -61,7 +63,7 @@ class MonitorFeed:
         return bool(self.error) or self.age_s > LATE_S
 
     async def news(self) -> AsyncIterator[FeedReply]:
-        """Yield what comes, until it is closed. What cannot be mended by waiting is fatal."""
+        """Yield replies until closed. Errors that no waiting can cure are fatal."""
         while True:
             try:
                 async with self._connect() as self._ask:
@@ -79,7 +81,7 @@ class MonitorFeed:
             await self._pause()
 
     async def _poll(self, ask: CommandSender) -> AsyncIterator[FeedReply]:
-        """Take turns: the overview, and what is looked at beside it."""
+        """Poll in turns: the overview, then the open detail page."""
         turn = 0
         while True:
             beside = self._beside() if turn % 2 else None
@@ -98,7 +100,7 @@ class MonitorFeed:
             await self._pause()
 
     async def run(self, command: str, **request: Any) -> Any:
-        """Run a command now. Raises what it raises."""
+        """Run a command now. Raises its errors."""
         if self._ask is not None:
             return await self._ask(command, **request)
         async with self._connect() as ask:

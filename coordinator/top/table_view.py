@@ -16,7 +16,7 @@ STYLES: dict[Level, str] = {"good": "", "watch": "bold", "bad": "bold reverse"}
 
 
 class TableView(Vertical):
-    """A title above rows; `enter` on a row asks to open what it is about."""
+    """Table with a title; `enter` on a row opens its subject."""
 
     DEFAULT_CSS = """
     TableView { height: auto; margin-bottom: 1; }
@@ -26,7 +26,7 @@ class TableView(Vertical):
     """
 
     class Opened(Message):
-        """Somebody chose a row."""
+        """Message: a row was opened."""
 
         def __init__(self, kind: Kind, key: str) -> None:
             super().__init__()
@@ -97,7 +97,7 @@ class _Rows(DataTable[Text]):
             self.move_cursor(row=next(same, min(at, len(table.rows) - 1)), animate=False)
 
     def repaint(self, table: MonitorTable, was: MonitorTable) -> None:
-        """As many rows as before: only cells that differ are painted."""
+        """Repaint the changed cells of a table with the same number of rows."""
         for number, (row, old) in enumerate(zip(table.rows, was.rows, strict=True)):
             if row == old:
                 continue

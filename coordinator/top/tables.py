@@ -36,7 +36,7 @@ class MonitorColumn:
 
 @dataclass(frozen=True, slots=True)
 class MonitorRow:
-    """A line of a table, what `enter` opens, and how it stands out."""
+    """Row of a table: its cells, the page that `enter` opens, and its level of trouble."""
 
     cells: tuple[str, ...]
     kind: Kind = ""
@@ -56,7 +56,7 @@ class MonitorTable:
 
 
 def count(number: float) -> str:
-    """1,234, 56.7 k, 8.9 M: what fits into six cells."""
+    """Return a number in at most six cells: 1,234, 56.7 k, 8.9 M."""
     if number < 10_000:
         return f"{number:,.0f}"
     for unit in ("k", "M", "G"):
@@ -149,7 +149,7 @@ def runs(seen: Overview, width: int = 1000) -> MonitorTable:
 
 
 def workers(seen: Overview, width: int = 1000) -> MonitorTable:
-    """Workers with failures first, then those heard of last."""
+    """Return the workers: failing ones first, then by newest heartbeat."""
     now = seen.at
     columns = [
         MonitorColumn("volunteer", lambda w: _text(w.volunteer, 32)),
@@ -272,7 +272,7 @@ def _heard(replica: ReplicaLine, now: float) -> Level:
 
 
 def troubles(seen: Overview, width: int = 1000) -> MonitorTable:
-    """All that the verdict was made of."""
+    """Return the troubles behind the verdict."""
     columns = [
         MonitorColumn("", lambda t: WORDS[t.level]),
         MonitorColumn("about", lambda t: _text(t.subject, 24)),
@@ -287,14 +287,14 @@ EVERY = (runs, workers, merges, refusals, task_counts, failed_tasks, replicas, t
 
 
 def verdict_line(seen: Overview) -> str:
-    """The health verdict in one line, with what to do."""
+    """Return the health verdict in one line, with its remedy."""
     verdict = seen.verdict
     todo = f" - {verdict.todo}" if verdict.todo else ""
     return f"{MARKS[verdict.level]} {_text(verdict.text + todo, 400)}"
 
 
 def facts(seen: Overview) -> Iterator[tuple[str, str]]:
-    """Name and value of what is one line."""
+    """Yield name and value of the one-line facts."""
     yield "workers", _counts(seen.workers, ("training", "online", "paused", "offline", "left"))
     yield "volunteers", _counts(seen.volunteers, ("vetted", "probation", "suspended", "banned"))
     yield "tasks", _tasks(seen)

@@ -1,4 +1,4 @@
-"""Conditions that the organiser should know of, each with a sentence that says what to do.
+"""Alert conditions, each with a sentence that names the remedy.
 
 failed check   a recompute proved that work was made up
 refusals       a third of the newest contributions were refused
@@ -62,7 +62,7 @@ RUNS_MAX = 200  # looked at; an installation has a few
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong now; said once it has been so for `patience_s`."""
+    """Present trouble; an alert is sent once it has lasted for `patience_s`."""
 
     kind: Kind
     message: str
@@ -90,7 +90,7 @@ def here(
     machine: str,
     open_now: Collection[tuple[str, str]],
 ) -> list[Condition]:
-    """Return what is wrong with this machine; `open_now` as below."""
+    """Return the troubles of this machine; `open_now` as below."""
     found = []
     said = ("disk", machine) in open_now
     try:
@@ -122,7 +122,9 @@ def in_database(
     since: Callable[[Kind], float],
     open_now: Collection[tuple[str, str]],
 ) -> Iterator[Condition]:
-    """Yield what the database shows; `open_now` are those that were said and are not over."""
+    """Yield the troubles that the database shows; `open_now` are the sent alerts that are not
+    over.
+    """
     yield from _of_work(conn, now, since, open_now)
     limits = of_settings(settings)
     yield from _of_runs(conn, limits, now)

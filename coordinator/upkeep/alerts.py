@@ -71,7 +71,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong, and whether that was said."""
+    """Standing trouble, and the time at which its alert was sent."""
 
     kind: Kind
     about: str
@@ -115,7 +115,7 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alerts:
-    """Looks for what the organiser should know, and tells it."""
+    """Checks for alert conditions and sends their alerts."""
 
     def __init__(self, db: Database, clock: Clock, settings: Settings, space: Space) -> None:
         self._db = db
@@ -144,7 +144,7 @@ class Alerts:
                 pause.cancel()
 
     async def look(self) -> tuple[Alert, ...]:
-        """Raise what is due, deliver what waits; return what was raised."""
+        """Raise due alerts and deliver waiting ones; return the raised ones."""
         if self._db.failed:
             return await self._say_failed(self._db.failed)
         try:
@@ -186,7 +186,7 @@ class Alerts:
     def _next(
         self, conn: Connection, now: float, local: Sequence[Condition]
     ) -> tuple[AlertState, list[Alert]]:
-        """Return the state after a look, and what is to be said."""
+        """Return the state after a check, and the alerts to send."""
         state = self._stored(conn)
         found = [*local, *in_database(conn, self._settings, now, state.since, _said(state))]
         standing, alerts = advance(state, found, now, self._machine, self._settings.name)
@@ -251,7 +251,7 @@ class Alerts:
         key_values.put(conn, key_values.ALERTS, msgspec.json.encode(state).decode())
 
     async def _send(self, letter: Letter) -> str:
-        """Send one; return what went wrong, or ""."""
+        """Send one alert; return the failure, or ""."""
         alert = letter.alert
         problem = await deliver(self._settings.alert_webhook, alert)
         if problem:
@@ -289,7 +289,7 @@ class Alerts:
         return Delivered(problem=await deliver(self._settings.alert_webhook, alert))
 
     async def list(self) -> tuple[StandingAlert, ...]:
-        """Return what was said and is not over."""
+        """Return the sent alerts that are not over."""
         state = await self._db.read(self._stored)
         return tuple(each for each in state.standing if each.said_at is not None)
 
@@ -301,7 +301,7 @@ def _said(state: AlertState) -> set[tuple[str, str]]:
 def advance(
     state: AlertState, found: Sequence[Condition], now: float, machine: str, server: str
 ) -> tuple[tuple[StandingAlert, ...], list[Alert]]:
-    """Return what stands after a look that found these conditions, and what is to be said of it."""
+    """Return the standing conditions after a check, and the alerts to send."""
     before = {each.key: each for each in state.standing}
     after: list[StandingAlert] = []
     alerts: list[Alert] = []

@@ -179,7 +179,7 @@ def _registered(path: Path) -> dict[str, int]:
 
 
 async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path, like: Path | None) -> bool:
-    """Copy one blob, checking its bytes; False when it is not there or not what it should be."""
+    """Copy one blob, checking its bytes; False when it is missing or damaged."""
     target = folder / sha256[:2] / sha256
     if await in_pool(target.is_file):
         return True  # copied for an earlier snapshot

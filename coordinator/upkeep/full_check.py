@@ -31,7 +31,7 @@ VERSIONS_MAX = 1_000_000
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of what was checked, and a sentence for each breach."""
+    """Counts of the checked things, and a sentence for each breach."""
 
     looked_at: dict[str, int]
     breaches: tuple[str, ...]
@@ -58,7 +58,7 @@ class Checks:
         return CheckReport(looked_at=looked_at, breaches=tuple(found))
 
     async def _check_blobs(self) -> tuple[int, list[str]]:
-        """Every blob that is noted is there, and its bytes are those of its name."""
+        """Check that every registered blob is stored with the right bytes."""
         noted = await self._db.read(datasets.all_registered)
         found = []
         for sha, size in sorted(noted.items()):
@@ -99,7 +99,7 @@ class Checks:
         return found
 
     def _check_version(self, run: RunRow, row: VersionRow, path: Path) -> None:
-        """Signature, what the manifest says, and the file under the schema of its run.
+        """Check a version: signature, manifest, and the file under the schema of its run.
 
         Raises for a breach.
         """

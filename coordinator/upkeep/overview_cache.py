@@ -39,7 +39,7 @@ log = structlog.get_logger("overview")
 
 
 class Overviews:
-    """Reads the overview; all who ask within a moment share one."""
+    """Reads the overview; requests within a moment share one read."""
 
     def __init__(
         self, db: Database, clock: Clock, server: str, limits: Thresholds = DEFAULT
@@ -120,7 +120,7 @@ class Beats:
         self._before_at = clock.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Beat until `stop`; what fails is tried again with the next."""
+        """Beat until `stop`; a failed beat is retried with the next."""
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():

@@ -191,7 +191,7 @@ def _forget_parts(conn: Connection, before: float) -> None:
 
 
 def _clear(scratch: Path, before: float) -> None:
-    """Delete what a killed process left half written; the folders beside look after themselves."""
+    """Delete the half-written files of killed processes; subfolders clean up by themselves."""
     for path in scratch.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if path.is_file() and path.stat().st_mtime < before:

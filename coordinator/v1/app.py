@@ -164,7 +164,7 @@ class _ApiHandler:
             return
 
     async def _sign_in(self, scope: Scope) -> Asker:
-        """Return who asks, by a key or by the token of a machine. Raises Unauthorized."""
+        """Return the asker, by an API key or by the token of a machine. Raises Unauthorized."""
         found = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
         kind, _, secret = found.decode("latin-1").partition(" ")
         secret = secret.strip()

@@ -21,7 +21,7 @@ STOP_CHARS_MAX = 200
 
 
 def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
-    """Return what a request for a completion wants. Raises Wrong."""
+    """Return the prompt of a completion request. Raises Wrong."""
     return TextPrompt(
         kind="completion",
         prompt=ask.prompt,
@@ -37,8 +37,8 @@ def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
 
 
 def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPrompt:
-    """Return what a request for an answer wants, written by the run's template, or to be written by
-    that of its tokenizer (None). Raises Wrong.
+    """Return the prompt of a chat request, written by the run's template, or left to its
+    tokenizer's (None). Raises Wrong.
     """
     if ask.max_tokens and ask.max_completion_tokens:
         raise Wrong("give max_completion_tokens or max_tokens, not both", "max_tokens")

@@ -133,7 +133,7 @@ class Out:
         await self._put({"type": "http.response.body", "body": b""})
 
     def gone(self) -> asyncio.Future[None]:
-        """Return what is done as soon as the client leaves."""
+        """Return a future that is done as soon as the client leaves."""
         if self._gone is None:
             self._gone = asyncio.ensure_future(self._left())
         return self._gone

@@ -1,4 +1,6 @@
-"""Answers that are drawn, on both databases: none is left out, and what cannot be compared waits."""
+"""Answers that are drawn, on both databases: none is left out, and what cannot be compared
+waits.
+"""
 
 from __future__ import annotations
 

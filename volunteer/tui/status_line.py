@@ -107,7 +107,9 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
 
 
 def window_title(view: AgentView, now: float) -> str:
-    """Return the state in the few words that fit the title of a window: "volunteer 62 % training"."""
+    """Return the state in the few words that fit the title of a window: "volunteer 62 %
+    training".
+    """
     task = view.task("")
     done = (
         f" {whole_percent(task.step / task.steps)} %" if task and task.steps and task.step else ""

@@ -27,7 +27,7 @@ def begin_snapshot(conn: Connection) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Every table, those that others refer to first."""
+    """Return all tables in foreign-key order."""
     return tuple(table.name for table in metadata.sorted_tables)
 
 
@@ -81,7 +81,7 @@ def _value(kind: object, value: Any) -> Any:
 
 
 def reset_sequences(conn: Connection) -> None:
-    """Let numbering go on above what was loaded (SQLite does so by itself)."""
+    """Restart numbering above the loaded rows (SQLite does so by itself)."""
     if conn.dialect.name != "postgresql":
         return
     for table in metadata.sorted_tables:

@@ -113,7 +113,7 @@ class Database:
         return await self._runner.bridge(deliver)
 
     async def close(self) -> None:
-        """Finish what is being written and let go."""
+        """Finish the queued writes and release the database."""
         await self._runner.close()
         if self._lock is not None:
             self._lock.release()
@@ -181,7 +181,7 @@ def revision(connection: Connection) -> str | None:
 
 
 def check_revision(connection: Connection) -> None:
-    """Raises Configuration unless the tables are those of this version."""
+    """Check that the tables are of this version. Raises Configuration."""
     found = revision(connection)
     if found == REVISIONS[-1]:
         return

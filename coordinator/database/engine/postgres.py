@@ -80,7 +80,7 @@ def engine(url: str, **options: Any) -> AsyncEngine:
 
 
 def patiently(conn: Connection) -> None:
-    """Let a read of all rows, which holds no lock of a row, take its time between two of them."""
+    """Lift the idle timeout for a long read, which holds no row lock."""
     if conn.dialect.name == "postgresql":
         conn.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = '{PATIENT_S}s'"))
 
@@ -97,7 +97,7 @@ def sqlstate(error: BaseException) -> str:
 
 
 def translate(error: BaseException) -> BaseException:
-    """Return what a caller should see of a failure of PostgreSQL."""
+    """Translate a PostgreSQL failure for callers."""
     code = sqlstate(error)
     if code in RACES or code == "55P03":
         return Unavailable("the database is busy with the same rows", retry_after_s=2)
@@ -118,7 +118,7 @@ def translate(error: BaseException) -> BaseException:
 
 
 def _may_retry(error: BaseException) -> bool:
-    """Before COMMIT was sent, a lost race or a lost connection has left nothing behind."""
+    """Return True if a failure before COMMIT left nothing behind: a lost race or connection."""
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     return lost or sqlstate(error) in RACES
 
@@ -168,7 +168,7 @@ class PostgresRunner:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """So that `close` can wait for what is under way."""
+        """Track a running transaction so that `close` can wait for it."""
         self._running += 1
         self._idle.clear()
         try:
@@ -180,7 +180,7 @@ class PostgresRunner:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Be one of those that write. Raises Unavailable."""
+        """Take one of the places for writers. Raises Unavailable."""
         try:
             async with asyncio.timeout(TURN_S):
                 await self._writes.acquire()
@@ -291,7 +291,9 @@ class PostgresRunner:
         await self.write(notify)
 
     async def _listen(self, deliver: Callable[[str | None], None], ready: asyncio.Event) -> None:
-        """Hear the other processes; whatever was said while nobody listened may be anything."""
+        """Receive notifications of other processes; a lost connection counts as a change of every
+        topic.
+        """
 
         def heard(connection: object, pid: int, channel: str, payload: str) -> None:
             sender, _, topic = payload.partition(" ")

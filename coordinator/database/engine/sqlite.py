@@ -99,7 +99,7 @@ def prepare_file(path: Path) -> None:
 
 
 def translate(error: BaseException) -> BaseException:
-    """Return what a caller should see of a failure of SQLite."""
+    """Translate a SQLite failure for callers."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     name = getattr(cause, "sqlite_errorname", "") or ""
     if name in (
@@ -207,7 +207,8 @@ class SqliteRunner:
             log.error("the database failed", path=str(self._path), error=message)
 
     def _check_file(self) -> None:
-        """Raise Unavailable when the file was removed or replaced: what is written then is gone.
+        """Raise Unavailable when the database file was removed or replaced: later writes would be
+        lost.
 
         A look at its inode: 2 us, before each commit is acknowledged.
         """
@@ -251,7 +252,7 @@ class SqliteRunner:
     # --- the clock ---
 
     def rise_to(self, instant: float) -> None:
-        """Never let the clock say less than what is stored already."""
+        """Raise the clock's lower bound to an instant that is stored already."""
         self._highest = max(self._highest, instant)
         self._keep_clock()
 
@@ -295,7 +296,7 @@ class SqliteRunner:
         self._drain()
 
     def _drain(self) -> None:
-        """Answer what is still queued, store the clock, let go of the file."""
+        """Refuse the queued jobs, store the clock, close the file."""
         left: list[_WriteJob] = []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()
@@ -316,7 +317,7 @@ class SqliteRunner:
         return self._connection
 
     def _commit(self, first: _WriteJob, done: list[_WriteJob]) -> None:
-        """One transaction: `first` and whoever waits behind it."""
+        """Run `first` and the jobs queued behind it in one transaction."""
         done.append(first)
         connection = self._open()
         if self._jobs.empty():

@@ -1,4 +1,4 @@
-"""Keys of accounts: rows, and who may have one."""
+"""Rows of API keys, and the accounts that may have one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def of(conn: Connection, volunteer_id: str) -> list[KeyRow]:
 
 
 def made_since(conn: Connection, volunteer_id: str, at: float) -> int:
-    """Return how many keys an account made from `at` on, those it revoked among them."""
+    """Return how many keys an account made from `at` on, including revoked ones."""
     c = api_keys.c
     query = select(func.count()).where(c.volunteer_id == volunteer_id, c.created_at >= at)
     return int(conn.execute(query).scalar_one())
@@ -85,7 +85,7 @@ def revoke(conn: Connection, key_id: int, now: float) -> None:
 
 
 def charge(conn: Connection, key_id: int, cost_micro: int) -> None:
-    """Add to what a key has spent."""
+    """Add a cost to the spending of a key."""
     row = update(api_keys).where(api_keys.c.id == key_id)
     conn.execute(row.values(spent_micro=api_keys.c.spent_micro + cost_micro))
 

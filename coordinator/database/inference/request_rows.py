@@ -67,9 +67,7 @@ def begin(conn: Connection, row: OpenRow, memo: str) -> None:
 
 
 class Streamed(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a request that were streamed, and those of them that volunteers made, by
-    account.
-    """
+    """Streamed tokens of a request, and the number that each volunteer's account computed."""
 
     out: int
     answered: Mapping[str, int] = {}
@@ -85,8 +83,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -> int:
-    """Settle what was generated, release the rest, put the pay of who made it at stake; the price.
-    The second time changes nothing.
+    """Settle a request for its generated tokens, release the rest of its hold, put its volunteers'
+    pay at stake; return the price. A repeated call changes nothing.
 
     Raises NotFound for a request that was never begun.
     """
@@ -122,7 +120,8 @@ def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -
 
 
 def shares(cost: int, out: int, answered: Mapping[str, int], house_share: float) -> dict[str, int]:
-    """Return what volunteers get of a price, by account: by their tokens, less the house's share.
+    """Return the volunteers' shares of a price, by account: by their tokens, less the house's
+    share.
 
     Never more than the price in all.
     """
@@ -162,7 +161,7 @@ def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> dict[str,
 
 
 def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, Streamed]:
-    """Return those of these requests that are open, with the tokens written down."""
+    """Return the open requests among `ids`, with their logged tokens."""
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.id.in_(ids))
     return _streamed(conn, query) if ids else {}
 
@@ -208,7 +207,7 @@ def recent(
 
 
 def spent_since(conn: Connection, volunteer_id: str, since: float) -> int:
-    """Return what an account spent or holds for requests since an instant, in micro-credits."""
+    """Return an account's spending and holds for requests since an instant, in micro-credits."""
     amount = case((_u.state == "open", _u.held_micro), else_=_u.cost_micro)
     query = select(func.sum(amount)).where(_u.volunteer_id == volunteer_id, _u.at >= since)
     return int(conn.execute(query).scalar() or 0)

@@ -1,4 +1,5 @@
-"""Pay of answers: what an asker paid is burnt, and who computed it earns its share by draws.
+"""Pay of answers: the asker's credits are burnt, and the computing volunteers earn their shares by
+draws.
 
     answer       mint   -> escrow    tokens of a request were made on this account's machine
     answered     escrow -> earned    this answer or a later one of the account was drawn and agreed
@@ -82,8 +83,8 @@ def pay(
     roll: Callable[[], float],
     now: float,
 ) -> None:
-    """Put the pay of a request at stake, by account, once; `roll` decides what is drawn. The
-    accounts must be locked.
+    """Put the pay of a request at stake, by account, once; `roll` draws answers. The accounts must
+    be locked.
     """
     about = _about(conn, amounts)
     drafts, lines = [], []
@@ -119,9 +120,9 @@ def pay(
 def compared(
     conn: Connection, request_id: str, who: str, found: tuple[int, int], memo: str, now: float
 ) -> bool:
-    """Record how many tokens of an answer were compared, and how many of them are wrong: one that
-    was drawn and agrees frees all before it and itself, one that does not agree takes all. Return
-    True where the account is proven to use another model.
+    """Record how many tokens of an answer were compared, and how many are wrong: an agreeing draw
+    frees its own pay and all before it, a disagreeing one forfeits all. Return True where the
+    account is proven to use another model.
     """
     lock(conn, [who])
     known, (looked, wrong) = _about(conn, [who])[who], found
@@ -144,8 +145,8 @@ def untold(conn: Connection, request_id: str, who: str, now: float) -> None:
 
 
 def take(conn: Connection, who: str, memo: str, now: float) -> int:
-    """Take all that an account has at stake for answers and pay back who asked; the amount. The
-    account must be locked.
+    """Forfeit an account's stake for answers and refund the askers; return the amount. The account
+    must be locked.
     """
     rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
     if not rows:
@@ -168,7 +169,9 @@ def take(conn: Connection, who: str, memo: str, now: float) -> int:
 
 
 def _tell(conn: Connection, request_id: str, who: str, told: str, now: float) -> int:
-    """End a draw that waits, and earn what is free by then; how many ended, 0 or 1."""
+    """End a waiting draw and earn the pay that it freed; return the number of ended draws, 0 or
+    1.
+    """
     its_own = {"its_request_id": request_id, "its_volunteer_id": who, "told": told}
     ended = conn.execute(_TELL, its_own).rowcount
     _free(conn, who, now)
@@ -176,7 +179,7 @@ def _tell(conn: Connection, request_id: str, who: str, told: str, now: float) ->
 
 
 def _free(conn: Connection, who: str, now: float) -> None:
-    """Earn what a later answer that agreed stands behind, up to a draw that still waits."""
+    """Earn the pay before the newest agreeing answer, up to a draw that still waits."""
     rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
     agreed = [n for n, row in enumerate(rows) if row.state == "agreed"]
     waiting = [n for n, row in enumerate(rows) if row.state == "drawn"]
@@ -198,7 +201,7 @@ def _draft(kind: str, row: Any, moves: tuple[Move, ...], memo: str = "") -> Even
 
 
 def _about(conn: Connection, who: Collection[str]) -> dict[str, Any]:
-    """Return what is known of accounts that answer, by account; made where there is none."""
+    """Return the tallies of answering accounts, by account; missing rows are made."""
     zero = dict.fromkeys(("answers", "paid_micro", "agreed", "looked", "wrong"), 0)
     rows = [{"volunteer_id": each} | zero for each in sorted(who)]
     conn.execute(insert_new(conn, answerers, "volunteer_id"), rows)
@@ -213,7 +216,7 @@ def _remove(conn: Connection, rows: Sequence[Any]) -> None:
 
 
 def states(conn: Connection, request_id: str) -> dict[str, str]:
-    """Return the state of what is at stake of a request, by account."""
+    """Return the state of a request's stakes, by account."""
     query = select(_S.volunteer_id, _S.state).where(_S.request_id == request_id)
     return {row.volunteer_id: row.state for row in conn.execute(query)}
 

@@ -1,5 +1,5 @@
-"""The ledger recomputed from nothing: whatever is stored twice must agree, whatever must never
-happen must not have.
+"""Ledger recomputed from nothing: values stored twice must agree, and forbidden states must be
+absent.
 
 Each statement sees committed rows of one moment, so it may run while the coordinator works.
 """
@@ -48,7 +48,7 @@ def check_ledger(conn: Connection) -> list[str]:
 
 
 def _events(conn: Connection) -> Iterator[str]:
-    """Every event sums to zero and says what its digest says."""
+    """Check that every event sums to zero and matches its digest."""
     last = 0
     while True:
         query = select(events).where(events.c.id > last).order_by(events.c.id)
@@ -158,7 +158,7 @@ def _steps(conn: Connection) -> Iterator[str]:
 
 
 def _unpaid(conn: Connection) -> Iterator[str]:
-    """Nothing that was accepted is without its event."""
+    """Check that every accepted contribution has its event."""
     posted = exists().where(
         events.c.contribution_id == contributions.c.id, events.c.kind == "pending"
     )
@@ -189,7 +189,9 @@ def _holds(conn: Connection) -> Iterator[str]:
 
 
 def _escrow(conn: Connection) -> Iterator[str]:
-    """The rows of `escrow` and `answer_stakes` are what the accounts of that kind hold."""
+    """Check that the rows of `escrow` and `answer_stakes` sum to the balances of the escrow
+    accounts.
+    """
     waiting: defaultdict[str, int] = defaultdict(int)
     for table in (escrow, answer_stakes):
         whose = table.c.volunteer_id
@@ -207,7 +209,7 @@ def _escrow(conn: Connection) -> Iterator[str]:
 
 
 def _answers(conn: Connection) -> Iterator[str]:
-    """The pay of each answer is at stake, earned, or taken and paid back to who asked: once."""
+    """Check that the pay of each answer is at stake, earned, or refunded: exactly once."""
     name, stake = func.substr(events.c.key, len("answer:") + 1), answer_stakes.c
     waits = name.in_(select(stake.request_id + ":" + stake.volunteer_id))
     freed, taken, back = (

@@ -1,4 +1,4 @@
-"""Debts: what a reversal found spent. No account but the mint is ever below zero.
+"""Debts: reversed credits that were already spent. No account but the mint is ever below zero.
 
     debt     mint   -> earned    what is missing there, so that it can be reversed;
              mint   -> debt      and as much is owed from now on
@@ -23,7 +23,7 @@ _OWING = select(_A.owner).where(among(_A.owner, "owners"), _A.kind == "debt", _A
 
 
 def owe(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, now: float) -> None:
-    """Lend an account what a reversal in this transaction takes from it and it has spent."""
+    """Lend an account the spent part of a reversal in this transaction."""
     if amount_micro <= 0:
         return
     moves = (
@@ -35,8 +35,8 @@ def owe(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, no
 
 
 def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:
-    """Settle what accounts owe from what they have earned, each under the key of an event that
-    paid it in this transaction.
+    """Repay accounts' debts from their earnings, each under the key of an event that paid it in
+    this transaction.
 
     One statement where no account owes anything.
     """

@@ -106,9 +106,7 @@ def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> N
 
 
 def free(conn: Connection, volunteer_id: str, last: int, bond: int, now: float) -> None:
-    """Free what of an account is at stake up to a contribution, the oldest first, as long as the
-    bond stays.
-    """
+    """Free an account's stake up to a contribution, the oldest first, as long as the bond stays."""
     left = at_stake(conn, volunteer_id) - bond
     rows = []
     for row in conn.execute(_UP_TO, {"its_volunteer_id": volunteer_id, "last": last}):
@@ -133,13 +131,13 @@ def at_stake(conn: Connection, volunteer_id: str, last: int | None = None) -> in
 
 
 def waiting(conn: Connection, volunteer_id: str) -> list[Payment]:
-    """Return what an account has at stake, in the order of its contributions."""
+    """Return an account's stake in the order of its contributions."""
     found = conn.execute(_OF_ONE, {"its_volunteer_id": volunteer_id})
     return [_payment(row) for row in found]
 
 
 def forfeit(conn: Connection, rows: Sequence[Payment], now: float, memo: str = "") -> None:
-    """Take back what is at stake; each must be there."""
+    """Forfeit stakes; each must be there."""
     post_forfeit_many(conn, rows, now, memo)
     _remove(conn, rows)
 
@@ -192,7 +190,7 @@ def _earn(conn: Connection, rows: Sequence[Payment], now: float) -> None:
 
 
 def _settle(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Settle debts from what was earned just now."""
+    """Repay debts from the credits earned just now."""
     debts.repay(conn, {row.volunteer_id: f"repay:{row.contribution_id}" for row in rows}, now)
 
 

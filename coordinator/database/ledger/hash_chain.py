@@ -1,5 +1,4 @@
-"""Hash chains over rows that are only ever added: whoever changes, drops or swaps a sealed row
-breaks the chain.
+"""Hash chains over append-only rows: a changed, dropped or swapped sealed row breaks the chain.
 
 Sealing is done afterwards, in order, a batch at a time, so that writers never wait for each other's
 hash. The end of the chain is kept in `meta`, so that a cut-off tail is noticed as well; a backup

@@ -1,4 +1,4 @@
-"""The ledger in its own words: what contributions earn, and what a volunteer has.
+"""Ledger of contributions: their pay, step by step, and the balances of a volunteer.
 
     post_pending    mint    -> pending   a contribution was accepted
     post_earned     pending -> earned    it was merged (or needed no merge)
@@ -115,7 +115,7 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, row: ContributionRow) -> Payment:
-        """Return what a stored contribution is worth."""
+        """Return the pay of a stored contribution."""
         return cls(
             volunteer_id=row.volunteer_id,
             contribution_id=row.id,
@@ -136,7 +136,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_micro(self) -> int:
-        """All that was ever earned and not taken back, spent or not."""
+        """Return all credits earned and not reversed, spent or not."""
         return self.earned_micro + self.held_micro + self.spent_micro - self.debt_micro
 
 
@@ -166,7 +166,7 @@ def _draft(step: str, pay: Payment, memo: str = "") -> EventDraft:
 
 
 def _step(conn: Connection, step: str, rows: Sequence[Payment], now: float, memo: str = "") -> None:
-    """Post one step of each contribution, if it may come after those before it."""
+    """Post one step of each contribution, if its earlier steps allow it."""
     pays = {pay.contribution_id: pay for pay in rows}
     befores, nevers = ORDER[step]
 
@@ -203,7 +203,7 @@ def post_void_many(conn: Connection, rows: Sequence[Payment], now: float) -> Non
 
 
 def post_escrow_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Merged, and held back: what is in escrow cannot be spent."""
+    """Put the pay of merged contributions in escrow, where it cannot be spent."""
     _step(conn, "escrow", rows, now)
 
 
@@ -268,7 +268,7 @@ def post_void(
 def post_reversal_many(
     conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
 ) -> None:
-    """Take back what was earned, on purpose.
+    """Reverse earned credits, on purpose.
 
     Raises Forbidden when it has been spent since and nothing is owed for it.
     """
@@ -315,7 +315,7 @@ _BEFORE = (
 
 
 def balances(conn: Connection, volunteer_id: str) -> Balances:
-    """All zero for somebody who never earned anything."""
+    """Return the balances of a volunteer; all zero for an unknown one."""
     found = conn.execute(_BALANCES, {"its_owner": volunteer_id})
     return balances_of((row.kind, row.balance_micro) for row in found)
 
@@ -339,7 +339,7 @@ def last_event(conn: Connection) -> int:
 
 
 def earned_since(conn: Connection, volunteer_id: str, at: float, upto: int | None = None) -> int:
-    """Return what was earned from `at` on, less what was taken back: up to the event `upto`."""
+    """Return the credits earned from `at` on, less reversals, up to the event `upto`."""
     after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0  # of a long history the end
     query = EARNED_SINCE if upto is None else EARNED_SINCE.where(postings.c.event_id <= upto)
     given = {"its_owner": volunteer_id, "since": at, "after": after}
@@ -347,9 +347,7 @@ def earned_since(conn: Connection, volunteer_id: str, at: float, upto: int | Non
 
 
 def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> list[int]:
-    """The newest events of an owner: those of each account come in order from its index, however
-    many there are.
-    """
+    """Return the newest events of an owner; each account's are read in order from an index."""
     found: set[int] = set()
     number = postings.c.event_id
     for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():

@@ -70,7 +70,7 @@ class EventDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest(draft: EventDraft) -> str:
-    """SHA-256 of all that an event says, whatever the order of its sides."""
+    """Return the SHA-256 of an event's content, independent of the order of its moves."""
     moves = sorted((m.owner, m.kind, m.amount_micro) for m in draft.moves)
     said = [draft.key, draft.kind, draft.run_id, draft.contribution_id, draft.memo, moves]
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
@@ -127,7 +127,7 @@ def post(
 
 
 def lock(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
-    """Lock accounts until the transaction ends, made where missing; what each holds now.
+    """Lock accounts until the transaction ends, made where missing; return their balances.
 
     For who decides by a balance. Name all accounts that the transaction posts to: those of its
     events are locked in the same order, so that nothing waits in a circle.
@@ -140,7 +140,7 @@ def lock(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, in
 
 
 def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
-    """Return what was posted under these keys, by key; keys that were never used are left out."""
+    """Return the digests posted under these keys, by key; unused keys are left out."""
     found: dict[str, str] = {}
     for part in _parts(sorted(keys)):
         found |= {row.key: row.digest for row in conn.execute(_DIGESTS, {"keys": part})}
@@ -148,7 +148,7 @@ def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
 
 
 def insert_new(conn: Connection, table: Table, conflict: str) -> Any:
-    """INSERT that leaves out what would collide in the columns `conflict` (separated by commas;
+    """Return an INSERT that skips rows colliding in the columns `conflict` (separated by commas;
     none = in any).
     """
     return _insert_new(conn.dialect.name, table, conflict)
@@ -163,7 +163,7 @@ def _insert_new(dialect: str, table: Table, conflict: str) -> Any:
 
 
 def _distinct(drafts: Sequence[EventDraft]) -> dict[str, EventDraft]:
-    """By key, each checked. The same draft twice counts once."""
+    """Check the drafts and index them by key. The same draft twice counts once."""
     by_key: dict[str, EventDraft] = {}
     for draft in drafts:
         if by_key.setdefault(draft.key, draft) != draft:

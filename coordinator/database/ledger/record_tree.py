@@ -68,7 +68,7 @@ def head(conn: Connection) -> RecordRoot:
 
 
 def tree_head(conn: Connection, now: float) -> TreeHead:
-    """Return the head of the record, for what is signed now."""
+    """Return the head of the record's tree, ready to be signed."""
     tree = head(conn)
     return TreeHead(size=tree.size, root=tree.root, at=now)
 

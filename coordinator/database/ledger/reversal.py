@@ -1,4 +1,4 @@
-"""Reversals: whatever a contribution has got so far is taken back to the mint.
+"""Reversals: everything paid or promised for a contribution returns to the mint.
 
     pending, in escrow   an event "forfeit"
     earned               an event "reverse"; what was spent of it becomes a debt first (debts.py)
@@ -41,7 +41,7 @@ class TakenBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) -> TakenBack:
-    """Take back what contributions of one volunteer have got; the memo is what its owner reads.
+    """Reverse the pay of one volunteer's contributions; its owner reads the memo.
 
     A handful of statements for hundreds of contributions.
     """

@@ -41,7 +41,7 @@ def hold(
 
 
 def settle(conn: Connection, volunteer_id: str, hold_id: str, cost_micro: int, now: float) -> None:
-    """It was delivered for `cost_micro`, at most what is held; the rest goes back."""
+    """Settle a delivered request for `cost_micro`, at most its hold; the rest is released."""
     held = _held(conn, volunteer_id, hold_id)
     if not 0 <= cost_micro <= held:
         raise BadRequest(f"hold {hold_id} is {held} micro-credits, so it cannot pay {cost_micro}")
@@ -57,7 +57,7 @@ def settle(conn: Connection, volunteer_id: str, hold_id: str, cost_micro: int, n
 
 
 def release(conn: Connection, volunteer_id: str, hold_id: str, now: float) -> None:
-    """It was not delivered: all of it goes back."""
+    """Release the whole hold of an undelivered request."""
     held = _held(conn, volunteer_id, hold_id)
     moves = (Move(volunteer_id, "held", -held), Move(volunteer_id, "earned", held))
     _end(

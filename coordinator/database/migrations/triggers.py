@@ -1,4 +1,4 @@
-"""Rows that must never change are kept so by the database itself, whoever holds a connection."""
+"""Database triggers that refuse changes of append-only rows on any connection."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ REVISIONS: tuple[str, ...] = ("0001",)
 
 
 def settings(connection: Connection) -> Config:
-    """Return what alembic's commands need to know to work on this connection."""
+    """Return the alembic configuration for this connection."""
     from alembic.config import Config
 
     config = Config()
@@ -25,7 +25,7 @@ def settings(connection: Connection) -> Config:
 
 
 def upgrade(connection: Connection) -> None:
-    """Apply what is missing, inside the caller's transaction."""
+    """Apply the missing migrations, inside the caller's transaction."""
     from alembic import command
 
     command.upgrade(settings(connection), "head")

@@ -1,4 +1,4 @@
-"""The census: all workers and volunteers, and what the newest contributions were.
+"""Census: all workers and volunteers, and the newest contributions by result.
 
 It grows with the workers there are, and with nothing that was done: of contributions, failures and
 checks it reads the newest.
@@ -113,8 +113,8 @@ def _window(conn: Connection, newest: CTE, now: float) -> ContributionWindow:
 def _flows(
     conn: Connection, newest: CTE, an_hour: float
 ) -> tuple[dict[int, Flow], dict[int, Flow]]:
-    """Return what volunteers pushed and what versions pulled, by run: of self-play positions, as
-    they were found in the games.
+    """Return volunteers' pushed work and versions' pulled work, by run; of self-play the positions
+    found in the games.
     """
     n, h = newest.c, harvests.c
     query = (
@@ -150,7 +150,7 @@ def _add(flows: dict[int, Flow], run: int, an_hour: float, *more: float) -> None
 
 
 def _staleness(conn: Connection, newest: CTE) -> dict[str, tuple[float, int]]:
-    """Return mean and largest staleness of what each version merged, by its run and number."""
+    """Return mean and largest staleness merged into each version, by run and number."""
     n = newest.c
     gap = n.version - 1 - n.base_version
     query = (
@@ -207,7 +207,7 @@ def _standings(conn: Connection) -> dict[str, int]:
 
 
 def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ...]:
-    """Return workers: those with failures in the window first, then the ones heard of last."""
+    """Return workers: the failing ones of the window first, then by newest heartbeat."""
     failed = _failures(conn, now)
     n = newest.c
     query = select(n.worker_id, n.state, func.count()).group_by(n.worker_id, n.state)
@@ -321,7 +321,7 @@ def failed_tasks(conn: Connection) -> tuple[FailedLine, ...]:
 
 
 def _bytes(conn: Connection) -> int:
-    """Return the size of the database, without what only its log holds."""
+    """Return the size of the database, its write-ahead log left out."""
     if conn.dialect.name == "sqlite":
         pages, size = conn.exec_driver_sql("PRAGMA page_count"), "PRAGMA page_size"
         return int(pages.scalar_one()) * int(conn.exec_driver_sql(size).scalar_one())

@@ -38,7 +38,9 @@ _R, _T, _C, _W = runs.c, tasks.c, contributions.c, workers.c
 
 
 class Gauge(msgspec.Struct, frozen=True):
-    """One number: what it is of, the run ("" = of none), a state or the like, and the value."""
+    """One number of the metrics: its name, run ("" = none), label (a state or the like), and
+    value.
+    """
 
     name: str
     run: str
@@ -56,7 +58,9 @@ def _row(name: str, run: Any, label: Any, value: Any) -> tuple[Any, ...]:
 
 
 def _opened() -> CTE:
-    """Open tasks by run and state, with their machines: one walk over what may be ten thousand."""
+    """Return open tasks by run and state, with their machines: one walk over maybe ten thousand
+    rows.
+    """
     return (
         select(_T.run_id, _T.state, func.count().label("n"))
         .add_columns(func.count(_T.worker_id.distinct()).label("machines"))
@@ -129,7 +133,7 @@ def _statement() -> Any:
 
 
 def _of_runs(named: Any) -> list[Select[Any]]:
-    """Return what is said of each named run: its state, head, totals, loss and age."""
+    """Return the gauges of each named run: its state, head, totals, loss and age."""
     r, e, v = named.c, evaluations.c, versions.c
     measured = (e.run_id == r.id) & e.loss.is_not(None)
     loss = select(e.loss).where(measured).order_by(e.version.desc()).limit(1).scalar_subquery()
@@ -152,7 +156,7 @@ _STATEMENT = _statement()
 
 
 def gauges(conn: Connection, now: float) -> list[Gauge]:
-    """Return every gauge; those of runs beyond `RUNS_MAX` are summed as "other"."""
+    """Return every gauge; runs beyond `RUNS_MAX` are summed as "other"."""
     found = conn.execute(_STATEMENT, {"now": now})
     return [
         Gauge(name, run, label, float(value))

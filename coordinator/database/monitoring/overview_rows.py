@@ -1,4 +1,4 @@
-"""Overview of what is under way in a coordinator: runs, open tasks, queues, merges.
+"""Live rows of the overview: runs, open tasks, queues, merges.
 
 Reads rows of what is open, and the newest of what grows, so that it costs the same after 50,000
 versions.
@@ -184,7 +184,7 @@ _MERGES = (
 def newest_merges(
     conn: Connection, staleness: Mapping[str, Sequence[float]], now: float
 ) -> tuple[MergeLine, ...]:
-    """Return the newest merges, with the staleness of what they merged where it is known."""
+    """Return the newest merges, with the staleness of their contributions where known."""
     found = []
     for row in conn.execute(_MERGES):
         mean, most = staleness.get(f"{row.name} {row.base + 1}", (None, None))

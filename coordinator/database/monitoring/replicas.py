@@ -21,7 +21,7 @@ _ALL = select(_R.id, _R.started_at, _R.beat_at, _R.figures).order_by(_R.beat_at.
 
 
 def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
-    """Note that a process serves; whoever served at its place before is gone."""
+    """Register a serving process; the former process at its place is removed."""
     gone = (_R.place == place) | (_R.beat_at < now - FORGOTTEN_S)
     conn.execute(delete(replicas).where(gone))
     row = {"id": replica_id, "place": place, "started_at": now, "beat_at": now, "figures": "{}"}

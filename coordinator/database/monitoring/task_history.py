@@ -1,4 +1,4 @@
-"""One task with its history: who had it, what went wrong, what was handed in and decided."""
+"""History of one task: holders, failures, submissions and verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Volunteers, their workers, the codes that let them in, and what they consented to."""
+"""Tables of volunteers, their workers, invite codes, and consents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blobs and the datasets made of them."""
+"""Tables of blobs, and of the datasets made of blobs."""
 
 from __future__ import annotations
 

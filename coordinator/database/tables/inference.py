@@ -1,6 +1,4 @@
-"""Keys of the OpenAI-compatible interface, what each request used, and the pay of the volunteers
-who answered. No prompt is kept.
-"""
+"""Tables of API keys, requests, and the pay of answering volunteers. No prompt is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blobs by hash: whole or in ranges, streamed, and only those that a volunteer may see."""
+"""Blobs by hash: whole or in ranges, streamed, restricted to a volunteer's own view."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def blob(call: Call[None]) -> Reply:
 
 
 async def any_blob(call: Call[None]) -> Reply:
-    """For the organiser: also updates, and the states that volunteers revealed."""
+    """Serve any blob to the organiser, including updates and revealed states."""
     return await _served(call, check_name(call.text("sha256")))
 
 

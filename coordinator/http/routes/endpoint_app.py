@@ -301,8 +301,8 @@ def check_admin(scope: Scope, coordinator: Coordinator) -> None:
 
 
 def check_metrics(scope: Scope, coordinator: Coordinator) -> None:
-    """Check who scrapes: anybody on a server of this machine alone or with `metrics = "public"`,
-    else who has the token. Raises NotFound where metrics are off, Unauthorized.
+    """Check the right to read the metrics: everybody on a loopback server or with `metrics =
+    "public"`, otherwise holders of the token. Raises NotFound where metrics are off, Unauthorized.
     """
     settings = coordinator.settings
     if settings.metrics == "off":

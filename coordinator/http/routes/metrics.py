@@ -32,7 +32,7 @@ Read = Callable[["Scrape"], "Iterable[Sample] | Durations"]
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One metric: its name without the prefix, what it says, its labels, and how it is read."""
+    """One metric: its name without the prefix, help text, labels, and reader."""
 
     kind: Kind
     name: str
@@ -56,7 +56,7 @@ class Scrape:
         return self._gauges.get(name, [])
 
     def by_run(self, counts: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield counts whose first label is a run, those that are not named summed as one."""
+        """Yield counts whose first label is a run; unnamed runs are summed as one."""
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for (run, *rest), count in counts:
             found[run if run in self._named else OTHER, *rest] += count
@@ -462,7 +462,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
 
 
 class _Collector:
-    """Turns what a scrape read into metric families."""
+    """Turns the values of a scrape into metric families."""
 
     def __init__(self, scrape: Scrape) -> None:
         self._scrape = scrape
