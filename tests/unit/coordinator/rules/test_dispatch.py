@@ -234,7 +234,8 @@ def test_a_task_that_waits_behind_an_audit_is_given_out() -> None:
         (
             {"leases_max": 2},
             [("worker-9", "cpu", 2)],
-            "your machines hold 2 tasks together, as many as they may until your work passed checks",
+            "your machines hold 2 tasks together, as many as they may until your work passed "
+            "checks",
         ),
         (
             {},
