@@ -1,1 +1,1 @@
-"""The volunteer's program: claims tasks, trains, submits, and shows what it does."""
+"""Volunteer's program: claims tasks, trains, submits, and shows its work."""

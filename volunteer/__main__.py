@@ -12,7 +12,7 @@ from volunteer.cli import exit_codes
 
 
 def main() -> None:
-    """Run what the command line says, and end the process with its exit code."""
+    """Run the command line, and end the process with its exit code."""
     if sys.argv[1:]:
         from volunteer.cli.main import run_command
 

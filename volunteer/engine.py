@@ -140,7 +140,7 @@ class Engine:
             self._hub.close()
 
     async def _to_the_end(self) -> int:
-        """Run to the end; notify every subscriber of it, and the owner if a person is needed."""
+        """Run to the end; notify every subscriber, and the owner if a person is needed."""
         async with self._alerts.listening():
             try:
                 code = await self._run()
@@ -251,7 +251,7 @@ class Engine:
     # Commands.
 
     async def execute(self, command: Command) -> Any:
-        """Carry out a command and return its answer. Raises the error of what it calls."""
+        """Execute a command and return its answer. Raises the command's errors."""
         own = self._own.get(type(command))
         if own is not None:
             return await _answered(own(command))
@@ -271,7 +271,7 @@ class Engine:
 
     @cached_property
     def _own(self) -> dict[type[Command], Callable[[Any], Any]]:
-        """Return what the commands do that need no coordinator."""
+        """Return the handlers of the commands that need no coordinator."""
         return {
             commands.GetStatus: lambda _: self._hub.status,
             commands.Probe: lambda told: probe(parse_link(told.link), self._connect),

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def exports() -> Path:
-    """Return the folder for what the owner asks for: cards, tables, screenshots."""
+    """Return the folder for the owner's exports: tables, keys, screenshots."""
     return Path.home() / "volunteer"
 
 
@@ -55,7 +55,7 @@ def private_directory(path: Path) -> Path:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Say in a sentence that there is no space for what is written. Raises StorageFull, OSError."""
+    """Turn the errors of a full disk into a sentence. Raises StorageFull, OSError."""
     try:
         yield
     except OSError as error:

@@ -68,7 +68,7 @@ class Headless:
         self._behind = (0, "")  # a contribution, and the line of credits to show behind it
 
     async def run(self) -> None:
-        """Until the volunteer ends."""
+        """Print events until the volunteer ends."""
         aside = Aside("output")
         with self._control.subscribe() as new:
             async for event in new:
@@ -166,7 +166,7 @@ def status_lines(status: Status) -> list[str]:
 
 
 def pause_line(pause: PauseStatus) -> str:
-    """Return who paused what, and what ends it."""
+    """Return the sentence about a pause: its cause and its end."""
     said = words(
         events.Paused(device=pause.device, by=pause.by, message=pause.message, until=pause.until)
     )

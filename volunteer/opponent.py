@@ -1,5 +1,5 @@
-"""Somebody to play against: a version of a run, fetched and checked, asked for its moves on a
-thread of its own.
+"""Opponent in a game: a version of a run, fetched and checked, that computes its moves on its own
+thread.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Rival:
         return self._seated().look(moves)
 
     async def reply(self, moves: Sequence[int], level: int) -> MoveReply:
-        """Return what the version thinks of a position, and its move there.
+        """Return the version's evaluation of a position, and its move.
 
         Raises BadRequest when the game is over.
         """
@@ -105,7 +105,7 @@ class Rival:
         return await self._on_thread(lambda: opponent.reply(moves, level))
 
     def close(self) -> None:
-        """Nobody waits for a move that is being thought about."""
+        """Close the thread; a move that is being computed is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _seated(self) -> Opponent:
@@ -114,7 +114,7 @@ class Rival:
         return self._opponent
 
     def _read(self, manifest: VersionManifest, path: Path) -> Opponent:
-        """On the thread."""
+        """Load the network; runs on the opponent's thread."""
         import torch
 
         torch.set_num_threads(self._threads)

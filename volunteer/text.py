@@ -27,8 +27,8 @@ CLOCK_S = 300.0  # clocks that differ by less are good enough
 
 
 def clock_words(offset_s: float) -> str:
-    """Return what is to be said of a clock when the coordinator's is `offset_s` ahead of it;
-    nothing while they nearly agree.
+    """Return the sentence about a clock when the coordinator's is `offset_s` ahead of it; empty
+    while they nearly agree.
     """
     if abs(offset_s) < CLOCK_S:
         return ""
@@ -54,7 +54,7 @@ def key_state(state: str) -> str:
 
 
 def origin_of(info: RunInfo) -> str:
-    """Describe the model that a run goes on from: its name, its licence, what is fetched of it."""
+    """Describe the model that a run starts from: its name, licence, and download size."""
     licence = printable(info.origin_licence, 100) or _("no stated licence")
     said = _("{model} under {licence}", model=printable(info.origin, 200), licence=licence)
     if not info.origin_bytes:
@@ -63,9 +63,7 @@ def origin_of(info: RunInfo) -> str:
 
 
 def nobody_at(url: str) -> str:
-    """Return what to do when nothing answers at an address that means the very machine it is used
-    on.
-    """
+    """Return the advice for an unreachable loopback address in a link."""
     return _(
         "Nothing answers at {address}. This address means the very machine it is used on: ask "
         "your organiser for a link with an address that reaches their machine.",
@@ -74,7 +72,7 @@ def nobody_at(url: str) -> str:
 
 
 def loss(value: float | None) -> str:
-    """Three decimals; what is larger needs fewer: 3.412, 337.2, 2.1e+30."""
+    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30."""
     if value is None:
         return "-"
     if abs(value) < 100:
@@ -83,7 +81,7 @@ def loss(value: float | None) -> str:
 
 
 def measured(measure: str) -> str:
-    """Return what the loss of a run is, as a heading begins: Loss, Fréchet distance."""
+    """Return the name of a run's loss, as a heading begins: Loss, Fréchet distance."""
     what = _measure(measure)
     return what[:1].upper() + what[1:]
 

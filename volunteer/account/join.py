@@ -50,7 +50,7 @@ Progress = Callable[[int, float], None]  # bits of the proof of work; how likely
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """Everything of this machine that joining a coordinator needs."""
+    """Parts of this machine that joining a coordinator needs."""
 
     profile: Profile
     settings: Settings
@@ -84,7 +84,7 @@ def check_server(server: ServerInfo) -> None:
 
 
 async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S) -> ServerInfo:
-    """Return who answers at a link.
+    """Return the identity of the server at a link.
 
     Raises BadSignature when it is not who the link names, Unreachable.
     """
@@ -210,7 +210,7 @@ NO_PROOF = _WorkProof()
 
 
 async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: float) -> _WorkProof:
-    """Work out what the coordinator asks of newcomers without a code.
+    """Compute the proof of work that the coordinator requires of newcomers without a code.
 
     The search runs in a thread, which ends when the caller gives up.
     """

@@ -106,8 +106,8 @@ class Home:
         return self._memory
 
     def remember(self, **changes: object) -> None:
-        """Change the memory and store it; what a full disk does not take is stored with the next
-        change.
+        """Change the memory and store it; a change that a full disk refuses is stored with the next
+        one.
         """
         self._memory = msgspec.structs.replace(self._memory, **changes)
         try:
@@ -165,8 +165,8 @@ class Profile:
         write_whole(self.path / "current", slug.encode(), durable=True)
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Return what was heard of earlier contributions, newest last; nothing where the account
-        cannot be read.
+        """Return the verdicts on earlier contributions, newest last; empty where the account cannot
+        be read.
         """
         try:
             identity = self.current()

@@ -80,7 +80,7 @@ class Prompts:
         return number
 
     async def read(self, number: int, seen: int) -> Answer:
-        """Return what came after the first `seen` characters, as soon as there is something.
+        """Return the answer after the first `seen` characters, as soon as it has grown.
 
         Raises NotFound.
         """
@@ -97,7 +97,7 @@ class Prompts:
         )
 
     async def stop(self, number: int) -> None:
-        """End an answer; what was generated is paid. Raises NotFound."""
+        """End an answer; its generated tokens are paid. Raises NotFound."""
         answer = self._found(number)
         if answer.task is not None and not answer.task.done():
             answer.task.cancel()
@@ -170,7 +170,7 @@ class Prompts:
 
 
 async def drawn(api: Api, model: str, seed: int | None) -> Drawn:
-    """Return a picture of an image run and its price. Raises what the coordinator says."""
+    """Return a picture of an image run and its price. Raises the coordinator's errors."""
     reply = await api.images(ImageRequest(model=model, seed=seed))
     images = tuple(each.b64_json for each in reply.data)
     if sum(map(len, images)) > IMAGE_BYTES_MAX:

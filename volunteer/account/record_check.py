@@ -37,7 +37,7 @@ FETCHES_MAX = 50  # pages of receipts a round
 
 
 class CheckedReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """One receipt, and what is wrong with it; "" where nothing is."""
+    """One receipt, and its fault; "" where it has none."""
 
     receipt: Receipt | None
     problem: str
@@ -82,7 +82,7 @@ def contradiction(heads: Sequence[TreeHead]) -> str:
 
 
 class RecordCheck:
-    """Fetches receipts and heads of one coordinator and compares them with what was kept."""
+    """Fetches receipts and heads of one coordinator and compares them with the stored ones."""
 
     def __init__(self, api: Api, book: ReceiptBook, public_key: str, volunteer: str) -> None:
         self._api = api
@@ -210,7 +210,7 @@ class RecordCheck:
 
 
 def _words(old: KeptHead, now: TreeHead) -> str:
-    """Say that a record is not what it was."""
+    """Return the sentence about a record that no longer extends its older head."""
     said = Sentence(
         "the record of {size} entries that it signed on {day}",
         size=old.tree.size,

@@ -162,7 +162,7 @@ class Agent:
         )
 
     def resume(self, device: str = "", *, by: str = YOU) -> None:
-        """Remove one reason for a pause; work goes on when none is left. Also ends `finish`.
+        """Remove one reason for a pause; work continues when none is left. Also ends `finish`.
 
         Where only the rules of the owner hold work back, the owner's word lifts those that are a
         matter of taste.
@@ -227,7 +227,7 @@ class Agent:
         self._sensors.look()
 
     def stop_measuring(self) -> None:
-        """End a benchmark that is under way; what it had is forgotten."""
+        """Cancel a running benchmark; its measurements are dropped."""
         self._benchmarks.cancel()
 
     # Life.
@@ -338,7 +338,7 @@ class Agent:
         await supervisor.run(work, self._loops(submitter, pairs))
 
     def _loops(self, submitter: Submitter, pairs: list[tuple[Device, Trainer]]) -> list[Loop]:
-        """Return what goes on beside the work, until its end."""
+        """Return the background loops that run until the work ends."""
         clock, hub, remote = self._timing.clock, self._hub, self.remote
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         keeper = ReceiptKeeper(self._record_check(), self.store.receipts, hub, clock)

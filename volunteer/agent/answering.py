@@ -1,5 +1,5 @@
-"""Answers prompts beside the training, for an owner who agreed: the machine offers itself, pauses
-its training between two micro-batches, and sends the tokens as they come.
+"""Answers prompts between training steps, for an owner who agreed: the machine offers itself,
+pauses its training between two micro-batches, and streams the tokens.
 
 What somebody wrote is in memory while it is answered, and nowhere else.
 """
@@ -120,7 +120,7 @@ class Answering:
         )
 
     async def _stream(self, task: AnswerTask, device: LentDevice, version: AnswerFiles) -> None:
-        """Generate on the device's thread, and send what has come every so often.
+        """Generate on the device's thread, and send the new tokens every so often.
 
         A pause ends it within a token: the coordinator asks elsewhere.
         """
@@ -130,7 +130,7 @@ class Answering:
         wanted = True
 
         def generate() -> Finish | None:
-            """On the thread of the device."""
+            """Generate the tokens; runs on the thread of the device."""
             for made in model.made(version, task):
                 if made.chosen is not None:
                     loop.call_soon_threadsafe(tokens.append, made.chosen.token)

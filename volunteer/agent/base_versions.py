@@ -216,7 +216,7 @@ def _newest(lease: Lease) -> bool:
 
 
 def _bound(lease: Lease, begun: BeginReply, manifest: VersionManifest) -> Lease:
-    """Return the lease with what became known when work began."""
+    """Return the lease with the facts that the coordinator gave when work began."""
     job = msgspec.structs.replace(
         manifest.scheduled(lease.job),
         global_step=begun.global_step,

@@ -58,7 +58,7 @@ class Benchmarks:
         self._cancelled = True
 
     async def know(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:
-        """Announce the speeds of these devices; measure those that have none, quickly."""
+        """Announce the speeds of these devices; unmeasured ones are measured quickly."""
         known = {b.device: b for b in self._remembered()}
         for device, trainer in pairs:
             if device.id in known:
@@ -149,8 +149,8 @@ class Benchmarks:
         return disturbed(before, self.processor(), threads=threads)
 
     async def publish(self) -> None:
-        """Report to the coordinator what this machine is, how fast, and what it may run: tasks are
-        chosen and sized by it.
+        """Report this machine's hardware, speed and workloads to the coordinator: tasks are chosen
+        and sized by them.
         """
         request = BenchmarkRequest(
             benchmarks=self._remembered(),

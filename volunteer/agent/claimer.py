@@ -62,7 +62,7 @@ class Claimer:
     workloads: Callable[[], Mapping[str, Workload]] = dict  # that run here
 
     def ready(self, wanted: WantedWork | None) -> IdleReason | None:
-        """Return what forbids a claim for this work, if anything does."""
+        """Return the reason that forbids a claim for this work, if any."""
         if self.outbox.full:
             return IdleReason(
                 reason="outbox_full",
@@ -78,7 +78,7 @@ class Claimer:
 
     @property
     def late(self) -> IdleReason | None:
-        """Return what forbids the next task while a late result waits to be submitted."""
+        """Return the reason to wait with the next task while a late result is submitted."""
         if any(self.outbox.holds(*key) for key in self.held.late):
             return IdleReason(
                 reason="late", message=Sentence("submitting a late result before more is claimed")

@@ -104,7 +104,7 @@ class DeviceLoop:
         return held
 
     async def _claim_ahead(self) -> LeaseInWork | None:
-        """Claim; a pause ends a claim that is under way: it is made again when the task goes on."""
+        """Claim; a pause cancels the claim, which is repeated when the task continues."""
         # Claiming a task that is late would take it away from ourselves.
         while not self.claimer.held.late:
             held = await self._claim()
@@ -222,7 +222,7 @@ class DeviceLoop:
         return held.stored.device == self.device.id
 
     async def _perform(self, held: LeaseInWork) -> None:
-        """Do a task to its end, however it ends, or until the device can do the next one beside its
+        """Perform a task until it ends, or until the device can start the next one during its
         encoding.
         """
         if self.life.finishing and held.stored.begun is None:

@@ -119,7 +119,7 @@ class Downloads:
             return manifest, path, hold.pop_all()
 
     async def fits(self, manifest: VersionManifest) -> bool:
-        """Return True if the cache has room for a version and what it is made from."""
+        """Return True if the cache has room for a version and its sources."""
         return await asyncio.to_thread(self.cache.fits, 2 * manifest.weights.size)
 
     async def has_weights(self, manifest: VersionManifest) -> bool:
@@ -169,8 +169,8 @@ class Downloads:
         return bool(said)
 
     def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
-        """Raises InvalidFrame unless the dataset and the files of the run are those that a version
-        was signed with.
+        """Check that the dataset and the files of the run are the ones signed with a version.
+        Raises InvalidFrame.
 
         Data of one task alone, such as games, and manifests of earlier coordinators name no hash.
         """

@@ -58,7 +58,7 @@ class LeaseInWork:
             self.work.cancel()
 
     def report(self, *, paused: bool) -> TaskBeat:
-        """Return what a heartbeat says of it."""
+        """Return the lease's part of a heartbeat."""
         latest = self.handle.latest if self.handle else None
         return TaskBeat(
             task=self.key[0],
@@ -114,7 +114,7 @@ class HeldLeases:
         self._life.notify()
 
     def lost(self, key: LeaseKey) -> None:
-        """Count a lease no longer: no result of it was, or will be, submitted."""
+        """Uncount a lost lease: no result of it was, or will be, submitted."""
         self.late.discard(key)
         if self._left is not None and key in self._counted:
             self._counted.remove(key)

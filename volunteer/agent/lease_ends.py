@@ -31,7 +31,7 @@ class LeaseEnds:
     hub: EventBus
 
     async def give_back(self, held: LeaseInWork, reason: str, *, failed: bool) -> None:
-        """Release a lease, after what waits of it to be submitted; `failed` counts it against the
+        """Release a lease, after its waiting results are submitted; `failed` counts it against the
         task.
         """
         task, attempt = held.key

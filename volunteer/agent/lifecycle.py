@@ -66,7 +66,7 @@ class Lifecycle:
     # The signal.
 
     def change(self) -> Coroutine[Any, Any, Literal[True]]:
-        """Wait for the next change. Call it before checking what may change, await it after."""
+        """Wait for the next change. Call it before checking the condition, await it after."""
         return self._changed.wait()
 
     def notify(self) -> None:

@@ -44,8 +44,8 @@ class ModelSteps:
     def meter(
         self, job: Job, version: int, device: str, pass_on: Callable[[Callable[[], None]], None]
     ) -> StepMeter | None:
-        """Return what measures a task, where its step is not known; `pass_on` calls a function on
-        the loop, from the training thread.
+        """Return a meter for a task whose step is not known yet; `pass_on` calls a function on the
+        loop, from the training thread.
         """
         if job.kind not in LEARNS or self.known(job, version, device) is not None:
             return None
@@ -66,13 +66,13 @@ class ModelSteps:
 
 
 def machine_of(device: str, settings: Settings, torch: str) -> tuple[str, ...]:
-    """Return what a step depends on beside the job."""
+    """Return the properties of a machine that a step depends on."""
     threads = settings.threads or default_threads()
     return (device, str(threads if device == "cpu" else 0), str(settings.memory_gb), torch)
 
 
 def step_of(measured: StepFigures, job: Job, device: str, key: str, now: float) -> ModelStep:
-    """Return a measured step with what it is of."""
+    """Return a measured step with its run and device."""
     return ModelStep(
         run=job.run,
         device=device,

@@ -21,7 +21,7 @@ TIME_S = 5.0  # between two looks at the clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseReason:
-    """Reason why a device idles, and what ends it."""
+    """Reason why a device idles, and the event that ends it."""
 
     by: str
     message: str
@@ -77,7 +77,7 @@ class PauseBoard:
         self._hub.emit(events.Paused(device=device, by=by, message=message, until=until))
 
     def resume(self, device: str = "", *, by: str, finishing: bool = False) -> bool:
-        """Remove one reason, on all devices without a name; work goes on when none is left.
+        """Remove one reason, on all devices without a name; work continues when none is left.
 
         Return False if it was not there. With `finishing` the same order also ended `finish`.
         """
@@ -111,7 +111,7 @@ class PauseBoard:
         return 0.0 < reason.ends_at <= now
 
     def paused(self, device: str) -> PauseReason | None:
-        """Return a reason why a device is paused, if there is one; "" is all of them at once."""
+        """Return a reason why a device is paused, if any; "" means all devices at once."""
         for name in ("", device):
             for reason in self._reasons.get(name, {}).values():
                 return reason
@@ -135,7 +135,9 @@ class PauseBoard:
 
 
 def _still(left: PauseReason, by: str) -> Sentence:
-    """Say that a device stays paused by what is left, though one pause (or `finish`) is over."""
+    """Return the sentence about a device that stays paused although one pause (or `finish`) is
+    over.
+    """
     still, why = Sentence(left.by), left.message
     if not by:
         return Sentence("no longer finishing, but paused by {still}: {why}", still=still, why=why)

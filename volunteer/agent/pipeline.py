@@ -37,7 +37,7 @@ AHEAD = 2  # parts of one lease that may wait to be submitted while the next is 
 
 @dataclass(eq=False, kw_only=True)
 class Pipeline:
-    """Does tasks on one device. `files` makes those of a stretch on a base."""
+    """Runs tasks on one device. `files` makes the files of a stretch on a base."""
 
     downloads: Downloads
     bases: BaseVersions
@@ -111,7 +111,7 @@ class _LeaseRun:
         self._base = base
 
     async def borrow(self, stack: ExitStack) -> None:
-        """Bring here what the machine carried whose task this audit repeats."""
+        """Fetch the optimiser state of the machine whose task this audit repeats."""
         held = self._held
         state = await self._pipeline.downloads.borrowed(held, stack)
         folder = self._pipeline.bases.leases.borrowed(held.lease)
@@ -141,9 +141,7 @@ class _LeaseRun:
         return last
 
     def _first(self, begun: BeginReply) -> tuple[int, int]:
-        """Return part and try to begin with: what the coordinator wants, unless it waits in the
-        outbox already.
-        """
+        """Return the first part and try: the coordinator's, unless the outbox already holds it."""
         done = [e.submit.part for e in self._pipeline.outbox.entries() if self._ours(e)]
         after = max(done, default=-1) + 1
         return (begun.part, begun.tries) if begun.part >= after else (after, 0)
@@ -203,7 +201,7 @@ class _LeaseRun:
             held.handle = None  # from here on giving it up ends what waits
 
     async def _pull(self, at: int) -> None:
-        """Go on with the newest version; nothing of it moves when it is the one that is here."""
+        """Continue on the newest version; nothing is moved when it is already loaded."""
         if self._held.ended:
             raise asyncio.CancelledError
         self._pulled_at = at

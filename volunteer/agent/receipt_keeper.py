@@ -34,7 +34,7 @@ class ReceiptKeeper:
         self._paid: tuple[int, int] | None = None
 
     async def run(self) -> None:
-        """Fetch what is new after each payment, and check the record once an hour; at the start
+        """Fetch new receipts after each payment, and check the record once an hour; at the start
         both.
         """
         checked_at = float("-inf")

@@ -22,7 +22,7 @@ AGAIN_S = 60.0  # before the next try after trouble that may pass
 
 @dataclass(eq=False, kw_only=True)
 class Revealer:
-    """Uploads evidence beside the work."""
+    """Uploads evidence while the work continues."""
 
     api: Api
     transfers: Transfers

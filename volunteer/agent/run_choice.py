@@ -37,7 +37,7 @@ class WantedWork(msgspec.Struct, frozen=True):
 
 
 class RunChoice:
-    """Holds what to claim, and records consent to the licences of runs."""
+    """Keeps the choice of runs, and records consent to their licences."""
 
     def __init__(
         self, settings: Settings, api: Api, home: Home, hub: EventBus, life: Lifecycle
@@ -69,7 +69,7 @@ class RunChoice:
         return runs or None
 
     def wanted(self, device: str) -> WantedWork | None:
-        """Return what a device claims; None is nothing."""
+        """Return the work that a device claims; None for none."""
         runs, kinds = self.runs(), self._rules.kinds(device)
         if runs is None:
             return None
@@ -84,7 +84,7 @@ class RunChoice:
         return WantedWork(left, kinds, "" if left or met is None else shortage_words(met))
 
     def _short_of(self, device: str) -> list[Shortage]:
-        """Return what does not fit the memory of a device by now."""
+        """Return the runs that do not fit the memory of a device now."""
         status, now = self._hub.status, self._life.clock.now()
         return [
             found
@@ -93,7 +93,7 @@ class RunChoice:
         ]
 
     def announce(self) -> None:
-        """Announce what did not fit a device in earlier starts, and might not again."""
+        """Announce the models that did not fit a device in earlier starts, and might not again."""
         torch = hardware().torch
         for found in self._home.memory.shortages:
             if found.torch == torch:
@@ -124,8 +124,8 @@ class RunChoice:
         self._life.notify()
 
     async def agree(self, run: str) -> None:
-        """Record the consent that joining gave to a run of this coordinator, and announce what it
-        covers.
+        """Record the consent that joining gave to a run of this coordinator, and announce its
+        terms.
         """
         if run in self._home.memory.consents:
             return
@@ -138,8 +138,8 @@ class RunChoice:
 
 
 def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
-    """Raise BadRequest, with the runs there are, for a name that is none of them or when all that
-    are named have ended.
+    """Check the names of chosen runs. Raises BadRequest, which lists the runs, for an unknown name
+    or when all of them have ended.
     """
     if not chosen:
         return
@@ -184,7 +184,7 @@ def _listed(runs: Sequence[RunInfo]) -> str:
 
 
 def _terms(run: str, info: RunInfo) -> Sentence:
-    """Say under which licences a run is helped, and whom to ask."""
+    """Return the sentence about a run's licences and their contact."""
     said = Sentence(
         'helping "{run}": the model will be published under {licence}',
         run=run,

@@ -64,7 +64,7 @@ def _clean(found: Announcement) -> Announcement:
 
 @dataclass(eq=False, kw_only=True)
 class RunWatcher:
-    """Polls the coordinator for what is shown and not needed for training.
+    """Polls the coordinator for facts that screens show and training does not need.
 
     Heartbeats bring what has changed; the loop requests the rest.
     """
@@ -93,7 +93,7 @@ class RunWatcher:
         self.hub.notice(message, level)
 
     def heard(self, reply: HeartbeatReply) -> None:
-        """Announce what a heartbeat brought: verdicts, runs, the balance."""
+        """Announce the content of a heartbeat reply: verdicts, runs, the balance."""
         self.verdicts.apply(reply.news, me=reply.me, until=reply.news_until)
         self._heard_of_runs(reply.runs)
         self._announced = reply.announcements
@@ -105,7 +105,7 @@ class RunWatcher:
                 self.request_balance()
 
     def read_announcements(self) -> None:
-        """Show the announcements of now no more, to whoever looks."""
+        """Mark the current announcements as read."""
         self.home.remember(read=tuple(each.id for each in self._announced))
         self._announce()
 
@@ -187,8 +187,8 @@ class RunWatcher:
         self.hub.emit(events.Credits(me=await self.api.me()))
 
     async def _show_name(self, public: bool) -> None:
-        """Send the choice who may see the nickname; tried again with the next listing if there
-        is no answer.
+        """Send the choice of who may see the nickname; retried with the next listing if there is no
+        answer.
         """
         try:
             await self.api.visibility(public)
@@ -207,8 +207,8 @@ class RunWatcher:
         self.life.notify()  # a claim that names its runs may name a new one
 
     async def _request_versions(self, run: str) -> None:
-        """Announce the losses measured since the last time; what was measured before the start
-        keeps its own time.
+        """Announce the losses measured since the last time; older measurements keep their own
+        time.
         """
         after = self._measured.get(run)
         rows = await self.api.versions(run, "" if after is None else str(after))
@@ -237,8 +237,8 @@ class RunWatcher:
     async def _pictures(
         self, rows: tuple[VersionInfo, ...], *, first: bool
     ) -> dict[int, events.Picture]:
-        """Return what the newest of the versions drew, and at first the oldest; without those
-        that cannot be fetched.
+        """Return the picture of the newest version, and at first of the oldest; unfetchable ones
+        are left out.
         """
         drawn = [(row.version, row.picture) for row in rows if row.picture is not None]
         found = {}

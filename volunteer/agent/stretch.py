@@ -100,12 +100,12 @@ class StretchRunner:
     async def run(
         self, held: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
     ) -> Finished[PartResult | None] | Interrupted:
-        """Train a stretch; the value is what to submit, None where its part goes on."""
+        """Train a stretch; return the part to submit, or None where the part continues."""
         loop = asyncio.get_running_loop()
         whole, job = held.lease.job, task.files.held.lease.job
 
         def pass_on(report: TrainingReport) -> None:
-            """On the training thread."""
+            """Pass a report to the loop; runs on the training thread."""
             if not loop.is_closed():
                 loop.call_soon_threadsafe(reported, of_whole(report, whole, job))
 
@@ -176,7 +176,7 @@ class StretchRunner:
         holds: dict[int, ExitStack] = {}  # of files that the work has yet to go on with
 
         def let_go(version: int) -> None:
-            """On any thread."""
+            """Release a version; runs on any thread."""
             if (hold := holds.pop(version, None)) is not None:
                 hold.close()
 
@@ -224,7 +224,7 @@ def stretch_of(job: Job, first: int, end: int) -> Job:
 
 
 def of_whole(report: TrainingReport, whole: Job, stretch: Job) -> TrainingReport:
-    """Return a report on a stretch as one on its lease, with what was done before."""
+    """Return a report on a stretch as one on its whole lease."""
     if (stretch.start, stretch.stop) == (whole.start, whole.stop):
         return report
     samples = stretch.start - whole.start

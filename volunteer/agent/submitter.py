@@ -141,7 +141,7 @@ class Submitter:
         self.verdicts.answered(entry.name, error)
 
     def _end(self, entry: QueuedResult, how: str, message: str) -> bool:
-        """Drop what waits of a lease that is no longer wanted, and end the work on it.
+        """Drop the waiting results of an unwanted lease, and end its work.
 
         Return True if all of it was done here already. If not, its device loop announces the end.
         """

@@ -133,7 +133,7 @@ class Supervisor:
         return any(r is not None and r.eta_s is not None and r.eta_s < left for r in running)
 
     async def _flush(self) -> None:
-        """Wait until what is ready is submitted: bounded when the agent is to stop, without haste
+        """Wait until the ready results are submitted: bounded when the agent is to stop, unbounded
         when all tasks are done.
         """
         outbox, life = self.outbox, self.life

@@ -22,7 +22,7 @@ UNDECIDED = ("received", "checking")
 
 
 class Verdicts:
-    """Stores verdicts, settles the residuals of what they judge, and announces them."""
+    """Stores verdicts, settles the residuals of their contributions, and announces them."""
 
     def __init__(
         self, home: Home, residuals: Residuals, evidence: EvidenceFiles, hub: EventBus
@@ -47,8 +47,8 @@ class Verdicts:
         result: QueuedResult | None = None,
         news: tuple[Verdict, ...] = (),
     ) -> None:
-        """Apply verdicts: those on `result`, the reply to its submission with the `news` beside it,
-        or news of a heartbeat.
+        """Apply verdicts: those on `result`, from its submission, with `news` attached, or the news
+        of a heartbeat.
 
         The coordinator may send the same news twice: only what is new counts. `until` is how far
         the news go, `me` the account at the instant of all of them: they are announced together, so
@@ -106,7 +106,7 @@ class Verdicts:
         return answer
 
     def answered(self, name: str, verdict: Verdict | VolunteerError) -> None:
-        """Resolve what `expect` returned."""
+        """Resolve the future of `expect`."""
         answer = self._expected.pop(name, None)
         if answer is None or answer.done():
             return

@@ -1,4 +1,4 @@
-"""Announces what a device works on, and why it idles."""
+"""Announces the work of a device, and the reason why it idles."""
 
 from __future__ import annotations
 

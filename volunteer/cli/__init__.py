@@ -1,1 +1,1 @@
-"""The volunteer's command line; each command imports what is heavy when it runs."""
+"""Volunteer's command line; each command imports heavy modules when it runs."""

@@ -19,8 +19,8 @@ FLUSH_S = 2.0
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Run a command: what it returns, 0 for anything but a number; what went wrong is said on
-    standard error.
+    """Run a command and return its exit code, 0 for any result but a number; errors go to standard
+    error.
     """
     try:
         result = command()
@@ -34,9 +34,7 @@ def exit_code(command: Callable[[], object]) -> int:
 
 
 def at_terminal() -> bool:
-    """Return True if somebody sits there: keys come in from a terminal, and what is drawn goes to
-    one.
-    """
+    """Return True if a person can type and read here: input and output are terminals."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 

@@ -201,7 +201,7 @@ def _removable(profile: str) -> Service | None:
 
 
 def _list(items: tuple[Belonging, ...], places: Directories) -> None:
-    """Print what there is, and whether it goes."""
+    """Print the belongings, and whether each is deleted."""
     from shared.text import left
     from volunteer.i18n.formats import size
     from volunteer.service.uninstall import other_profiles

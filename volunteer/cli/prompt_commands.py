@@ -1,4 +1,4 @@
-"""key, usage, generate, chat and give: what a volunteer does with its credits."""
+"""key, usage, generate, chat and give: ways to spend a volunteer's credits."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def _standard_input() -> str:
 
 
 def _safe(text: str) -> str:
-    """Return a model's words without what moves a terminal's cursor."""
+    """Return a model's words without control characters, which could move a terminal's cursor."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
 
 
@@ -378,7 +378,7 @@ def _usage_line(row: UsageRow) -> str:
 
 
 def _micro(credits: float, micro: int) -> int:
-    """Return credits in micro-credits. Raises BadRequest for what is no amount."""
+    """Return credits in micro-credits. Raises BadRequest for an invalid amount."""
     if not 0 < credits <= 1e9:
         raise BadRequest(
             Sentence(

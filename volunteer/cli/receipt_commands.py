@@ -153,7 +153,7 @@ def _checked(identity: Identity, book: ReceiptBook) -> list[CheckedReceipt]:
 
 
 async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) -> str:
-    """Compare the record with what was kept; new receipts are fetched first."""
+    """Compare the record with the stored receipts; new ones are fetched first."""
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.account.record_check import RecordCheck
     from volunteer.cli.start import ask_coordinator
@@ -201,7 +201,7 @@ def _row(checked: CheckedReceipt) -> dict[str, Any]:
 
 
 def _work(row: dict[str, Any]) -> str:
-    """Return what a receipt is for."""
+    """Return the purpose of a receipt."""
     run = row["run"]
     if row["contribution"] is None:
         return _("an answer of {run}", run=run)

@@ -78,7 +78,7 @@ class StartOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Against whom `volunteer play` plays, and how well."""
+    """Opponent of `volunteer play`: its run, version and level."""
 
     run: str
     version: int | None = None  # None = the newest
@@ -170,7 +170,7 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
 
 
 def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
-    """Jobs outside of the sandbox, by functions that check what the confined program asks for."""
+    """Return the jobs outside of the sandbox, each with the function that checks its arguments."""
     from volunteer.control.owner_alerts import notification, run_quietly
     from volunteer.machine.keep_awake import hold
     from volunteer.machine.outside import open_page
@@ -199,8 +199,8 @@ def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
 
 
 def _ports(directories: Directories, settings: Settings) -> Collection[int] | None:
-    """The TCP ports of the coordinator and of who else is asked; None while the coordinator is not
-    known.
+    """Return the TCP ports of the coordinator and the other servers; None while the coordinator is
+    not known.
     """
     from shared.links import parse_link
 
@@ -298,7 +298,7 @@ def _new(profile: Profile) -> bool:
 
 
 def _look(settings: Settings, *, first: bool) -> Look:
-    """Return what the owner wants to see, and first of all."""
+    """Return the owner's display settings, and the page to open first."""
     from volunteer.tui.look import Look
     from volunteer.tui.terminal.graphics import protocol
 
@@ -375,7 +375,7 @@ async def _attach(options: StartOptions, profile: Profile, settings: Settings) -
 
 
 def _last_words(text: str) -> None:
-    """Print what stays in the terminal when the screen is gone."""
+    """Print the text that stays in the terminal after the screen."""
     try:
         print(text, end="\n" if text else "", flush=True)
     except OSError:
@@ -456,7 +456,7 @@ async def join_now(directories: Directories, link: str, name: str) -> Joined:
 
 
 async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
-    """Something only the coordinator knows, with the identity of this profile.
+    """Ask the coordinator, with the identity of this profile.
 
     Raises Configuration without one.
     """

@@ -23,9 +23,7 @@ KINDS: dict[Any, str] = {int: N_("a whole number"), float: N_("a number"), bool:
 
 
 def mistake(error: CycloptsError, argv: Sequence[str], commands: Iterable[str]) -> str:
-    """Return what is wrong, and the nearest that is right. Of what the parser may say beside this,
-    its own words are quoted.
-    """
+    """Return the mistake and the nearest valid word; other parser errors are quoted."""
     match error:
         case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
             return _no_command(error.unused_tokens[0], within)

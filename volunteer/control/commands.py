@@ -82,7 +82,7 @@ class Join(Ask[Joined]):
 
 
 class Begin(Command):
-    """Find and measure the devices: the owner has answered what they may use."""
+    """Find and measure the devices; sent once the owner has chosen their limits."""
 
 
 class Pause(Command):
@@ -223,7 +223,7 @@ class ReadAnswer(Ask[Answer]):
 
 
 class StopAnswer(Command):
-    """End an answer; what was generated is paid."""
+    """End an answer; its generated tokens are paid."""
 
     id: int
 

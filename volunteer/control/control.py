@@ -125,7 +125,7 @@ class Control:
         await self._execute(commands.StopMeasuring())
 
     async def look_at_devices(self) -> None:
-        """Read the sensors now; what has changed comes as events."""
+        """Read the sensors now; changes arrive as events."""
         await self._execute(commands.LookAtDevices())
 
     async def measured(self) -> tuple[Benchmark, ...]:
@@ -176,15 +176,15 @@ class Control:
         return await self._ask(prompt)
 
     async def answer(self, id: int, seen: int = 0) -> Answer:
-        """Return what came after the first `seen` characters, within ten seconds."""
+        """Return the answer after the first `seen` characters, within ten seconds."""
         return await self._ask(commands.ReadAnswer(id=id, seen=seen))
 
     async def stop_answer(self, id: int) -> None:
-        """End an answer; what was generated is paid."""
+        """End an answer; its generated tokens are paid."""
         await self._execute(commands.StopAnswer(id=id))
 
     async def draw(self, model: str, seed: int | None = None) -> Drawn:
-        """Let a version of an image run draw one picture. Raises what the coordinator says."""
+        """Draw one picture with a version of an image run. Raises the coordinator's errors."""
         return await self._ask(commands.DrawImage(model=model, seed=seed))
 
     async def create_key(self, request: KeyRequest) -> NewKey:

@@ -63,7 +63,7 @@ def diagnostics(
 
 
 def harmless(text: str) -> str:
-    """The text without what could be a secret or a name."""
+    """Return the text without possible secrets and names."""
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
     return text

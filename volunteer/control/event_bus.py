@@ -51,7 +51,7 @@ class Subscription:
         self._arrived.set()
 
     def close(self) -> None:
-        """End the iteration after what is pending."""
+        """End the iteration after the pending events."""
         self._closed = True
         self._arrived.set()
 

@@ -1,4 +1,4 @@
-"""Every event as a sentence: what `--no-ui` prints and the log page lists."""
+"""Events as sentences, printed by `--no-ui` and listed on the log page."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SENT = (
 
 
 def words(event: AnyEvent) -> str | None:
-    """An event as a sentence; None for what only a screen can use."""
+    """Return an event as a sentence; None for an event that only screens use."""
     writer = _WRITERS.get(type(event))
     return None if writer is None else writer(event)
 
@@ -58,7 +58,7 @@ def _started(e: events.Started) -> str:
 
 
 def announcement_words(found: Announcement) -> str:
-    """Return an announcement with what it is about."""
+    """Return an announcement with its subject."""
     if found.run:
         return _("announcement about {run}: {text}", run=found.run, text=found.text)
     return _("announcement: {text}", text=found.text)

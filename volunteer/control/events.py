@@ -61,7 +61,9 @@ class DevicesFound(Event):
 
 
 def devices_found(devices: tuple[Device, ...], lent: dict[str, int]) -> DevicesFound:
-    """Return the event: devices go over the wire, so what is said of them stands beside."""
+    """Return the event of found devices; their problems are separate, because devices go over the
+    wire.
+    """
     plain = tuple(msgspec.structs.replace(each, problem=str(each.problem)) for each in devices)
     problems = {each.id: each.problem for each in devices if each.problem}
     return DevicesFound(devices=plain, lent_bytes=lent, problems=problems)
@@ -102,7 +104,7 @@ class RunsListed(Event):
 
 
 class Idle(Event):
-    """Nothing to do, and why, in plain words."""
+    """Device without work, and the reason in plain words."""
 
     reason: str
     message: Words
@@ -134,7 +136,7 @@ class Fetching(Event):
 
 
 class Training(Event):
-    """At most a few a second."""
+    """Progress of training; sent at most a few times a second."""
 
     task: int
     run: str
@@ -154,7 +156,7 @@ class Training(Event):
 
 
 class Halved(Event):
-    """Out of memory: the micro-batch was halved; batch, samples and price are unchanged."""
+    """Halved micro-batch after out-of-memory; batch, samples and price are unchanged."""
 
     task: int
     device: str
@@ -230,7 +232,9 @@ class Credits(Event):
 
 
 class Paused(Event):
-    """`device` empty: all. `by` is "you" or the rule of the policy; `until` says what ends it."""
+    """Pause of a device; `device` empty: all. `by` is "you" or the rule of the policy; `until`
+    names its end.
+    """
 
     device: str
     by: str
@@ -239,8 +243,8 @@ class Paused(Event):
 
 
 class Resumed(Event):
-    """One reason for a pause is gone (all of them without `by`); the message says which others
-    are left.
+    """Removal of one reason for a pause (all of them without `by`); the message names the
+    others.
     """
 
     device: str
@@ -282,7 +286,7 @@ class Sensed(Event):
 
 
 class Notice(Event):
-    """Something worth reading; level is "info", "warning" or "error"."""
+    """Remark for the log; level is "info", "warning" or "error"."""
 
     level: str
     message: Words

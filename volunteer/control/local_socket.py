@@ -264,8 +264,8 @@ def listen(record: Path) -> socket.socket:
 
 
 def _socket_path(record: Path) -> Path:
-    """Return a path beside the record, or in a short private directory if that is too long for a
-    socket.
+    """Return a socket path next to the record, or in a short private directory if that is too
+    long.
     """
     path = record.with_suffix(".sock")
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:

@@ -38,7 +38,7 @@ TITLE = "volunteer"
 
 
 class OwnerAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that needs a person."""
+    """Alert to the owner: trouble that needs a person."""
 
     kind: str  # "ended", "failing", "rejected", "away"
     message: str
@@ -61,7 +61,7 @@ Run: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], str]  # what went 
 
 
 class AlertRules:
-    """Says which events are worth an alert. Pure but for what it remembers."""
+    """Chooses the events that are worth an alert. Pure but for its memory."""
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}  # kind -> when
@@ -150,7 +150,7 @@ class OwnerAlerts:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Until the block ends, and a moment longer for what is under way then."""
+        """Listen until the block ends, and a moment longer for notifications under way."""
         with self._hub.subscribe() as new:
             listening = asyncio.create_task(self._listen(new))
             try:
@@ -249,7 +249,7 @@ def notification(system: str, message: str) -> tuple[tuple[str, ...], dict[str, 
 
 
 def run_quietly(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Run a small program of the system. Returns what went wrong, or nothing."""
+    """Run a small program of the system. Returns the failure, or ""."""
     try:
         done = subprocess.run(
             command,

@@ -1,5 +1,5 @@
-"""Models that did not fit the memory of a device, one sample at a time: no task of them is claimed
-there until something has changed.
+"""Models that did not fit the memory of a device, one sample at a time: their tasks are not claimed
+there until run, device or settings change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_run(info: RunInfo | None) -> str:
-    """Return what the memory of a run's task depends on, as far as the list of runs tells it."""
+    """Return the properties of a run that its memory need depends on, as far as the list of runs
+    shows them.
+    """
     if info is None:
         return ""
     sizes = (info.parameters, info.memory_bytes, int(info.step_flops))
@@ -52,7 +54,7 @@ def with_new(known: Iterable[Shortage], new: Shortage) -> tuple[Shortage, ...]:
 
 
 def shortage_words(short: Shortage) -> Sentence:
-    """Say what a model needs, what the device has, and when it is tried again."""
+    """Return the sentence about a model's need, the device's memory, and the next try."""
     run, had = printable(short.run, 64), figure(size(short.had_bytes))
     if short.needed_bytes > short.had_bytes:
         said = Sentence(

@@ -91,7 +91,7 @@ class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a screen needs to begin with."""
+    """Complete state for the first frame of a screen."""
 
     at: float = 0.0
     since: float = 0.0

@@ -39,7 +39,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LanguageChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Language that a setting and the environment lead to, and what is to be said of it."""
+    """Language chosen by setting and environment, and the problem with the choice."""
 
     language: str = ENGLISH
     locale: str = ENGLISH
@@ -47,7 +47,7 @@ class LanguageChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _NamesOnly(Formatter):
-    """Puts in values by their names: a translation reaches no attribute of them."""
+    """Formatter that fills in values by name only: a translation reaches no attribute of them."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return kwargs[field_name], field_name
@@ -124,8 +124,8 @@ def load(language: str) -> Catalogue:
 
 
 def _entries(text: str) -> Iterator[dict[str, str]]:
-    """Yield the fields of each message of a file, those without a word for it and fuzzy ones left
-    out. Babel's reader takes ten times as long, before the first screen.
+    """Yield the fields of each translated message of a file, fuzzy ones left out. Babel's reader
+    takes ten times as long, before the first screen.
     """
     for block in text.split("\n\n"):
         entry: dict[str, str] = {}

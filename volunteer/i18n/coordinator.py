@@ -1,5 +1,5 @@
-"""Sentences of the coordinator in the language of the owner: by the code beside them, never by
-their words, which the other side chose.
+"""Coordinator's sentences in the language of the owner: found by their code, never by their words,
+which the other side chose.
 
 In English they stay as they were sent. In another language the code is said, and what only the
 coordinator's own words tell is quoted behind it.
@@ -70,12 +70,12 @@ SAYS = N_('coordinator: "{words}"')  # of what has no code
 
 
 def refused(code: str, words: str) -> str:
-    """Return what the coordinator wrote beside the code of an error."""
+    """Return the sentence for an error's code, or the coordinator's words."""
     return _by_code(REFUSED, code, words)
 
 
 def idle(reason: str, words: str) -> str:
-    """Return what the coordinator wrote beside the reason for no task."""
+    """Return the sentence for a reason without a task, or the coordinator's words."""
     return _by_code(IDLE, reason, words)
 
 

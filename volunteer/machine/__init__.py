@@ -1,1 +1,1 @@
-"""This computer: devices, benchmark, sensors, who uses it, and what the owner allows."""
+"""This computer: devices, benchmark, sensors, presence of a person, and the owner's limits."""

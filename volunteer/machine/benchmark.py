@@ -66,7 +66,7 @@ def disturbed(
 
 
 class BenchmarkCancelled(Exception):
-    """Somebody did not want to wait."""
+    """Raised when the owner cancels the benchmark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class _Bench:
         self._told_at = float("-inf")
 
     def measure(self, stage: str, once: Callable[[], None]) -> float:
-        """Seconds that `once` takes, at best of what fits the time of the stage."""
+        """Return the seconds that `once` takes, the best of the tries that fit the stage's time."""
         budget = FULL_S[stage] * self._share
         began = time.perf_counter()
         once()  # warm: memory, kernels

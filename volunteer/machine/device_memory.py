@@ -69,7 +69,7 @@ def device_lost(error: BaseException) -> bool:
 
 
 def release_device() -> None:
-    """Give cached memory back to the system, on whatever torch has in use."""
+    """Return cached memory to the system, for every device type that torch has in use."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -89,7 +89,7 @@ def free_bytes() -> int:
 
 
 def synchronize(device: str) -> float:
-    """Wait until a device has done what was given to it; return the seconds waited."""
+    """Wait until a device has finished its queue; return the seconds waited."""
     torch = sys.modules.get("torch")
     kind = device.partition(":")[0]
     began = time.perf_counter()
@@ -103,7 +103,7 @@ def synchronize(device: str) -> float:
 
 
 class PeakMemory:
-    """The most memory that is taken on a device from now until `close`, beyond what is taken now.
+    """Peak memory of a device from now until `close`, above the present use.
 
     Torch counts that of a GPU. That of the processor is looked at every few milliseconds by a
     thread: a confined process may not reset the peak that its system keeps.

@@ -32,7 +32,7 @@ ROCM_BUILD = "rocm6.4"
 
 
 class DriverGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as its driver shows it, whatever torch thinks."""
+    """GPU as its driver shows it, independent of torch."""
 
     vendor: Literal["nvidia", "amd"]
     name: str
@@ -65,14 +65,14 @@ def cores() -> int:
 
 
 def default_threads() -> int:
-    """All physical cores but one: with every core taken, torch ran 5 to 10 times slower beside
-    another program.
+    """Return all physical cores but one: with every core taken, torch ran 5 to 10 times slower
+    beside another program.
     """
     return max(1, cores() - 1)
 
 
 def hardware(devices: tuple[Device, ...] = ()) -> Hardware:
-    """Return what the coordinator is told of this machine."""
+    """Return the hardware report for the coordinator."""
     try:
         torch_version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -191,8 +191,8 @@ def look_at_torch() -> TorchView:
 
 
 def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
-    """Usable devices, best first, the processor after the GPUs, then what cannot be used and
-    why.
+    """Return usable devices, best first, the processor after the GPUs, then the unusable ones with
+    their problem.
     """
     memory = psutil.virtual_memory().total
     cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)

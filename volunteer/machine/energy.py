@@ -59,7 +59,7 @@ class EnergyMeter:
         )
 
     def store(self) -> None:
-        """Keep what was counted for the next start."""
+        """Store the counted energy for the next start."""
         self._store(self.today)
 
     def _since(self, sensed: Sensed, now: float) -> float:
@@ -78,7 +78,7 @@ class EnergyMeter:
 
 
 def guessed(sensed: Sensed, full_watts: Mapping[str, float], limit: float | None) -> Sensed:
-    """Return a reading without power with an estimate of it, where that can be made."""
+    """Return a reading with an estimate of its missing power, where one can be made."""
     full = full_watts.get(sensed.device, limit)
     if sensed.watts is not None or full is None or sensed.utilisation is None:
         return sensed

@@ -26,7 +26,9 @@ _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
 
 
 class Awake:
-    """On or off. Where the system has no such lock it does nothing and says so by `works`."""
+    """Lock that keeps the system awake. Where the system has none, `works` is False and nothing
+    happens.
+    """
 
     def __init__(self) -> None:
         self.works = True

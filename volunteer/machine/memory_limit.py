@@ -25,16 +25,16 @@ DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def limit_bytes(memory_gb: float, total: int) -> int:
-    """Return the most that the program may take, with the setting of what a task may need; 0 is
-    half of the computer's.
+    """Return the memory limit of the program, from the setting of a task's limit; 0 is half of the
+    computer's.
     """
     task = min(int(memory_gb * GIB), total) if memory_gb else total // 2
     return task + OWN_BYTES
 
 
 def limit(memory_gb: float) -> bool:
-    """Limit this process and what it starts; again with another setting moves the limit. False,
-    and nothing is limited, where the system cannot.
+    """Limit this process and its children; another setting moves the limit. Return False, without a
+    limit, where the system has none.
     """
     if refusal():
         return False
@@ -66,7 +66,7 @@ def refusal(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str
 
 
 def in_force() -> str:
-    """Say in a sentence what limits the memory of this process now."""
+    """Return the sentence about the memory limit of this process."""
     if why := refusal():
         return why
     most = _now()

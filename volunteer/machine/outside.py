@@ -1,4 +1,4 @@
-"""Do for the confined program what only its owner's session can, in a process begun before.
+"""Jobs for the confined program that need its owner's session, done by a process begun before.
 
 The sandbox lets nothing reach the desktop or the settings. This copy of the process stays outside;
 each request is a job that it knows by name, with arguments as JSON that the job checks.
@@ -53,7 +53,7 @@ def begin(jobs: Mapping[Job, Job]) -> None:
 
 
 def do(job: Callable[..., T], *arguments: Any) -> T:
-    """Do a job outside of the sandbox. Raises what the job does, Unreachable."""
+    """Do a job outside of the sandbox. Raises the job's errors, Unreachable."""
     if _helper is None:
         return job(*arguments)
     ours, theirs = socket.socketpair()
@@ -74,7 +74,7 @@ def do(job: Callable[..., T], *arguments: Any) -> T:
 
 
 def _serve(requests: socket.socket, jobs: Mapping[str, Job]) -> None:
-    """Until the confined process has ended."""
+    """Serve requests until the confined process has ended."""
     while True:
         data, handles, _, _ = socket.recv_fds(requests, 1, 1)
         if not data:

@@ -118,8 +118,8 @@ def decide(
 
 
 def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
-    """Somebody says "go on": the standing from which to decide anew, and the holds that cannot be
-    lifted.
+    """Lift the holds that a person may lift: return the standing to decide anew from, and the holds
+    that stay.
     """
     liftable = {hold.rule for hold in decision.holds} & LIFTABLE
     before = decision.standing

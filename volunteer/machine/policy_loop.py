@@ -57,7 +57,7 @@ class PolicyGuard:
         self._awake = Awake()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Apply the policy until cancelled."""
         try:
             while True:
                 await self._watched.clock.sleep(LOOK_S)
@@ -80,9 +80,7 @@ class PolicyGuard:
         self._decide()
 
     def go_on(self) -> None:
-        """Somebody says "go on": what is a matter of taste no longer holds work back, until it has
-        passed.
-        """
+        """Lift the holds that a person may lift, until their condition has passed once."""
         before = self.decision
         standing, kept = lift(before)
         self.decision = msgspec.structs.replace(before, standing=standing)

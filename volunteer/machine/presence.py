@@ -34,7 +34,7 @@ Run: TypeAlias = Callable[[Sequence[str]], str]
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Return what a program of the system prints, outside of the sandbox; empty when it is missing,
+    """Return the output of a system program, run outside of the sandbox; empty when it is missing,
     fails or hangs.
     """
     with contextlib.suppress(Unreachable):
@@ -43,7 +43,7 @@ def run_command(command: Sequence[str]) -> str:
 
 
 def run_here(command: Sequence[str]) -> str:
-    """Return what a program of the system prints; empty when it is missing, fails or hangs."""
+    """Return the output of a system program; empty when it is missing, fails or hangs."""
     try:
         done = subprocess.run(
             command,
@@ -91,7 +91,7 @@ def _gnome_s(run: Run) -> float | None:
 
 
 def terminals_s(root: Path = Path("/dev")) -> float:
-    """Since something was typed into a terminal, or since the start of the machine."""
+    """Return the seconds since the last key in a terminal, or since the start of the machine."""
     now = time.time()
     touched = [psutil.boot_time()]
     for path in (*root.glob("pts/[0-9]*"), *root.glob("tty[1-9]*")):
@@ -101,7 +101,7 @@ def terminals_s(root: Path = Path("/dev")) -> float:
 
 
 def x11_s() -> float | None:
-    """By the screen saver extension of X; None where it is missing."""
+    """Return the idle seconds of X's screen saver extension; None where it is missing."""
     import ctypes
     import ctypes.util
 

@@ -60,7 +60,7 @@ _CALLS = {
 
 
 def offered() -> str:
-    """Say in a sentence what this system offers."""
+    """Return the sentence about the sandbox that this system offers."""
     version = held()
     if version:
         return f"Landlock {version} confines the program to its own folders"
@@ -109,7 +109,9 @@ def confine(
 
 
 def _forget_paths() -> None:
-    """Import nothing from the home, what holds it, or the folder the program was started in."""
+    """Remove import paths in the home, above it, and in the folder that the program was started
+    in.
+    """
     places = {Path.home(), *Path.home().parents}
     with contextlib.suppress(OSError):  # it may have been deleted
         places.add(Path.cwd())
@@ -131,8 +133,8 @@ def _writable(own: Iterable[Path]) -> Sequence[Path]:
 
 
 def _filter_calls() -> bool:
-    """Refuse system calls that reach what Landlock does not watch. True, and nothing is refused, on
-    a processor whose numbers are not known here.
+    """Refuse system calls that bypass Landlock. Return True, without a filter, on a processor whose
+    numbers are not known here.
     """
     if platform.machine() not in _CALLS:
         return True

@@ -41,7 +41,7 @@ class Sensors:
     def read(
         self, devices: Sequence[str], full_watts: Mapping[str, float] | None = None
     ) -> tuple[Sensed, ...]:
-        """Return what is known of each device now; nothing of one that no sensor knows.
+        """Return a reading of each device; none for a device without a sensor.
 
         `full_watts` is the power of devices at full load, as their owner knows it.
         """
@@ -163,7 +163,7 @@ def _fan() -> int | None:
 
 
 class Watch:
-    """Reads the sensors every few seconds, and at once for somebody who looks."""
+    """Reads the sensors every few seconds, and at once while a person looks."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Watch:
         self._looked.set()
 
     async def run(self) -> None:
-        """Emit what has changed, until cancelled."""
+        """Emit changed readings, until cancelled."""
         try:
             while True:
                 self._looked.clear()

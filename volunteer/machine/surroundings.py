@@ -155,7 +155,7 @@ _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "
 
 
 def _sensors() -> dict[str, list[float]]:
-    """Return what the kernel's sensors say, by chip; of a graphics card only its edge."""
+    """Return the readings of the kernel's sensors, by chip; of a graphics card only its edge."""
     try:
         chips = psutil.sensors_temperatures()
     except (AttributeError, OSError, RuntimeError):
@@ -183,7 +183,7 @@ def _nvidia(number: int) -> float | None:
 
 
 def physical(number: int) -> int:
-    """The driver's number of what torch calls `cuda:number`."""
+    """Return the driver's number of torch's `cuda:number`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     chosen = visible[number].strip() if number < len(visible) else ""
     return int(chosen) if chosen.isdigit() else number

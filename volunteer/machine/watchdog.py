@@ -1,6 +1,4 @@
-"""A thread that watches whether the event loop still turns: what blocks it would stop the
-heartbeats without a word.
-"""
+"""Watchdog thread for the event loop: a blocked loop would stop the heartbeats without a word."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ ASLEEP_S = 4 * LOOK_S  # a look that comes so late: the whole process slept, not
 
 
 def complain(silent_s: float) -> None:
-    """Say what hangs, with the stack of every thread."""
+    """Print the stack of every thread after a stall."""
     print(
         f"volunteer: no progress for {silent_s:.0f} s; stacks of all threads:",
         file=sys.stderr,
@@ -29,7 +27,7 @@ def complain(silent_s: float) -> None:
 
 
 def end(silent_s: float) -> None:
-    """Leave at once: what is finished is on the disk, and a new process goes on with it."""
+    """Exit immediately; finished work is on disk and a new process resumes it."""
     print(f"volunteer: no progress for {silent_s:.0f} s: exiting", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -56,7 +54,7 @@ class Stall:
         self._silent = False
 
     def look(self, now: float) -> None:
-        """From time to time, on another thread."""
+        """Check the loop's progress; called from time to time, on another thread."""
         before, self._looked_at = self._looked_at, now
         if self._turned_at is None or before is None or now - before > ASLEEP_S:
             self._turned_at = now  # the machine slept, or the process was stopped

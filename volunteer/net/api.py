@@ -116,7 +116,7 @@ class Api:
         return await self._call(endpoints.SERVER, {}, secret=False, patience_s=patience_s)
 
     async def wheel(self, wheel: SignedWheel) -> bytes:
-        """Return what the coordinator sends as its wheel. Raises InvalidFrame when it is larger."""
+        """Return the coordinator's wheel. Raises InvalidFrame when it is larger than announced."""
         path, _ = endpoints.WHEEL.address({"name": wheel.name})
         data = bytearray()
         async with self.client.stream(self.client.address.url + path, {}, 0) as reply:
@@ -211,7 +211,7 @@ class Api:
         await self._call(endpoints.RELEASE, {"task": task}, request, patience_s=patience_s)
 
     async def forfeit(self) -> Forfeited:
-        """Give up what is at stake, where this account is asked for what it lost."""
+        """Forfeit the stake, where this account is asked for evidence that it lost."""
         return await self._call(endpoints.FORFEIT, {}, None)
 
     async def upload(self, request: UploadRequest) -> UploadInfo:

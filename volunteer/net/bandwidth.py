@@ -54,7 +54,7 @@ SLOWEST_BYTES_PER_S = 1024  # what is slower has broken off
 
 
 class Limit:
-    """So many seconds for a request, and more for every byte that moves."""
+    """Time limit of a request: fixed seconds, and more for every byte that moves."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -66,7 +66,7 @@ class Limit:
         return self._scope
 
     def moved(self, count: int) -> None:
-        """So many bytes came or went."""
+        """Extend the limit for `count` bytes moved."""
         if self._scope is not None and not self._scope.expired():
             until = self._scope.when()
             if until is not None:

@@ -86,8 +86,8 @@ async def got(question: Question) -> AsyncIterator[BulkReply | None]:
 
 
 async def put(question: Question, body: AsyncIterator[bytes], bytes_max: int) -> WholeReply:
-    """Send a body whose Content-Length is among the headers; what is said to it, also before all of
-    it was sent. Raises Lost.
+    """Send a body whose Content-Length is among the headers; return the reply, which may come
+    before the whole body was sent. Raises Lost.
     """
     wire = await _connect(question)
     try:
@@ -164,7 +164,7 @@ async def _head(wire: _Wire, http: h11.Connection) -> h11.Response:
 
 
 async def _event(wire: _Wire, http: h11.Connection) -> h11.Event | None:
-    """Return what comes next; None where h11 does not go on."""
+    """Return the next event; None where h11 does not continue."""
     while (event := http.next_event()) is h11.NEED_DATA:
         http.receive_data(bytes(await wire.take(1)))
     return event if isinstance(event, h11.Event) else None
@@ -175,7 +175,7 @@ def _headers(head: h11.Response) -> dict[str, str]:
 
 
 class _Wire(asyncio.BufferedProtocol):
-    """A connection. It fills one buffer while what was handed over of the other is in use."""
+    """Connection with two buffers: one is filled while the reader uses the other."""
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
@@ -228,8 +228,8 @@ class _Wire(asyncio.BufferedProtocol):
             piece = piece[:0]
 
     async def take(self, most: int) -> memoryview:
-        """Return what came: as soon as it is `most` bytes or a whole piece, else a moment after the
-        first. Raises Lost.
+        """Return received bytes: as soon as `most` bytes or a whole piece are there, else a moment
+        after the first. Raises Lost.
         """
         try:
             await self._until(1, self._idle_s)
@@ -247,7 +247,7 @@ class _Wire(asyncio.BufferedProtocol):
         return came
 
     async def _until(self, enough: int, seconds: float) -> None:
-        """Until so many bytes are there, or the connection has ended. Raises TimeoutError."""
+        """Wait until `enough` bytes are there, or the connection has ended. Raises TimeoutError."""
         self._enough = enough
         if self._filled < enough and self._ended is None:
             await self._woken(seconds)

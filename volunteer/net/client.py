@@ -1,5 +1,5 @@
-"""HTTP to the coordinator, and the only import of httpx: limits on what is read, retries, errors
-and TLS in one place.
+"""HTTP to the coordinator, and the only import of httpx: read limits, retries, errors and TLS in
+one place.
 
 What is asked for lies in `api.py`, whole files in `transfer.py`, large ones on their way down in
 `bulk.py`. A request may be sent again after any failure: everything that changes something carries
@@ -58,7 +58,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall(Generic[T]):
-    """One request and what must come back."""
+    """One request and the type of its reply."""
 
     method: str
     path: str  # below /api/v1
@@ -194,7 +194,7 @@ class Client:
     async def events(
         self, path: str, body: bytes
     ) -> AsyncIterator[AsyncIterator[bytes | memoryview]]:
-        """One POST to a path beside /api/v1 whose answer is read as it comes. Not retried."""
+        """POST to a path outside /api/v1, with a streamed answer. Not retried."""
         headers = self._headers({"Content-Type": "application/json"})
         limit = Limit(self.read_s + self.slack_s)
         await self._recognise()
@@ -318,8 +318,8 @@ class Client:
         return self.address.url.startswith("https://")
 
     def _traced(self) -> dict[str, Any] | None:
-        """Extensions of a request with a secret: TLS says who answers a new connection, without it
-        the peer is asked.
+        """Return the extensions of a request with a secret: TLS proves the peer of a new
+        connection, without TLS the peer has to sign.
         """
         return (
             None
@@ -328,7 +328,7 @@ class Client:
         )
 
     async def _prove(self, nonce: str) -> str:
-        """Return the signature, in hex, of whoever answers; "" for an answer without one."""
+        """Return the peer's signature, in hex; "" for an answer without one."""
         request = self._http.build_request(
             "GET", "/server", params={"nonce": nonce}, timeout=_timeout(self.read_s)
         )
@@ -350,7 +350,9 @@ class Client:
     async def _refusal(
         self, status: int, headers: Mapping[str, str], body: bytes
     ) -> VolunteerError:
-        """Return the error of an answer; who does not know the account is asked who it is."""
+        """Return the error of an answer; a server that does not know the account has to prove its
+        key.
+        """
         error = refusal(self.address.host, status, headers, body)
         if isinstance(error, errors.Unauthorized):
             self._peer.forget()
@@ -383,7 +385,7 @@ class Client:
                 return result
 
     def hurry(self) -> None:
-        """Somebody does not want to wait: try again now, whatever is being waited for."""
+        """Cut all retry delays short: a person is waiting."""
         for sleeper in self._sleepers:
             sleeper.cancel()
 
@@ -398,14 +400,18 @@ class Client:
             sleeper.cancel()
 
     def _tell(self, online: bool, message: str = "") -> None:
-        """The next try is that of whoever tries first: others may have given up, or wait longer."""
+        """Report the connection's state, with the next try of any request: others may have given
+        up, or wait longer.
+        """
         if self.watch and not (online and self._online):
             again = None if online else min(self._sleepers.values(), default=None)
             self.watch(online, message, again)
         self._online = online
 
     def _headers(self, headers: Mapping[str, str], secret: bool = True) -> dict[str, str]:
-        """With the token. Raises Configuration rather than show a secret to the network."""
+        """Return the headers with the token. Raises Configuration rather than show a secret to the
+        network.
+        """
         sent = dict(headers)
         if secret:
             if not self.address.private:

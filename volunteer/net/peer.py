@@ -47,8 +47,8 @@ class Peer:
             self._known = True
 
     def tracer(self) -> Callable[[str, Mapping[str, Any]], Awaitable[None]]:
-        """Return a trace of one request that recognises whoever a new connection reached, before
-        the request's headers are sent over it.
+        """Return a trace of one request that verifies the peer of a new connection, before the
+        request's headers are sent over it.
         """
         fresh = False
 
@@ -65,7 +65,7 @@ class Peer:
 
 
 def another(address: Address) -> Sentence:
-    """Return what is said where somebody else answers."""
+    """Return the sentence about another coordinator at the same address."""
     return Sentence(
         "another coordinator answers at {url} than the one you joined; nothing is sent to it, and "
         "yours is waited for",

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> VolunteerError:
-    """The error that the coordinator, or something in front of it, meant."""
+    """Return the error meant by the coordinator, or by a proxy in front of it."""
     try:
         said = decode(body, ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -125,7 +125,7 @@ def reason(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, the innermost last; of a group all its members."""
+    """Yield the error and its causes, the innermost last; of a group all its members."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

@@ -33,7 +33,7 @@ class Transfers:
     """Downloads into the cache, uploads out of the outbox."""
 
     def __init__(self, api: Api, cache: Cache, hub: Callable[[], str] | None = None) -> None:
-        """`hub` gives the address of the model hub that may be asked for what is public there."""
+        """Initialise; `hub` gives the address of the model hub for public files."""
         self._api = api
         self._hub = hub
         self._client = api.client
@@ -204,7 +204,7 @@ def _rate(count: int, spent_s: float, before: float) -> float:
 
 
 async def _pump(reply: StreamedReply, partial: Partial, on_bytes: OnBytes) -> None:
-    """Write in a thread what has come, while the next bytes come; keep them also when the
+    """Write each piece in a thread while the next arrives; received bytes are kept when the
     connection breaks.
     """
     async for piece in reply.body:

@@ -81,7 +81,7 @@ class Weights:
             return await asyncio.to_thread(self._build, route, manifest, files)
 
     def _build(self, route: Route, manifest: VersionManifest, files: dict[str, Path]) -> Path:
-        """In a thread: unpack, follow, and check every result by its hash.
+        """Unpack and apply a route, and check every result by its hash; runs in a thread.
 
         Raises InvalidFrame, StorageFull.
         """

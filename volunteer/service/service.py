@@ -50,7 +50,7 @@ def this_machine(
 
 
 def install(service: Service) -> None:
-    """Write the files and start it. Raises Configuration with what the system said."""
+    """Write the files and start the service. Raises Configuration with the system's words."""
     for file in service.files:
         try:
             private_directory(file.path.parent)
@@ -107,7 +107,7 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
 
 
 def _failed(command: tuple[str, ...], said: list[str]) -> Sentence:
-    """Return what the system said, and what to do where that is known."""
+    """Return the system's failure, and the remedy where known."""
     reason = of(said[-1].rstrip(".")) if said else Sentence("no reason was given")
     failed = Sentence("`{command}` failed: {why}", command=shlex.join(command), why=reason)
     if "--user" not in command or "bus" not in reason:

@@ -1,5 +1,5 @@
-"""Leaving a machine as it was: what there is, handing tasks back, and removing service, downloads
-and, if wanted, the account.
+"""Uninstalling: handing tasks back, then removing service, downloads and, if wanted, the
+account.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OURS = ("volunteer", "profiles", "cache", "Cache")
 
 
 class Belonging(msgspec.Struct, frozen=True, kw_only=True):
-    """Something on this machine that is ours, and whether it goes."""
+    """File or folder of ours on this machine, and whether it is deleted."""
 
     what: str
     path: Path
@@ -41,7 +41,8 @@ class Belonging(msgspec.Struct, frozen=True, kw_only=True):
 def belongings(
     directories: Directories, service: tuple[Path, ...], *, everything: bool
 ) -> tuple[Belonging, ...]:
-    """Return what there is of this profile; the account and the settings only go with `everything`.
+    """Return the belongings of this profile; account and settings are deleted only with
+    `everything`.
 
     Settings that other profiles use as well stay.
     """
@@ -60,7 +61,7 @@ def belongings(
 
 
 def other_profiles(directories: Directories) -> tuple[str, ...]:
-    """Names of the profiles beside this one, which are left alone; settings are shared with
+    """Return the names of the other profiles, which are left alone; settings are shared with
     them.
     """
     beside = directories.profile.parent
@@ -78,7 +79,8 @@ def _half_done(profile: Path) -> list[Belonging]:
 
 
 async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
-    """End the running volunteer, or give back what an earlier one still holds. Says what happened.
+    """End the running volunteer, or release the leases of an earlier one. Returns a sentence about
+    it.
 
     Raises Configuration when the running one does not end.
     """
@@ -138,9 +140,7 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
 
 
 def remove(items: tuple[Belonging, ...]) -> list[str]:
-    """Delete what goes, and directories of ours that it leaves empty; what could not be deleted is
-    told.
-    """
+    """Delete the doomed belongings, and our directories that become empty; return the failures."""
     trouble: list[str] = []
     for item in items:
         if not item.goes:

@@ -191,7 +191,7 @@ def _days(word: str, entry: str) -> Sequence[int]:
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Sorted, with what touches or overlaps made one."""
+    """Return the spans sorted, with touching or overlapping ones joined."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if joined and start <= joined[-1][1]:

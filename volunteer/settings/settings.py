@@ -32,7 +32,7 @@ _Seconds = {"unit": "s"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of this volunteer: its own fields, and those of two subjects.
+    """Settings of this volunteer: its own fields, and two subjects' tables.
 
     In flags, variables and config.toml all of them stand side by side under their own names.
     """

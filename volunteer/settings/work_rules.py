@@ -27,7 +27,7 @@ _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):[0-9]{1,3}")
 
 
 class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules of when this machine may work, and of what it may use."""
+    """Rules for the hours and the resources that this machine may use."""
 
     schedule: Annotated[
         tuple[str, ...],

@@ -23,8 +23,8 @@ class Asks(Protocol):
 async def ledger(
     control: Asks, since: float = 0.0, known: Sequence[LedgerRow] = ()
 ) -> tuple[LedgerRow, ...]:
-    """Lines from `since` (epoch seconds) on, newest first; of those that are known, none is asked
-    for again.
+    """Return ledger rows from `since` (epoch seconds) on, newest first; known rows are never
+    fetched again.
 
     `known` are all lines since then, as an earlier call gave them. Raises VolunteerError without an
     answer.

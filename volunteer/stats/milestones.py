@@ -55,7 +55,7 @@ class Milestone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recap_since(now: float) -> float:
-    """From when on the lines of a ledger make a recap: this week and the one before."""
+    """Return the instant from which ledger rows make a recap: this week and the one before."""
     return now - (2 * DAYS + 1) * DAY_S
 
 

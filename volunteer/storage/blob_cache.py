@@ -32,8 +32,8 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Cache:
-    """The blobs of this machine, never more than `limit_bytes` of them: what is not in use goes,
-    and what would not fit beside the rest is refused.
+    """Cache of blobs, never above `limit_bytes`: unused blobs are evicted, and a blob without room
+    is refused.
     """
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
@@ -59,7 +59,7 @@ class Cache:
         return path
 
     def partial(self, sha256: str, size: int) -> Partial:
-        """Return what is here of a blob that is being downloaded; close it in the end.
+        """Return the partial file of a blob being downloaded; the caller closes it.
 
         Raises StorageFull when it would not fit.
         """
@@ -108,13 +108,13 @@ class Cache:
         return sum(size for _, size, _ in self._blobs())
 
     def fits(self, need: int) -> bool:
-        """Return True if `need` bytes have room beside what is in use."""
+        """Return True if `need` bytes have room next to the blobs in use."""
         with self._guard:
             used, _ = self._sizes()
         return used + need <= self.limit_bytes
 
     def trim(self) -> None:
-        """Keep the limit: what was used longest ago goes first."""
+        """Evict the least recently used blobs down to the limit."""
         with self._guard:
             used, idle = self._sizes()
             self._drop(idle, self.limit_bytes - used)
@@ -155,8 +155,8 @@ class Cache:
         )
 
     def _sizes(self, but: str = "") -> tuple[int, list[tuple[float, int, Path]]]:
-        """Return the bytes in use, with those still to come, and the files that are not, the
-        oldest first; without the blob `but`.
+        """Return the bytes in use, including announced downloads, and the evictable files, the
+        oldest first; the blob `but` is left out.
         """
         used, idle, coming = 0, [], dict(self._coming)
         for at, size, path in self._blobs():
@@ -253,7 +253,7 @@ class Partial:
         self.offset += len(piece)
 
     def restart(self) -> None:
-        """Forget what is here: the other side sends everything again."""
+        """Drop the partial bytes: the other side sends everything again."""
         self._empty(self._file)
 
     def finish(self) -> Path:

@@ -66,7 +66,7 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carried:
-    """The files of one (run, device), and what of them is still in memory.
+    """Files of one (run, device), and their parts still in memory.
 
     Any thread may call it.
     """
@@ -89,7 +89,7 @@ class Carried:
 
     @classmethod
     def borrowed(cls, folder: Path, run: str, device: str, state: Path | None) -> Carried:
-        """Return what another machine carried, for an audit: a copy in a folder of its own."""
+        """Return another machine's state, for an audit: a copy in a folder of its own."""
         made = cls(private_directory(folder), run, device)
         made.optimizer.unlink(missing_ok=True)
         if state is not None:
@@ -99,9 +99,7 @@ class Carried:
     # The inner optimiser's state.
 
     def lend(self, state: InnerState, global_step: int) -> None:
-        """The state that a task ended with, on a base of so many steps: the next one goes on with
-        it before it is stored.
-        """
+        """Lend the optimiser state to the next task before it is written."""
         with self._guard:
             self._lent, self._lent_step = state, global_step
 
@@ -115,7 +113,7 @@ class Carried:
         return None if tensors is None else InnerState(tensors, self.optimizer, sha256)
 
     def write_inner(self, state: InnerState) -> Path | None:
-        """Write a state beside the stored one; its file, None where the disk is full."""
+        """Write a state next to the stored one; return its file, None where the disk is full."""
         coming = self._file("coming")
         try:
             store(coming, state.tensors)
@@ -143,7 +141,7 @@ class Carried:
                 self._stored_sha256 = state.sha256
 
     def end_lending(self, state: InnerState | None) -> None:
-        """It is stored now, or will never be."""
+        """End the lending of a state that is stored now, or will never be."""
         with self._guard:
             if self._lent is state:
                 self._lent = None
@@ -207,7 +205,7 @@ class Carried:
             self.optimizer.unlink(missing_ok=True)
 
     def counted(self, task: int, name: str = "") -> None:
-        """A result was accepted: nobody goes back to what was before it."""
+        """Drop the residual from before an accepted result: no verdict restores it any more."""
         with self._guard:
             residue = self._residue()
             if residue is not None and self._named(residue, task, name) == [residue.name]:
@@ -245,7 +243,7 @@ class Carried:
                 path.unlink(missing_ok=True)
 
     def _named(self, residue: Residue, task: int, name: str) -> list[str]:
-        """Return which of the results that residuals are stored of are meant."""
+        """Return the results meant by `task` and `name` among those with a stored residual."""
         known = [found for found in (residue.name, residue.before) if found]
         return [found for found in known if (found == name if name else task_of(found) == task)]
 
@@ -265,7 +263,7 @@ class Carried:
 
 
 class Residuals:
-    """All that is carried over, of every run and device of this worker."""
+    """Carried state of every run and device of this worker."""
 
     def __init__(self, root: Path, say: Callable[[str], None] = lambda sentence: None) -> None:
         self.root = private_directory(root)
@@ -273,7 +271,9 @@ class Residuals:
         self._in_use: WeakValueDictionary[tuple[str, str], Carried] = WeakValueDictionary()
 
     def of(self, run: str, device: str) -> Carried:
-        """One object for as long as anybody holds it: what is in memory is shared."""
+        """Return the state of one (run, device); holders share one object while any of them
+        lives.
+        """
         carried = self._in_use.get((run, device))
         if carried is None:
             carried = self._in_use[run, device] = Carried(self.root, run, device)

@@ -1,5 +1,5 @@
-"""States that finished tasks can be done again from, kept until the coordinator has said which of
-them it wants to see.
+"""Evidence: states to recompute finished tasks from, kept until the coordinator has chosen the ones
+it wants.
 
 A file is named by its SHA-256 and linked, not copied; a record names the files of each result. What
 no record names goes, but for the newest few of each device, which the next tasks begin with.
@@ -56,7 +56,7 @@ class EvidenceFiles:
             self._collect()
 
     def add(self, path: Path, owner: str) -> str:
-        """Keep a file beside its name; return its SHA-256, "" where that is not possible."""
+        """Store a file under its SHA-256; return it, "" where that is not possible."""
         try:
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -81,7 +81,7 @@ class EvidenceFiles:
                 self._note(Request(name=name, files=named))
 
     def ask(self, name: str, contribution: int, files: tuple[str, ...]) -> None:
-        """Keep those files that the coordinator asks for, until they are revealed."""
+        """Keep the files that the coordinator asks for, until they are revealed."""
         with self._guard:
             known = self._requests.get(name)
             wanted = tuple(f for f in files if known is not None and f in known.files)
@@ -105,7 +105,7 @@ class EvidenceFiles:
                 self._collect()
 
     def asked(self) -> tuple[Request, ...]:
-        """Return what is to be revealed."""
+        """Return the requests whose files are to be revealed."""
         with self._guard:
             return tuple(one for one in self._requests.values() if one.contribution)
 
@@ -131,7 +131,7 @@ class EvidenceFiles:
         partial.replace(self.file(sha256))
 
     def _collect(self) -> None:
-        """Delete what nothing refers to."""
+        """Delete the unreferenced files."""
         kept = {sha256 for one in self._requests.values() for sha256 in one.files}
         kept.update(sha256 for newest in self._newest.values() for sha256 in newest)
         for path in self.root.iterdir():

@@ -1,4 +1,4 @@
-"""The leases of this worker on disk, so that a restart goes on with them while they live.
+"""Leases of this worker on disk, so that a restart resumes them while they live.
 
 Beside each lease lies the snapshot of its half-done training, and for each device the id of a claim
 under way: a claim whose reply was lost is asked for again under the same id and brings the same
@@ -46,8 +46,8 @@ class Leases:
         self.root = private_directory(root)
 
     def stored(self) -> tuple[HeldLease, ...]:
-        """Return what an earlier process held, in order of tasks; damaged records are set aside,
-        their leases run out.
+        """Return the leases of an earlier process, in order of tasks; damaged records are set
+        aside, their leases run out.
         """
         found = []
         for path in sorted(self.root.glob("*-*.json")):
@@ -69,7 +69,7 @@ class Leases:
         shutil.rmtree(self.borrowed(lease), ignore_errors=True)
 
     def borrowed(self, lease: Lease) -> Path:
-        """Return the folder of what an audit begins from, which another machine carried."""
+        """Return the folder of an audit's initial state, which another machine carried."""
         return self._path(lease, ".audit")
 
     def snapshot(self, lease: Lease) -> Path:

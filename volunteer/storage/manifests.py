@@ -14,7 +14,7 @@ from shared.signing import verify_text
 
 
 def checked(signed: SignedManifest, public_key: str) -> VersionManifest:
-    """Return what was signed. Raises BadSignature, InvalidFrame for what cannot be read."""
+    """Return the signed manifest. Raises BadSignature, InvalidFrame for an unreadable one."""
     verify_text(public_key, signed.payload, signed.signature)
     try:
         return decode(signed.payload, VersionManifest)

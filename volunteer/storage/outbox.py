@@ -85,7 +85,7 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """Nobody has answered for long: no new work until some of it is handed in."""
+        """Return True while too many results wait: no new work until some are submitted."""
         return len(self._entries) >= ENTRIES_MAX
 
     def holds(self, task: int, attempt: int) -> bool:
@@ -99,7 +99,7 @@ class Outbox:
         return self.root / f"{name}.safetensors"
 
     def put(self, entry: QueuedResult) -> None:
-        """From here on the result cannot be lost. Raises StorageFull, OSError."""
+        """Store a result, which cannot be lost from then on. Raises StorageFull, OSError."""
         if not self.payload(entry.name).exists():
             raise Configuration(
                 Sentence("the update of the result {name} is missing", name=entry.name)
@@ -109,7 +109,7 @@ class Outbox:
             self._entries[entry.name] = entry
 
     def drop(self, entry: QueuedResult) -> None:
-        """The coordinator has said what became of it."""
+        """Delete a result that the coordinator has decided."""
         self._record(entry.name).unlink(missing_ok=True)
         self.payload(entry.name).unlink(missing_ok=True)
         with self._guard:

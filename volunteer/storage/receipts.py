@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class KeptHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A head of the record and what the coordinator signed it in: evidence."""
+    """Head of the record with the coordinator's signature: evidence."""
 
     tree: TreeHead
     payload: str
@@ -87,7 +87,7 @@ class ReceiptBook:
         return self._last
 
     def all(self) -> Iterator[SignedReceipt]:
-        """Read every receipt, oldest first; what cannot be read is left out."""
+        """Read every receipt, oldest first; damaged ones are left out."""
         try:
             file = self._file.open("rb")
         except FileNotFoundError:
@@ -100,7 +100,7 @@ class ReceiptBook:
                     continue
 
     def add(self, receipts: Iterable[SignedReceipt]) -> int:
-        """Append those that are not here yet; how many. Raises StorageFull, OSError."""
+        """Append the missing receipts; return their number. Raises StorageFull, OSError."""
         new = [each for each in receipts if _entry_of(each) > self.last]
         if not new:
             return 0
@@ -165,7 +165,7 @@ class ReceiptBook:
         )
 
     def restored(self, to: RestorePayload) -> Path | None:
-        """Set aside what was seen, as `accept`, but for what a coordinator that was restored still
+        """Set aside the seen heads, as `accept`, but for the ones that a restored coordinator still
         has to stand by; None for a statement that was obeyed before.
         """
         if to.tree.at <= self.seen.restored_at:
@@ -186,7 +186,7 @@ class ReceiptBook:
         self._write("seen.json", seen)
 
     def _write(self, name: str, record: msgspec.Struct) -> None:
-        """Store a record; what a full disk does not take is stored with the next change."""
+        """Store a record; one that a full disk refuses is stored with the next change."""
         private_directory(self.folder)
         try:
             write_record(self.folder / name, record)
@@ -201,7 +201,7 @@ class ReceiptBook:
 
 
 def read_receipt(signed: SignedReceipt, public_key: str) -> Receipt:
-    """Return what a receipt says. Raises BadSignature, InvalidFrame."""
+    """Return the content of a receipt. Raises BadSignature, InvalidFrame."""
     verify_text(public_key, signed.payload, signed.signature)
     try:
         return decode(signed.payload, Receipt)
@@ -210,7 +210,7 @@ def read_receipt(signed: SignedReceipt, public_key: str) -> Receipt:
 
 
 def _read(path: Path, kind: type[T]) -> T:
-    """Return what is stored, or an empty record where it is missing or damaged."""
+    """Return the stored record, or an empty one where it is missing or damaged."""
     try:
         return read_record(path, kind) or kind()
     except Configuration:

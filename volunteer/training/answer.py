@@ -40,7 +40,7 @@ class AnswerModel:
         self._decoder: Decoder | None = None
 
     def made(self, version: AnswerFiles, task: AnswerTask) -> Iterator[NextToken]:
-        """Yield an answer token by token. Raises InvalidFrame for what this version cannot read."""
+        """Yield an answer token by token. Raises InvalidFrame for tokens outside the vocabulary."""
         from shared.workloads.generation.batch import Batch, Sequence
 
         decoder = self._loaded(version)

@@ -75,7 +75,7 @@ class PartResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFiles:
-    """Everything a task needs, on this machine."""
+    """Files and settings of a task on this machine."""
 
     held: HeldLease
     manifest: VersionManifest  # of the base version
@@ -193,15 +193,13 @@ class LocalTask:
 
     @property
     def roomy(self) -> bool:
-        """Return True if the next task has room on this device beside what is left of this one
-        until it is encoded.
-        """
+        """Return True if the next task has room on this device while this one is still encoded."""
         files = self._files
         need = nbytes(self._schema) * (CPU_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
 
     def finish(self, work: Work, spent: Spent) -> PartResult | None:
-        """Add what was trained to its part; with the last stretch return what to submit.
+        """Add a stretch's result to its part; with the last stretch return the part to submit.
 
         Raises InvalidFrame when the training diverged.
         """
@@ -226,8 +224,7 @@ class LocalTask:
         )
 
     def submit(self, made: PartResult) -> QueuedResult:
-        """Encode what was made and put it into the outbox: from then on nothing else of the part is
-        needed.
+        """Encode a part and put it into the outbox, which then holds all of it.
 
         Calls for one device must follow each other in the order of its tasks: each takes over what
         the one before left. Raises InvalidFrame, TooLarge, StorageFull, OSError.
@@ -258,7 +255,9 @@ class LocalTask:
                 left.sha256 = files.evidence.add(path, files.carried.owner)
 
     def _commitment(self, made: PartResult) -> Commitment:
-        """Return what this work can be done again from; nothing where a part of it is unknown."""
+        """Return the commitment to the states that this work can be recomputed from; empty where
+        one is unknown.
+        """
         lease, began, left = self._files.held.lease, self._began_with, made.inner
         unknown = (
             not lease.commit

@@ -1,6 +1,4 @@
-"""Measures the first steps of a task on its training thread, beside the work itself: nothing is
-computed for it.
-"""
+"""Meter of a task's first steps on its training thread, from timings that exist anyway."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class _LongPause(Exception):
 
 
 class _Job:
-    """Something to do on the thread, and where its outcome goes."""
+    """Job for the training thread, and the future of its outcome."""
 
     def __init__(self, run: Callable[[], None], outcome: Future[Any]) -> None:
         self.run = run
@@ -94,7 +94,7 @@ class _Job:
 
 
 def _outcome_of(function: Callable[[], T]) -> tuple[_Job, Future[T]]:
-    """Return a job that calls a function, and the future of what it returns or raises."""
+    """Return a job that calls a function, and the future of its result or error."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -129,8 +129,8 @@ class Trainer:
         self._thread.start()
 
     def submit(self, assignment: TrainingJob[T]) -> Handle[T]:
-        """Train a task after whatever is under way; the future ends as Finished, Interrupted or
-        with an error.
+        """Train a task after the running one; the future ends as Finished, Interrupted or with an
+        error.
         """
         handle: Handle[T] = Handle(self)
         self._put(_Job(lambda: self._train(assignment, handle), handle.future))
@@ -143,14 +143,14 @@ class Trainer:
         return future
 
     def interject(self, function: Callable[[], T]) -> Future[T]:
-        """Run short torch work between two micro-batches of whatever is under way."""
+        """Run short torch work between two micro-batches of the running task."""
         job, future = _outcome_of(function)
         self._between.append(job)
         self._put(_Job(self.interlude, future))  # where nothing is under way
         return future
 
     def interlude(self) -> None:
-        """Run what is to come between two micro-batches, on the thread."""
+        """Run the interjected jobs between two micro-batches, on the thread."""
         while self._between:
             self._between.popleft().run()
 
@@ -307,7 +307,9 @@ class _Session(Generic[T]):
         self._refused = 0  # bytes of the last allocation that failed
 
     def run(self) -> Finished[T] | Interrupted:
-        """Raises OutOfMemory where the task does not fit, and what its work raises."""
+        """Run the session. Raises OutOfMemory where the task does not fit, and the errors of its
+        work.
+        """
         try:
             return self._whole()
         except Exception as error:
@@ -364,7 +366,7 @@ class _Session(Generic[T]):
         self._trainer.rest(self._handle, self._clock.monotonic() - self._up_at)
 
     def _look(self) -> None:
-        """Within a micro-batch, do what is done between two."""
+        """Obey pauses and run interjected jobs within a micro-batch."""
         began = self._clock.monotonic()
         self._paused_s += self._trainer.obey(self._handle, None, SHORT_PAUSE_S)
         self._trainer.interlude()

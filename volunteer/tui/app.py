@@ -115,7 +115,7 @@ class VolunteerApp(App[int]):
         self.call_after_refresh(self.call_after_refresh, self.painted.set)
 
     def action_repaint(self) -> None:
-        """Draw the whole screen anew, whatever other programs wrote over it."""
+        """Draw the whole screen anew, over the output of other programs."""
         self.refresh(layout=True)
 
     def attach(self, control: Control) -> None:
@@ -169,7 +169,7 @@ class VolunteerApp(App[int]):
             self.call_later(self._hurry)
 
     def _hurry(self) -> None:
-        """Draw what a person waits for; events that come together are drawn together, curves when
+        """Draw the panels that a person waits for; simultaneous events are drawn once, curves when
         they are due.
         """
         self._hurried = False
@@ -188,7 +188,7 @@ class VolunteerApp(App[int]):
     # --------------------------------------------------------------------------- drawing
 
     def scene(self) -> Scene:
-        """Return what is to be seen now."""
+        """Return the scene to draw now."""
         return Scene(
             view=self.view,
             now=self.clock.now(),
@@ -335,7 +335,7 @@ class VolunteerApp(App[int]):
     def command(
         self, work: Coroutine[Any, Any, Any], done: Callable[[], None] | None = None
     ) -> None:
-        """Run a command of the control; what it refuses is shown as a sentence."""
+        """Run a command of the control; a refusal is shown as a sentence."""
 
         async def running() -> None:
             try:
@@ -386,9 +386,7 @@ def entries(
 
 
 def screenshot(app: VolunteerApp) -> None:
-    """Write the screen into the folder of exports, beside the card and the ledger, and report the
-    path.
-    """
+    """Write the screen into the folder of exports, and report the path."""
     stamp = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(app.clock.now()))
     path = exports() / f"volunteer-screen-{stamp}.svg"
     try:

@@ -92,7 +92,7 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the volunteer; 0 while it goes on elsewhere."""
+        """Return the exit code of the volunteer; 0 while it runs on elsewhere."""
         ended = self._app.latest.ended
         return ended.code if ended is not None else 0
 

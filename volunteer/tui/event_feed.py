@@ -1,4 +1,4 @@
-"""Follows the events of one volunteer and keeps the newest view of it."""
+"""Feed of one volunteer's events, folded into its newest view."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class EventFeed:
             task.add_done_callback(self._recalling.discard)
 
     async def _recall(self, run: str) -> None:
-        """Add the versions made before the start; without a reply the curve begins with what comes
-        now.
+        """Add the versions made before the start; without a reply the curve begins with the next
+        version.
         """
         try:
             versions = await self.control.query(endpoints.VERSIONS, run=run)

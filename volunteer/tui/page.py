@@ -77,8 +77,8 @@ class Page(Screen[None]):
         """
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
-        """Draw a scene on the panels that are due, with `at_once` on all of them, with `hurried` on
-        those that take no time.
+        """Draw a scene on the due panels, with `at_once` on all of them, with `hurried` on the
+        quick ones.
         """
         for panel in panels(self):
             if panel.quick or not hurried:

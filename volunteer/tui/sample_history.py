@@ -1,4 +1,4 @@
-"""Versions of a run that have a sample, loaded page by page around those that are looked at."""
+"""Versions of a run with a sample, loaded page by page around the viewed one."""
 
 from __future__ import annotations
 

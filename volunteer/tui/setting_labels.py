@@ -130,7 +130,7 @@ SOURCES = {
 
 
 def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
-    """Return all settings under their headings; those without one come last."""
+    """Return all settings under their headings; settings without one come last."""
     by_name = {row.name: row for row in rows}
     found = []
     for title, names in GROUPS:
@@ -213,7 +213,7 @@ def choices(row: SettingRow) -> tuple[str, ...]:
 
 
 def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
-    """Return the value that a text means. Raises Configuration with what it must be."""
+    """Return the value of a text. Raises Configuration with the valid values."""
     text = text.strip()
     if row.type == "bool":
         words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}

@@ -1,6 +1,4 @@
-"""The state of the machine in one sign, one word and one sentence that says why and what ends
-it.
-"""
+"""State of the machine in one sign, one word and one sentence with its cause and its end."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ LEAVING: dict[How, str] = {
 
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
-    """Return the state of this machine, or of one device of it."""
+    """Return the state of this machine, or of one of its devices."""
     status = view.status
     if view.ended is not None or status.stopped:
         code, said = (view.ended.code, view.ended.message) if view.ended else (0, "")
@@ -128,7 +126,7 @@ def fetched(task: TaskStatus) -> bool:
 
 
 def why_paused(pause: PauseStatus) -> str:
-    """Return the reason of a pause and what ends it, as one sentence."""
+    """Return the cause and the end of a pause, as one sentence."""
     if pause.by == YOU:
         own = _(pause.message) if pause.message not in ("", "paused") else _("by you")
         if pause.until not in OPEN_ENDED:
@@ -195,8 +193,8 @@ REASON_CELLS = 46
 
 
 def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
-    """Return the fault of the connection, the time of the next retry and what still works; empty
-    while all is well.
+    """Return the fault of the connection, the time of the next retry and the functions that still
+    work; empty while all is well.
     """
     status = view.status
     if status.online or not status.connection or status.stopped:

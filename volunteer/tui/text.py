@@ -137,7 +137,7 @@ def _bare(letter: str) -> str:
 
 
 def shown_name(name: str, instead: str, glyphs: Glyphs) -> str:
-    """Return a name, or with plain characters what says more than a row of question marks."""
+    """Return a name, or with plain characters `instead` where only question marks would remain."""
     plain = glyphs.curve == ASCII.curve
     return instead if plain and name and not ascii_only(name).strip("? ") else name
 
@@ -311,7 +311,7 @@ def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
 
 
 def spark(values: Sequence[float], cells: int, glyphs: Glyphs = UNICODE) -> str:
-    """Return the newest values as a row of small columns, from nothing to the highest of them."""
+    """Return the newest values as a row of small columns, from zero to the highest of them."""
     finite = [v for v in values if v == v and 0 <= v < float("inf")]
     shown = finite[-cells:] if cells > 0 else []
     top = max(shown, default=0.0)

@@ -141,5 +141,7 @@ class SteadyStylesheet(Stylesheet):
             super().set_variables(variables)
 
     def reparse(self) -> None:
-        """Parse what changed. Raises StylesheetError and StylesheetParseError, as Textual's own."""
+        """Parse the changed rules. Raises StylesheetError and StylesheetParseError, as Textual's
+        own.
+        """
         self.parse()

@@ -65,7 +65,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that can be seen."""
+    """Complete content of the screens."""
 
     status: Status = Status()
     curves: tuple[Curve, ...] = ()  # the newest task last
@@ -133,7 +133,7 @@ _SILENT = (
 
 
 def begin(status: Status) -> AgentView:
-    """Return the view of a client that attaches now: the snapshot, without what came before."""
+    """Return the view of a client that attaches now: the snapshot, without earlier events."""
     models = {
         info.name: ModelView(run=info.name, points=_ends(info)) for info in status.runs[:RUNS_MAX]
     }
@@ -303,7 +303,7 @@ def _measured(view: AgentView, event: events.LossMeasured) -> AgentView:
 def _outer(
     first: tuple[int, Shown] | None, last: tuple[int, Shown] | None, shown: tuple[int, Shown]
 ) -> tuple[tuple[int, Shown], tuple[int, Shown]]:
-    """Return what the oldest and the newest version showed, in whatever order they arrive."""
+    """Return the samples of the oldest and the newest version, for any order of arrival."""
     return (
         shown if first is None or shown[0] <= first[0] else first,
         shown if last is None or shown[0] >= last[0] else last,
@@ -319,7 +319,7 @@ def measured(run: str, row: VersionInfo) -> events.LossMeasured:
 
 
 def insert(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """Return a curve with a point at its place, whatever the order in which points arrive."""
+    """Return a curve with a point inserted at its place, for any order of arrival."""
     if not points or point[0] > points[-1][0]:
         return add(points, point)
     others = tuple(p for p in points if p[0] != point[0])

@@ -67,7 +67,7 @@ class Step(Vertical):
         return self.volunteer.control
 
     def begin(self, why: str = "") -> None:
-        """Take the keys; `why` says what was wrong with the last answer."""
+        """Take the keys; `why` is the mistake in the last answer."""
 
     def shown(self, scene: Scene) -> None:
         """Draw the parts that move."""

@@ -295,7 +295,7 @@ class Onboarding(Page):
 
 
 def step_line(at: int, scene: Scene, cells: int) -> Line:
-    """Return the row of steps: those done, the present one, those to come."""
+    """Return the row of steps: done, present, and coming ones."""
     glyphs = scene.glyphs
     spans: list[Span] = []
     names = [_(step.TITLE) for step in STEPS]

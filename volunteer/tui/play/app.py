@@ -55,7 +55,7 @@ class GameBar(Bar):
 
 
 class GameFacts(Panel):
-    """Panel beside the board: version, level, moves, hint."""
+    """Facts of a game next to the board: version, level, moves, hint."""
 
     game = Game()
 

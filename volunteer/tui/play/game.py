@@ -1,4 +1,4 @@
-"""A game against a version as data: its state, the lines beside the board, and the keys."""
+"""Game against a version as data: its state, its lines of facts, and the keys."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def state_line(game: Game, cells: int, ellipsis: str) -> Line:
 
 
 def facts(game: Game, width: int, height: int) -> list[Line]:
-    """Return the lines beside the board."""
+    """Return the facts of a game as lines."""
     lines: list[Line] = []
     if game.trouble:
         lines += [*(((text, "bad"),) for text in wrap(game.trouble, width, 6)), ()]

@@ -1,5 +1,5 @@
-"""Ask page: a prompt to the model of a run, its words as they come, and what they cost; beside it,
-if wanted, what the first version says to the same prompt.
+"""Ask page: a prompt to the model of a run, its streamed answer and price, and, if wanted, the
+first version's answer to the same prompt.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class AskScreen(Screen[None]):
         self.query_one("#about", Static).update(said)
 
     def _price(self) -> str:
-        """Return what the prompt may cost, and what there is."""
+        """Return the sentence about the prompt's possible price and the balance."""
         me = self.volunteer.latest.status.me
         have = _("; you have {balance}", balance=credit(me.balance_micro, 3)) if me else ""
         try:
@@ -307,7 +307,7 @@ class AskScreen(Screen[None]):
             self.volunteer.command(control.stop_answer(number))
 
     def action_both(self) -> None:
-        """Show version 0 beside, or not."""
+        """Show or hide version 0's answer."""
         self.toggle_class("-both")
         self.query_one("#before").border_title = _("Version 0")
         self._weigh()

@@ -118,7 +118,7 @@ class CurvePage(QueryPage):
     # Data.
 
     def points(self, scene: Scene, run: str) -> list[Point]:
-        """Return the curve of a run: as the coordinator tells it, and what came since."""
+        """Return the curve of a run: the coordinator's points, and the newer ones from events."""
         answer: QueryReply[Sequence[LossPoint]] = self.answer(f"loss {run}")
         found = {float(p.version): p.loss for p in answer.value or ()}
         model = scene.view.models.get(run)
@@ -231,7 +231,7 @@ class CurvePage(QueryPage):
         return spread(spans, ((fit(said, max(0, cells - width(spans) - 2)), "dim"),), cells)
 
     async def _learn(self, version: int) -> None:
-        """Ask who made the versions about the one under the cursor."""
+        """Load the contributors of the versions around the cursor."""
         control = self.volunteer.control
         if control is None:
             return
@@ -323,7 +323,7 @@ class CurvePage(QueryPage):
         self._redraw()
 
     def action_overlay(self) -> None:
-        """Draw the next run beside, or none after the last."""
+        """Draw the next run as a second curve, or none after the last."""
         names = [info.name for info in self.volunteer.latest.status.runs if info.name != self.run]
         chosen = ["", *names]
         at = chosen.index(self.other) if self.other in chosen else 0

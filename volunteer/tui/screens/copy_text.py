@@ -21,7 +21,7 @@ TITLE_ROWS = 5  # title and margins
 
 
 def for_others(link: str, words: str) -> str:
-    """Return the words beside a link, or that no other machine can use it."""
+    """Return the words next to a link, or that no other machine can use it."""
     if not is_loopback(urlsplit(link).hostname or ""):
         return words
     return _("This link works on this machine only; the organiser has one for other machines:")
@@ -62,9 +62,7 @@ class CopyText(ModalScreen[None]):
         yield Static("\n".join(self._code), id="code", markup=False)
 
     def on_resize(self, event: Resize) -> None:
-        """Show the code where all of it has room, without the title and margins if need be: a part
-        of it is of no use.
-        """
+        """Show the code only where all of it has room, without the title and margins if need be."""
         width, height = event.size
         said = 2 + sum(len(text) // max(1, width) + 1 for text in (self._what, self._text))
         tall = len(self._code) + said

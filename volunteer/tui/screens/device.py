@@ -443,9 +443,7 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
 
 
 def memory_words(info: RunInfo, device: Device, scene: Scene) -> str:
-    """Return what a task of a run needs of a device's memory, and how its batches are cut there,
-    as far as that was measured.
-    """
+    """Return a run task's memory need on a device and its micro-batch, as far as measured."""
     names = {"id": fit(device.id, 12), "has": size(device.memory_bytes)}
     steps = scene.view.status.steps
     found = next((s for s in steps if (s.run, s.device) == (info.name, device.id)), None)

@@ -1,5 +1,5 @@
-"""Draw page: pictures of an image run, of the newest version or beside those of the first, and what
-they cost.
+"""Draw page: pictures of an image run, of the newest version or also of the first, and their
+price.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DrawingView(Vertical):
         yield PictureView()
 
     async def show(self, model: str, png: bytes) -> None:
-        """Show a sheet of pictures. Raises BadRequest for what is no picture."""
+        """Show a sheet of pictures. Raises BadRequest for an unreadable one."""
         await self.query_one(PictureView).show(png)
         self.png = png
         self.border_title = printable(model, 80)
@@ -151,7 +151,7 @@ class Draw(Screen[None]):
         self.run_worker(self._drawn(control, asked, number), group="draw", exclusive=True)
 
     async def _drawn(self, control: Control, asked: dict[str, str], seed: int | None) -> None:
-        """Draw with each model, and say what it cost."""
+        """Draw with each model, and show the price."""
         cost = 0
         try:
             for pane, model in asked.items():
@@ -170,7 +170,7 @@ class Draw(Screen[None]):
         self.dismiss()
 
     def action_both(self) -> None:
-        """Show version 0 beside, or not."""
+        """Show or hide version 0's pictures."""
         self.toggle_class("-both")
         self._say(self._price())
 

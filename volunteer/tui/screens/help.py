@@ -50,7 +50,7 @@ def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
 def help_lines(
     own: Sequence[keys.KeyCommand], scene: Scene, cells: int, *, first: bool = False
 ) -> list[Line]:
-    """Return the whole help text for this width; at the `first` start without what comes later."""
+    """Return the whole help text for this width; at the `first` start without the later topics."""
     lines: list[Line] = []
     if own:
         lines += _section(_("This page"), [_command(c, scene) for c in own], cells)

@@ -280,7 +280,7 @@ class History(QueryPage):
         self.app.push_screen(ApiKeysPage())
 
     def action_usage(self) -> None:
-        """Show what was asked, and what it cost."""
+        """Show the log of requests and their prices."""
         from volunteer.tui.screens.usage import UsageLog
 
         self.app.push_screen(UsageLog())

@@ -204,7 +204,7 @@ class NewKeyForm(ModalScreen[KeyRequest | None]):
             self.dismiss(request)
 
     def request(self) -> KeyRequest:
-        """Return what was typed. Raises ValueError with a sentence."""
+        """Return the typed request. Raises ValueError with a sentence."""
         typed = {
             name: self.query_one(f"#{name}", Input).value.strip() for name, _, _ in self.FIELDS
         }

@@ -116,8 +116,8 @@ class LeaderboardPage(QueryPage):
         return {f"ranks {self.window}": self._moment}
 
     async def _moment(self, control: Control) -> Moment:
-        """Return what the page shows of one account, read again where it earned meanwhile; of the
-        ledger only new rows are queried.
+        """Return one account's page, read again where it earned meanwhile; only new ledger rows are
+        queried.
         """
         known, days = self._moments(), int(self.window)
         leaders: tuple[LeaderRow, ...] = ()
@@ -155,7 +155,7 @@ class LeaderboardPage(QueryPage):
         self.volunteer.command(control.set_settings({"public": not me.public}), done)
 
     def _moments(self) -> Moment | None:
-        """Return the newest reply, of whatever window."""
+        """Return the newest reply, for any window."""
         replies = [self.answer(f"ranks {window}") for window, _ in WINDOWS]
         return max(replies, key=lambda reply: reply.at).value
 

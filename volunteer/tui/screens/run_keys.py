@@ -178,7 +178,7 @@ async def in_browser(page: str) -> bool:
 
 
 def has_browser(environ: Mapping[str, str], platform: str = sys.platform) -> bool:
-    """Return True if a window of a browser could be seen by who sits at this terminal."""
+    """Return True if the person at this terminal could see a browser window."""
     if any(environ.get(name) for name in ("SSH_CONNECTION", "SSH_TTY")):
         return False
     return platform in ("darwin", "win32") or any(environ.get(name) for name in GRAPHICAL)

@@ -466,7 +466,7 @@ def _bits(info: RunInfo, glyphs: Glyphs) -> str:
 
 
 def _suite(course: SuiteCourse, glyphs: Glyphs) -> str:
-    """Return the scores on a task suite, before and now, beside what guessing gets."""
+    """Return the scores on a task suite, before and now, and the score of guessing."""
     if course.first is None:
         return _("suite of tasks, not measured yet")
     now = "" if course.newest is None else f" {glyphs.right} {course.newest.text}"

@@ -1,5 +1,5 @@
-"""Viewer of samples on the whole screen: what the model of a run wrote, drew or played, version by
-version, beside an earlier one.
+"""Viewer of samples on the whole screen: the model's texts, pictures or games, version by version,
+next to an earlier one.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class SamplesPage(Page):
     # Versions.
 
     async def _look(self) -> None:
-        """Load what is new, and show the newest version while it is followed."""
+        """Load new versions, and show the newest while it is followed."""
         control = self.volunteer.control
         if control is None or self._looking:
             return
@@ -270,7 +270,7 @@ class SamplesPage(Page):
             self._moved()
 
     def action_beside(self) -> None:
-        """Show the earlier version beside, or not."""
+        """Show or hide the earlier version."""
         self._beside = not self._shows_both(self.app.size.width)
         self._moved()
 
@@ -290,7 +290,7 @@ class SamplesPage(Page):
 
 
 def version_words(row: VersionInfo, measure: str) -> str:
-    """Return the measure of a version, who made it and when."""
+    """Return the measure of a version, its contributors and its time."""
     parts = []
     if row.loss is not None:
         parts.append(f"{measure_word(measure)} {loss(row.loss)}")
@@ -306,7 +306,7 @@ def version_words(row: VersionInfo, measure: str) -> str:
 
 
 def track(at: int, base: int | None, head: int, cells: int, scene: Scene) -> Line:
-    """Return a slider of exactly `cells`: the version that is shown, and the one beside it."""
+    """Return a slider of exactly `cells`: the shown version, and the compared one."""
     if cells <= 0:
         return ()
     glyphs = scene.glyphs

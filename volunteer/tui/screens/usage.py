@@ -98,7 +98,7 @@ def usage_row(row: UsageRow, scene: Scene, *, old: bool) -> Row:
 
 
 def total_lines(rows: tuple[UsageRow, ...], scene: Scene) -> list[Line]:
-    """Return what the account has, and what the listed requests came to."""
+    """Return the account's balance, and the total of the listed requests."""
     me = scene.view.status.me
     lines: list[Line] = []
     if me is not None:

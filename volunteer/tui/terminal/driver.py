@@ -85,7 +85,7 @@ def lasting_driver() -> type[Driver] | None:
                 self.write(f"\x1b]2;{title}\x07")
 
         def _sigcont_application(self, *given: Any) -> None:
-            """Repaint as well: what stopped the program has left lines of the shell behind.
+            """Repaint as well: the shell has written over the screen while the program was stopped.
 
             After SIGSTOP the terminal is still in raw mode: what it was before is kept.
             """

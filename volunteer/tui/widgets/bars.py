@@ -56,8 +56,8 @@ class TabBar(Bar):
 
 
 def _named(link: Activity, scene: Scene, room: int) -> Line:
-    """Return the connection beside the coordinator's name, which is shortened where both do not
-    fit; nothing where hardly a letter of the name is left.
+    """Return the connection after the coordinator's name, which is shortened where both do not fit;
+    empty where hardly a letter of the name is left.
     """
     text = f"{link.sign} {link.word} "
     room -= cell_len(text) + 2  # a space on either side of the name
@@ -68,8 +68,8 @@ def _named(link: Activity, scene: Scene, room: int) -> Line:
 
 
 def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
-    """Return the tabs in `room` cells: all names, or only that of this page beside the digits of
-    the others.
+    """Return the tabs in `room` cells: all names, or this page's name and the digits of the
+    others.
     """
     full = _tabs(here, titles=True)
     return full if wide(full[0]) <= room else _tabs(here, titles=False)
@@ -94,7 +94,7 @@ def _tabs(here: str, *, titles: bool) -> tuple[Line, tuple[Hit, ...]]:
 
 
 class StateBar(Bar):
-    """Status bar: state and reason; in trouble, what still works."""
+    """Status bar: state and reason; in trouble, the functions that still work."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         control = cast("VolunteerApp", self.app).control
@@ -169,7 +169,7 @@ class KeyBar(Bar):
 def key_line(
     scene: Scene, cells: int, core: Sequence[keys.KeyCommand], own: Sequence[keys.KeyCommand] = ()
 ) -> tuple[Line, tuple[Hit, ...]]:
-    """Return the keys of every page around those of this one; the least important are left out
+    """Return the keys of every page around the keys of this one; the least important are left out
     first.
     """
     chosen: list[keys.KeyCommand] = []

@@ -27,7 +27,7 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _stages(now: BenchmarkProgress, glyphs: Glyphs) -> list[Line]:
-    """Return every stage in its order: those done, the present one, those to come."""
+    """Return every stage in its order: done, present, and coming ones."""
     names = list(STAGES)
     at = names.index(now.stage) if now.stage in names else len(names)
     return [

@@ -78,7 +78,7 @@ def board_lines(laid: BoardState, width: int, height: int, glyphs: Glyphs) -> li
 
 
 def field_at(laid: BoardState, x: int, y: int, width: int, height: int) -> int:
-    """Return the field at a place of the terminal; -1 beside the board."""
+    """Return the field at a place of the terminal; -1 outside the board."""
     if not laid.size:
         return -1
     part = seen(laid, width, height)

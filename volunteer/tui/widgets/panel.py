@@ -101,7 +101,7 @@ class Panel(Widget):
         self.draw()
 
     def draw_heading(self) -> None:
-        """Paint title and subtitle if they differ from those on the screen."""
+        """Paint changed titles and subtitles."""
         if not self.is_attached or not self.display:
             return
         heading = self.heading(self.scene)
@@ -111,7 +111,7 @@ class Panel(Widget):
             self.border_title, self.border_subtitle = (Content(printable(t)) for t in heading)
 
     def draw(self) -> None:
-        """Compare with what is on the screen and paint the rows that differ."""
+        """Compare the lines with the screen and paint the rows that differ."""
         if not self.is_attached or not self.display:
             return
         self.draw_heading()

@@ -35,7 +35,7 @@ class HalfBlocks(Panel):
 
 
 class PictureView(Container):
-    """Shows one picture; `await show(png)` changes it, and refuses what is no PNG."""
+    """Shows one picture; `await show(png)` changes it, and refuses any other file."""
 
     DEFAULT_CSS = """
     PictureView { width: 1fr; height: 1fr; }
@@ -56,7 +56,7 @@ class PictureView(Container):
             yield self._own
 
     async def show(self, png: bytes | None) -> None:
-        """Show a PNG, or nothing. Raises BadRequest for what is no picture."""
+        """Show a PNG, or nothing. Raises BadRequest for an unreadable file."""
         found = None if png is None else await asyncio.to_thread(decoded, png)
         clean = None
         if found is not None and self._own is not None:

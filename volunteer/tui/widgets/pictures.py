@@ -140,7 +140,7 @@ def drawn(text: str) -> bool:
 
 
 def picture(preview: str, metrics: dict[str, float], cells: int, height: int) -> list[Line]:
-    """Return the lines unchanged, and beside or below them the numbers of the work."""
+    """Return the lines unchanged, with the numbers of the work next to or below them."""
     rows = printable_lines(preview)
     facts: list[Line] = [
         ((left(name.replace("_", " "), 17), "dim"), (count(value, 4), "value"))

@@ -82,7 +82,7 @@ def verdict_lines(
 
 
 def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
-    """Return the sentence of a verdict; its state alone is none, and what is `paid` waits not."""
+    """Return the sentence of a verdict; empty for a bare state or a `paid` wait."""
     if paid and verdict.message == verdict.state:
         return ""
     return shown(judged(verdict))

@@ -107,7 +107,7 @@ class SampleView(Container):
 
 
 def text_rows(text: str, cells: int) -> list[str]:
-    """Return a sample in rows: what is drawn as it is, words wrapped with their indentation."""
+    """Return a sample in rows: drawings unchanged, words wrapped with their indentation."""
     text = text[:CHARS_MAX].expandtabs(4)
     if drawn(text):
         return printable_lines(text, CHARS_MAX)[:ROWS_MAX]

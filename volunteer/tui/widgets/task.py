@@ -187,7 +187,7 @@ def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
 
 
 def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return why there is no task and what ends that; with the key that starts work where one is
+    """Return the reason without a task and its end; with the key that starts work where one is
     needed.
     """
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
