@@ -23,6 +23,7 @@ import structlog
 
 from shared import gc_freeze
 from shared.errors import Internal, Unavailable, VolunteerError
+from shared.machine_limits import threads
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -50,7 +51,7 @@ def half_the_cores() -> int:
     """Return half the cores, at least one: who computes also writes, hashes and syncs in threads of
     its own.
     """
-    return max(1, (os.cpu_count() or 1) // 2)
+    return max(1, threads() // 2)
 
 
 class Compute:

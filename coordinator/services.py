@@ -7,7 +7,6 @@ The organiser's commands use the services alone (`opened`); a server adds backgr
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -71,6 +70,7 @@ from coordinator.upkeep.overview_cache import Beats, Overviews
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
 from shared.errors import Configuration, VolunteerError
+from shared.machine_limits import disk_bytes
 from shared.signing import SigningKey
 
 RESTART_S = 1.0  # a background job that failed starts again after this long
@@ -280,7 +280,7 @@ class Coordinator(Platform):
         ends = ends_at(cert) if server.address.tls_pin and cert.exists() else None
 
         def measure() -> ReplicaFigures:
-            disk, used = shutil.disk_usage(settings.directory), process.cpu_times()
+            disk, used = disk_bytes(settings.directory), process.cpu_times()
             requests = dict(traffic.requests)  # it grows meanwhile
             first = meter.first_token
             return ReplicaFigures(
@@ -288,8 +288,8 @@ class Coordinator(Platform):
                 url=server.address.url,
                 software=software(),
                 read_only=self.space.read_only,
-                disk_free=disk.free,
-                disk_total=disk.total,
+                disk_free=disk[0],
+                disk_total=disk[1],
                 disk_floor=self.space.floor_bytes,
                 cpu_s=used.user + used.system,
                 memory=process.memory_info().rss,

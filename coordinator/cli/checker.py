@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,11 +42,12 @@ def work(
     import asyncio
 
     from shared.errors import BadRequest
+    from shared.machine_limits import threads as usable
 
     if threads < 0 or threads > THREADS_MAX:
         raise BadRequest(f"--threads is 0 to {THREADS_MAX}")
     screen = _Lines(json=json)
-    done = asyncio.run(_work(where, device, threads or os.cpu_count() or 1, once, screen))
+    done = asyncio.run(_work(where, device, threads or usable(), once, screen))
     screen.end(done)
     return 1 if done.results["failed"] else 0
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import socket
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from coordinator.compute import half_the_cores
 from coordinator.database import datasets, runs, versions
 from coordinator.inference.inference_engine import (
     AnswerPiece,
@@ -204,7 +204,7 @@ class BuiltinEngine:
                     "-m",
                     "coordinator.inference.worker",
                     str(its.fileno()),
-                    str(self._power.threads or max(1, (os.cpu_count() or 1) // 2)),
+                    str(self._power.threads or half_the_cores()),
                     str(self._power.memory_bytes),
                     self._power.device,
                     pass_fds=[its.fileno()],

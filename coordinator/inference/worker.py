@@ -46,6 +46,7 @@ from coordinator.inference.messages import (
 from shared import gc_freeze
 from shared.decoding import decode
 from shared.errors import BadRequest, Internal, VolunteerError
+from shared.machine_limits import memory_bytes
 from shared.workloads.base import Reader
 from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn
 from shared.workloads.generation.batch import Batch, NextToken
@@ -335,7 +336,7 @@ class VersionMemory:
             import torch
 
             return torch.cuda.get_device_properties(0).total_memory
-        return int(psutil.virtual_memory().total)
+        return memory_bytes()
 
 
 def _device(wanted: str) -> str:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
-import os
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
@@ -41,6 +39,7 @@ from shared.errors import (
     TooLarge,
     TooManyRequests,
 )
+from shared.machine_limits import disk_bytes
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX, UPLOAD_BYTES_MAX
 from shared.tensors.writer import Syncing
@@ -222,10 +221,7 @@ class Uploads(PlatformService):
 
     def _check_space(self, size: int) -> float:
         """Return the free bytes above the floor. Raises StorageFull."""
-        stat = os.statvfs(self._directory) if hasattr(os, "statvfs") else None
-        if stat is None:
-            return math.inf
-        free = stat.f_bavail * stat.f_frsize - self._settings.space_floor_bytes
+        free = disk_bytes(self._directory)[0] - self._settings.space_floor_bytes
         if free < size:
             raise StorageFull(
                 "the coordinator's disk is nearly full; keep your result, retry later",

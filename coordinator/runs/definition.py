@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 
 from coordinator.aggregation.shards import split
 from coordinator.plan.plan import in_phase
@@ -22,6 +21,7 @@ from coordinator.rules.advice import too_short
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import Reached, share_done, total_steps
 from shared.errors import InvalidPlan, InvalidRunFile
+from shared.machine_limits import free_memory_bytes
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
 from shared.workloads.base import Workload, load
@@ -190,11 +190,7 @@ def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
     return max(1, round(price_micro * flops / max(1.0, step_flops)))
 
 
-def _available() -> int:
-    return int(psutil.virtual_memory().available)
-
-
-def check_model(parameters: int, available: Callable[[], int] = _available) -> None:
+def check_model(parameters: int, available: Callable[[], int] = free_memory_bytes) -> None:
     """Raises InvalidRunFile when making and evaluating a model of this size needs more than is
     available.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import structlog
 
 from shared.clock import Clock
 from shared.errors import StorageFull
+from shared.machine_limits import disk_bytes
 from shared.text import size
 
 LOOK_S = 2.0
@@ -20,7 +20,7 @@ log = structlog.get_logger("space")
 
 
 def _free(path: Path) -> int:
-    return shutil.disk_usage(path).free
+    return disk_bytes(path)[0]
 
 
 class Space:

@@ -42,6 +42,7 @@ from shared.errors import (
     VolunteerError,
     why,
 )
+from shared.machine_limits import disk_bytes
 from shared.protocol.transparency import RestorePayload, SignedRestore
 from shared.signing import SigningKey, canonical, fingerprint, verify
 
@@ -335,7 +336,7 @@ def _check_target(settings: Settings, listed: BackupList) -> None:
             and hashlib.sha256(path.read_bytes()).hexdigest() != listed.keys[name]
         ):
             raise Conflict(f"{path} is another coordinator's: restore into a new --data-dir")
-    free = shutil.disk_usage(settings.directory).free
+    free = disk_bytes(settings.directory)[0]
     if free < sum(listed.blobs.values()) + settings.space_floor_bytes:
         raise StorageFull(f"{settings.directory} has too little space for this backup")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from shared.machine_limits import machine_cores
 from shared.protocol.accounts import Benchmark
 from volunteer.machine.device_memory import synchronize
 
@@ -59,7 +60,7 @@ def disturbed(
     """Return True if other programs kept more cores busy than `threads` leave them of the whole
     machine, which has more than a container may use.
     """
-    cores = cores or psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    cores = cores or machine_cores()
     seconds = max(after.at - before.at, 1e-9)
     others = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     return others / seconds > max(0, cores - threads) + SLACK_CORES

@@ -83,11 +83,6 @@ def release_device() -> None:
                 getattr(torch, name).empty_cache()
 
 
-def free_bytes() -> int:
-    """Return the memory of this machine that no program uses."""
-    return int(psutil.virtual_memory().available)
-
-
 def synchronize(device: str) -> float:
     """Wait until a device has finished its queue; return the seconds waited."""
     torch = sys.modules.get("torch")

@@ -7,8 +7,6 @@ imports torch, so it is called on a training thread; everything else is quick.
 from __future__ import annotations
 
 import importlib.metadata
-import math
-import os
 import platform
 import socket
 import sys
@@ -16,14 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import psutil
 
 from shared.errors import Configuration
 from shared.installation import torch_line
+from shared.machine_limits import cores, memory_bytes, threads
 from shared.protocol.accounts import Device, Hardware
 from shared.sentences import Sentence
 
-CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 CPUINFO = Path("/proc/cpuinfo")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 # Builds of torch for CUDA, newest first: (driver's CUDA at least, name).
@@ -49,21 +46,6 @@ class TorchView(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def cores() -> int:
-    """Physical cores this process may use: neither more than it is bound to, nor than its container
-    was given.
-    """
-    found = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        found = min(found, len(os.sched_getaffinity(0)))
-    try:
-        quota, period = CGROUP_CPU.read_text(encoding="ascii").split()
-        found = min(found, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        pass  # no such limit
-    return max(1, found)
-
-
 def default_threads() -> int:
     """Return all physical cores but one: with every core taken, torch ran 5 to 10 times slower
     beside another program.
@@ -81,8 +63,8 @@ def hardware(devices: tuple[Device, ...] = ()) -> Hardware:
         hostname=socket.gethostname()[:64],
         system=f"{platform.system()} {platform.release()} {platform.machine()}"[:64],
         cores=cores(),
-        threads=os.cpu_count() or 1,
-        memory_bytes=psutil.virtual_memory().total,
+        threads=threads(),
+        memory_bytes=memory_bytes(),
         devices=devices,
         torch=torch_version[:32],
         python=platform.python_version(),
@@ -174,7 +156,7 @@ def look_at_torch() -> TorchView:
     except RuntimeError as error:  # a driver that is too old, a GPU that fell off the bus
         problem = str(error).splitlines()[0][:300]
     if torch.backends.mps.is_available():
-        memory = psutil.virtual_memory().total
+        memory = memory_bytes()
         found.append(Device(id="mps", kind="mps", name="Apple GPU", memory_bytes=memory))
     if torch.xpu.is_available():
         for index in range(torch.xpu.device_count()):
@@ -194,7 +176,7 @@ def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
     """Return usable devices, best first, the processor after the GPUs, then the unusable ones with
     their problem.
     """
-    memory = psutil.virtual_memory().total
+    memory = memory_bytes()
     cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)
     usable = sorted(view.devices, key=lambda device: -device.memory_bytes)
     broken = []

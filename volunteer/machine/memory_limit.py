@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
+from shared.machine_limits import memory_bytes
 from shared.units import GIB
 
 OWN_BYTES = 2 * GIB  # interpreter, PyTorch, the screen, downloads under way
@@ -41,7 +40,7 @@ def limit(memory_gb: float) -> bool:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = limit_bytes(memory_gb, psutil.virtual_memory().total)
+    most = limit_bytes(memory_gb, memory_bytes())
     if hard != resource.RLIM_INFINITY:
         most = min(most, hard)
     with suppress(OSError, ValueError):

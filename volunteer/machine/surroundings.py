@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from shared.machine_limits import disk_bytes
 from volunteer.machine.policy import MachineFacts
 from volunteer.machine.presence import Run, run_command, unused_s
 from volunteer.settings.work_rules import WorkRules
@@ -92,7 +92,7 @@ class Senses:
 
     def _free(self) -> int | None:
         try:
-            return shutil.disk_usage(self._disk).free
+            return disk_bytes(self._disk)[0]
         except OSError:
             return None
 

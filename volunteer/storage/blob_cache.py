@@ -12,7 +12,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shared.errors import BadRequest, InvalidFrame, StorageFull, why
+from shared.machine_limits import disk_bytes
 from shared.sentences import Sentence, figure
 from shared.text import size as bytes_in_words
 from shared.units import GIB
@@ -133,7 +133,7 @@ class Cache:
                 self._coming[coming] = size
         path = self._partial / coming
         need = size - (path.stat().st_size if coming and path.exists() else 0)
-        if shutil.disk_usage(self.root).free < need + SPARE_BYTES:
+        if disk_bytes(self.root)[0] < need + SPARE_BYTES:
             self.closed(coming)
             raise StorageFull(
                 Sentence(

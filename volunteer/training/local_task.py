@@ -13,6 +13,7 @@ import msgspec
 
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
 from shared.local_data import LocalData
+from shared.machine_limits import free_memory_bytes
 from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.protocol.leases import AuditWork
 from shared.protocol.versions import VersionManifest
@@ -30,7 +31,7 @@ from shared.workloads.games import Actor
 from shared.workloads.training.micro_batch import Paced
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
-from volunteer.machine.device_memory import OutOfMemory, free_bytes
+from volunteer.machine.device_memory import OutOfMemory
 from volunteer.storage.carried import Carried, InnerState
 from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import HeldLease
@@ -164,7 +165,7 @@ class LocalTask:
         step = self._files.step
         micro = step.micro_batch if step is not None else 0
         if self._files.held.device == "cpu":  # of others' programs nothing is taken
-            room = min(room, free_bytes() // 2)
+            room = min(room, free_memory_bytes() // 2)
         work.begin_with(micro, most=step is not None and step.halved, room=room)
 
     def _inner(self) -> Weights | None:

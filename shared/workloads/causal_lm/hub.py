@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 
 from shared.errors import Configuration, InvalidRunFile, Unavailable, VolunteerError, why
 from shared.installation import lacking
+from shared.machine_limits import disk_bytes
 from shared.text import escaped, size
 from shared.workloads.causal_lm import architectures, model_folder
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
@@ -118,7 +118,7 @@ def fetched(found: Found) -> Path:
             f"{found.reference.text} lists {size(total)} of weights, but its {SETTINGS} describes a"
             f" model of at most {size(most)}"
         )
-    free = shutil.disk_usage(folder).free
+    free = disk_bytes(folder)[0]
     if free < _SPACE * total:
         raise InvalidRunFile(
             f"{found.reference.text} has {size(total)} of weights, which need"

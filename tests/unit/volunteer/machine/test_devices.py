@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Configuration
+from shared.machine_limits import cores
 from shared.protocol.accounts import Device
 from volunteer.machine.benchmark import BenchmarkCancelled, benchmark
 from volunteer.machine.devices import (
     DriverGpu,
     TorchView,
     choose,
-    cores,
     default_threads,
     detect,
     hardware,

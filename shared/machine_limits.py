@@ -1,0 +1,126 @@
+"""Memory, cores and disk that this process may use: those of the machine, of its control group
+(version 1 and 2, every level of it) and of its affinity. No other module asks the system for them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import psutil
+
+ROOT = Path("/")
+_BOUNDLESS = 1 << 60  # version 1 writes a number like this where there is no limit
+
+
+class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the control groups that a process is in; None = none."""
+
+    cores: float | None = None
+    memory: int | None = None
+    memory_free: int | None = None  # of the tightest group, files that it caches counted as free
+
+
+def group_limits(root: Path = ROOT) -> GroupLimits:
+    """Return the limits of this process's groups, the tightest of all levels."""
+    cores: list[float] = []
+    memory: list[tuple[int, int]] = []
+    for folder in _folders(root, "cpu"):
+        given = _numbers(folder / "cpu.max", 2) or [
+            *_numbers(folder / "cpu.cfs_quota_us"),
+            *_numbers(folder / "cpu.cfs_period_us"),
+        ]
+        quota, period = given if len(given) == 2 else (0, 0)
+        if quota > 0 and period > 0:
+            cores.append(quota / period)
+    for folder in _folders(root, "memory"):
+        most = _numbers(folder / "memory.max") or _numbers(folder / "memory.limit_in_bytes")
+        if most and most[0] < _BOUNDLESS:
+            used = _numbers(folder / "memory.current") or _numbers(folder / "memory.usage_in_bytes")
+            taken = max(0, (used or [0])[0] - _cached(folder))
+            memory.append((max(0, most[0] - taken), most[0]))
+    return GroupLimits(
+        cores=min(cores, default=None),
+        memory=min((most for _, most in memory), default=None),
+        memory_free=min(memory)[0] if memory else None,
+    )
+
+
+def _folders(root: Path, controller: str) -> list[Path]:
+    """Return the folders of a controller: the process's own group and every one above it. Inside
+    a container the path may be the host's, which is not there: then its root is the group's.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    found = []
+    base = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        tops = [base / controllers, base / controller] if controllers else [base, base / "unified"]
+        for top in dict.fromkeys(tops):
+            inside = [part for part in path.split("/") if part not in ("", "..")]
+            levels = [top.joinpath(*inside[:depth]) for depth in range(len(inside) + 1)]
+            found += [level for level in levels if level.is_dir()]
+    return found
+
+
+def _numbers(file: Path, count: int = 1) -> list[int]:
+    """Return the numbers of a file; [] for "max" and where it is not."""
+    try:
+        return [int(word) for word in file.read_text(encoding="ascii").split()[:count]]
+    except (OSError, ValueError):
+        return []
+
+
+def _cached(folder: Path) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        known = dict(line.split(maxsplit=1) for line in lines if " " in line)
+        return int(known.get("total_inactive_file", known.get("inactive_file", "0")))
+    except (OSError, ValueError):
+        return 0
+
+
+def threads(root: Path = ROOT) -> int:
+    """Return how many threads can run at once: at least one."""
+    found: float = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        found = min(found, len(os.sched_getaffinity(0)))
+    quota = group_limits(root).cores
+    return max(1, math.ceil(min(found, quota or found)))
+
+
+def cores(root: Path = ROOT) -> int:
+    """Return the physical cores that this process may use."""
+    return min(machine_cores(), threads(root))
+
+
+def machine_cores() -> int:
+    """Return the physical cores of the whole machine, whoever may use them."""
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def memory_bytes(root: Path = ROOT) -> int:
+    """Return the memory that this process may take at most."""
+    total = int(psutil.virtual_memory().total)
+    return min(total, group_limits(root).memory or total)
+
+
+def free_memory_bytes(root: Path = ROOT) -> int:
+    """Return the memory that this process could still take."""
+    free = group_limits(root).memory_free
+    available = int(psutil.virtual_memory().available)
+    return available if free is None else min(available, free)
+
+
+def disk_bytes(path: Path) -> tuple[int, int]:
+    """Return the free bytes of the disk of a path and all of it. Raises OSError."""
+    found = shutil.disk_usage(path)
+    return found.free, found.total
