@@ -6,6 +6,7 @@ the pin of its join link.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
 import secrets
@@ -13,7 +14,7 @@ import ssl
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
@@ -30,6 +31,7 @@ from shared.errors import (
 from shared.links import JoinLink, parse_link
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
+from shared.proxy import named, proxy_of
 from shared.sentences import english
 from shared.tls_pin import WrongCertificate, pinned_context
 from shared.workloads.data.skipped import walk
@@ -47,6 +49,11 @@ class RemoteServer:
         self._link = link
         self._token = token
         self._timeout_s = timeout_s
+        self._proxy = proxy_of(link.url)
+        if self._proxy and not self._proxy.startswith("http://"):
+            raise Configuration(
+                f"the proxy {named(self._proxy)} cannot be used here: only one of http:// can"
+            )
 
     @classmethod
     def of(cls, server: str, token_file: Path | None) -> RemoteServer:
@@ -162,9 +169,11 @@ class RemoteServer:
             return plain
         pin = self._link.tls_pin  # it says more than any authority could
         context = pinned_context(pin) if pin else ssl.create_default_context()
-        secure = http.client.HTTPSConnection(
-            host, port or 443, timeout=self._timeout_s, context=context
-        )
+        before = urlsplit(self._proxy)
+        where = (before.hostname or "", before.port or 3128) if self._proxy else (host, port or 443)
+        secure = http.client.HTTPSConnection(*where, timeout=self._timeout_s, context=context)
+        if self._proxy:
+            secure.set_tunnel(host, port or 443, headers=_authorization(before))
         self._open(secure)
         return secure
 
@@ -187,7 +196,15 @@ class RemoteServer:
                 f"the certificate of {self._link.url} is not trusted: give the whole join link "
                 "to --server"
             )
-        return Unreachable(f"{self._link.url} cannot be reached: {why(error)}")
+        through = f" through the proxy {named(self._proxy)}" if self._proxy else ""
+        return Unreachable(f"{self._link.url} cannot be reached{through}: {why(error)}")
+
+
+def _authorization(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    said = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(said).decode()}"}
 
 
 def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:

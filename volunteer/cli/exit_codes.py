@@ -14,6 +14,8 @@ from volunteer.i18n.catalogue import _, pgettext, shown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from volunteer.settings.settings import Directories
+
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 FLUSH_S = 2.0
 
@@ -59,6 +61,15 @@ def say(sentence: str, code: int) -> int:
     """A sentence on standard error. Returns `code`."""
     remark(sentence)
     return code
+
+
+def renamed(directories: Directories) -> Directories:
+    """Return the directories; say so where they were found by the mark of a machine that had
+    another name.
+    """
+    if directories.before:
+        remark(_('this machine was "{name}" before: its account goes on', name=directories.before))
+    return directories
 
 
 def remark(sentence: str) -> None:

@@ -367,7 +367,7 @@ def _speak(given: Mapping[str, Any]) -> None:
 def _directories(profile: str) -> Directories:
     from volunteer.settings.settings import directories
 
-    return directories(profile=profile)
+    return exit_codes.renamed(directories(profile=profile))
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -32,7 +32,7 @@ from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unavailable, Unreachable, VolunteerError
 from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
-from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
+from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed
 from volunteer.files import exports, private_directory, set_aside
 from volunteer.i18n.catalogue import N_, LanguageChoice, _, choose, shown, use
 from volunteer.settings import settings as config
@@ -94,7 +94,7 @@ def work(options: StartOptions) -> int:
         raise BadRequest(Sentence("the screen needs a terminal: use `volunteer --no-ui`"))
     if options.screen and os.environ.get("TERM") == "dumb":
         raise BadRequest(Sentence("this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui`"))
-    directories = config.directories(profile=options.profile)
+    directories = renamed(config.directories(profile=options.profile))
     settings = _settings(options, directories)
     spoken = choose(settings.display.language)
     # what machines read is the same everywhere

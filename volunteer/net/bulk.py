@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from shared.links import is_loopback
+from shared.proxy import proxy_of
 from volunteer.net.tls import Address
 
 PIECE_BYTES = 1 << 20  # handed over at once
@@ -65,12 +64,7 @@ class Question:
 
 def direct(address: Address) -> bool:
     """Return True if nothing that the environment names stands between us and the coordinator."""
-    if is_loopback(address.host):
-        return True
-    proxies = urllib.request.getproxies()
-    scheme = address.url.partition(":")[0]
-    named = scheme in proxies or "all" in proxies
-    return not named or bool(urllib.request.proxy_bypass(address.host))
+    return not proxy_of(address.url)
 
 
 @asynccontextmanager

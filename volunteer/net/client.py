@@ -26,6 +26,7 @@ from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.protocol.limits import API, JSON_BYTES_MAX
+from shared.proxy import named, proxy_of
 from shared.sentences import Sentence, english, figure
 from shared.text import printable
 from shared.tls_pin import WrongCertificate
@@ -115,19 +116,32 @@ class Client:
         self._context = context_for(address)
         self._bulk = transport is None and bulk.direct(address)
         self._peer = Peer(address, self._prove)
-        self._http = httpx.AsyncClient(
-            base_url=address.url + API,
-            transport=transport,
-            verify=self._context,
-            trust_env=not is_loopback(
-                address.host
-            ),  # a proxy of the environment, never for ourselves
-            headers=HEADERS,
-            # Nobody waits for a connection of somebody else: how many there are is bounded by what
-            # the volunteer does.
-            limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
-            follow_redirects=False,
-        )
+        proxy = "" if transport is not None else proxy_of(address.url)
+        self._proxy = proxy and named(proxy)
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=address.url + API,
+                transport=transport,
+                verify=self._context,
+                proxy=proxy or None,
+                trust_env=False,
+                headers=HEADERS,
+                # Nobody waits for a connection of somebody else: how many there are is bounded by
+                # what the volunteer does.
+                limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
+                follow_redirects=False,
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:  # of another kind, or a slip
+            raise errors.Configuration(
+                Sentence("the proxy {proxy} cannot be used: {why}", proxy=self._proxy, why=error)
+            ) from error
+
+    @property
+    def _host(self) -> str:
+        """The host that answers, as messages name it: a proxy may have answered in its place."""
+        if not self._proxy:
+            return self.address.host
+        return Sentence("{host} (or the proxy {proxy})", host=self.address.host, proxy=self._proxy)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -340,7 +354,7 @@ class Client:
             finally:
                 await response.aclose()
         if response.status_code >= 300:
-            error = refusal(self.address.host, response.status_code, response.headers, data)
+            error = refusal(self._host, response.status_code, response.headers, data)
             raise error if passing(error) else errors.Unreachable(another(self.address))
         try:
             return decode(data, _IdentityProof).proof
@@ -353,7 +367,7 @@ class Client:
         """Return the error of an answer; a server that does not know the account has to prove its
         key.
         """
-        error = refusal(self.address.host, status, headers, body)
+        error = refusal(self._host, status, headers, body)
         if isinstance(error, errors.Unauthorized):
             self._peer.forget()
             await self._peer.recognise()
@@ -445,7 +459,7 @@ class Client:
             ) from error
         except (httpx.TransportError, bulk.Lost) as error:
             self._peer.forget()
-            raise _unreachable(error, self.address) from error
+            raise _unreachable(error, self.address, self._proxy) from error
         except httpx.HTTPError as error:
             raise errors.Internal(
                 Sentence("the coordinator's reply is invalid: {error}", error=error)
@@ -553,7 +567,13 @@ def _timeout(read_s: float) -> httpx.Timeout:
     return httpx.Timeout(read_s, connect=CONNECT_S, write=WRITE_S, pool=None)
 
 
-def _unreachable(error: Exception, address: Address) -> VolunteerError:
+def _asks_for_a_password(error: Exception) -> str:
+    if isinstance(error, httpx.ProxyError) and "407" in str(error):
+        return Sentence("it asks for a name and a password: http://NAME:PASSWORD@HOST:PORT")
+    return ""
+
+
+def _unreachable(error: Exception, address: Address, proxy: str) -> VolunteerError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, WrongCertificate):
@@ -587,6 +607,15 @@ def _unreachable(error: Exception, address: Address) -> VolunteerError:
     if isinstance(error, httpx.TimeoutException) or isinstance(error.__cause__, TimeoutError):
         return errors.Unreachable(Sentence("{url} did not answer in time", url=address.url))
     why = reason(error)
+    if proxy:
+        return errors.Unreachable(
+            Sentence(
+                "{url} cannot be reached through the proxy {proxy}: {why}",
+                url=address.url,
+                proxy=proxy,
+                why=_asks_for_a_password(error) or why,
+            )
+        )
     return errors.Unreachable(
         Sentence("{url} cannot be reached: {why}", url=address.url, why=why)
         if why

@@ -95,6 +95,13 @@ def decoded(data: bytes, kind: type[T]) -> T:
             )
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if data.lstrip()[:1] == b"<":
+            raise errors.Unreachable(
+                Sentence(
+                    "a web page came instead of the coordinator's reply: does this network ask you "
+                    "to log in first?"
+                )
+            ) from error
         raise errors.Internal(
             Sentence("the coordinator's reply is invalid: {error}", error=error)
         ) from error

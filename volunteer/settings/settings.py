@@ -23,6 +23,7 @@ from shared.text import escaped
 from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.display import Display
+from volunteer.settings.host_profile import keep_mark, profile_directory
 from volunteer.settings.work_rules import WorkRules
 
 PREFIX = "VOLUNTEER_"
@@ -167,12 +168,13 @@ class LoadedSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Directories(msgspec.Struct, frozen=True, kw_only=True):
     """Directories of this volunteer.
 
-    Profiles are per host, so a home directory shared by machines does no harm.
+    Profiles are per machine, so a home directory shared by several does no harm.
     """
 
     config: Path
     profile: Path  # identity, results, half-done tasks
     cache: Path  # may be deleted at any time
+    before: str = ""  # name of the machine when the profile was made, where it has another now
 
 
 TABLE = SettingsTable(Settings, PREFIX, (HOME, PROFILE, JOIN))
@@ -192,7 +194,6 @@ def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> 
                 name=escaped(name),
             )
         )
-    place = f"{name}@{_host()}"
     if home := environ.get(HOME):
         base = Path(home).expanduser().absolute()
         config, data, cache = base, base / "profiles", base / "cache"
@@ -202,11 +203,15 @@ def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> 
         config = user_config_path("volunteer", appauthor=False)
         data = user_data_path("volunteer", appauthor=False) / "profiles"
         cache = user_cache_path("volunteer", appauthor=False)
-    return Directories(
+    place = profile_directory(data, name, _host()).name
+    found = Directories(
         config=private_directory(config),
         profile=private_directory(data / place),
         cache=private_directory(cache / place),
+        before="" if place == f"{name}@{_host()}" else place.partition("@")[2],
     )
+    keep_mark(found.profile)
+    return found
 
 
 def load(

@@ -119,7 +119,7 @@ async def test_a_redirect_is_not_followed() -> None:
     [
         (Said(200, headers={"Content-Encoding": "gzip"}), errors.Internal),
         (Said(200, b'{"value":' + b"1" * 2000 + b"}"), errors.TooLarge),
-        (Said(200, b"<html>"), errors.Internal),
+        (Said(200, b"<html>"), errors.Unreachable),
         (Said(200, b'{"value":"x"}'), errors.UpgradeRequired),
         (Said(200, b"\xff\xfe"), errors.Internal),
         (Said(200, b"[" * 900), errors.UpgradeRequired),

@@ -1,0 +1,27 @@
+"""The proxy that the environment names for an address, as other programs read the variables."""
+
+from __future__ import annotations
+
+import urllib.request
+from urllib.parse import urlsplit
+
+from shared.links import is_loopback
+
+
+def proxy_of(url: str) -> str:
+    """Return the address of the proxy before a server, or "": none, or the server is of this
+    machine.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
+    if not proxy or is_loopback(host) or urllib.request.proxy_bypass(host):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def named(proxy: str) -> str:
+    """Return a proxy as it may be shown: without name and password."""
+    scheme, _, rest = proxy.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}"

@@ -1,0 +1,80 @@
+"""The directory of a profile: one for each machine, so that a home directory may be shared, and
+found again by a mark of the machine when its name has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from shared.errors import Configuration
+from shared.sentences import Sentence
+
+MARK, CURRENT = "machine", "current"  # files of a profile: the mark, and which account is in use
+_LINUX = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"))
+_MAC = ("ioreg", "-rd1", "-c", "IOPlatformExpertDevice")
+
+
+def profile_directory(data: Path, name: str, host: str, mark: str | None = None) -> Path:
+    """Return the directory of a profile on this machine, which may not be there yet.
+
+    Raises Configuration where this machine had several names, each with an account.
+    """
+    here = data / f"{name}@{host}"
+    if (here / CURRENT).exists():
+        return here
+    mark = machine_mark() if mark is None else mark
+    known = [path.parent for path in sorted(data.glob(f"{name}@*/{CURRENT}"))]
+    ours = [path for path in known if mark and _read(path / MARK) == mark]
+    if len(ours) > 1:
+        names = ", ".join(path.name for path in ours)
+        raise Configuration(
+            Sentence(
+                "this machine had other names, and several have an account: {names}; rename the "
+                "one to go on with to {here}, in {data}",
+                names=names,
+                here=here.name,
+                data=data,
+            )
+        )
+    return ours[0] if ours else here
+
+
+def keep_mark(profile: Path, mark: str | None = None) -> None:
+    """Write the machine's mark into a new profile; where that fails, a new name is not found."""
+    if not (profile / MARK).exists():
+        with suppress(OSError):
+            (profile / MARK).write_text(machine_mark() if mark is None else mark, encoding="ascii")
+
+
+def machine_mark() -> str:
+    """Return what stays when the name of the machine changes, hashed; "" where there is nothing."""
+    found = ""
+    if sys.platform == "darwin":
+        with suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(_MAC, capture_output=True, text=True, timeout=5, check=False)
+            found = next((line for line in said.stdout.splitlines() if "PlatformUUID" in line), "")
+    elif sys.platform == "win32":
+        import winreg
+
+        with (
+            suppress(OSError),
+            winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"SOFTWARE\Microsoft\Cryptography") as key,
+        ):
+            found = str(winreg.QueryValueEx(key, "MachineGuid")[0])
+    else:
+        found = next(filter(None, map(_read, _LINUX)), "")
+    if not found and any(path.exists() for path in _CONTAINER):
+        found = "container"  # its directories are a volume of its own
+    return hashlib.sha256(f"volunteer {found}".encode()).hexdigest()[:32] if found else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
