@@ -1,1 +1,1 @@
-"""The server of a run: hands out tasks, checks and merges what comes back, keeps the ledger."""
+"""Server of a run: hands out tasks, checks and merges contributions, keeps the ledger."""

@@ -48,8 +48,8 @@ class Flag(Protocol):
 
 
 def half_the_cores() -> int:
-    """Return half the cores, at least one: who computes also writes, hashes and syncs in threads of
-    its own.
+    """Return half the cores, at least one: a computing process also writes, hashes and syncs in
+    threads of its own.
     """
     return max(1, threads() // 2)
 
@@ -74,13 +74,13 @@ class Compute:
         self._paused: Flag = get_context("spawn").RawValue("b", 0)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return `work(stop, *arguments)`; into a process of its own all of it is pickled. Raises
+        """Return `work(stop, *arguments)`; all of it is pickled into a process of its own. Raises
         as `timed` does.
         """
         return (await self.timed(work, *arguments))[0]
 
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-        """Return what `run` does, and the seconds that it took once its turn had come.
+        """Return the result of `run`, and the seconds that it took once its turn had come.
 
         Raises what `work` raises, from a process of its own as a VolunteerError; Unavailable when
         that died of it, or the server stops.
@@ -100,7 +100,7 @@ class Compute:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let what is under way wait at its next step; the time does not count as work."""
+        """Pause the running work at its next step; the time does not count as work."""
         began, self._paused.value = monotonic(), 1
         try:
             yield
@@ -110,11 +110,11 @@ class Compute:
 
     @property
     def stopping(self) -> bool:
-        """Return True once `close` was called: what is under way has ended or will fail."""
+        """Return True once `close` was called: running work has ended or will fail."""
         return self._stopping
 
     def close(self) -> None:
-        """End what is under way."""
+        """End the running work."""
         self._stopping = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
@@ -168,7 +168,7 @@ class Compute:
         return ours
 
     def _dead(self) -> Unavailable:
-        """Clean up after the process; the error for whoever waited for its reply."""
+        """Clean up after the process; return the error for the caller that waits for its reply."""
         process, pipe = self._process, self._pipe
         self._process = self._pipe = None
         self._died_at = monotonic()
@@ -188,7 +188,9 @@ def _limit_threads(count: int) -> None:
 
 
 def _stop(paused: Flag, ends: Stop) -> Stop:
-    """Return what work asks at each step: it waits through a pause, then whether work is to end."""
+    """Return the check that work makes at each step: it waits through a pause, then tells whether
+    to end.
+    """
 
     def asked() -> bool:
         while paused.value and not ends():

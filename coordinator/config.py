@@ -275,7 +275,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def metrics_token_file(self) -> Path:
-        """The token of who reads the metrics; written at the start, 0600."""
+        """Return the file with the token for reading the metrics; written at the start, 0600."""
         return self.directory / "metrics.token"
 
     @property

@@ -121,7 +121,7 @@ class OnceACause:
 
 
 def _cause(event: MutableMapping[str, Any]) -> str:
-    """Return what failed, by which lines are told apart; "" for a line about no failure."""
+    """Return the cause by which failures are told apart; "" for a line about no failure."""
     raised = event.get("exc_info")
     if raised:
         error = raised if isinstance(raised, BaseException) else sys.exc_info()[1]

@@ -1,4 +1,4 @@
-"""Ground of a coordinator: what all of its services work on."""
+"""Shared base of a coordinator's services: database, clock, signals, blobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on what may come in: bytes of a body, depth and numbers of JSON.
+"""Limits of incoming requests: bytes of a body, depth and numbers of JSON.
 
 Receipt deadlines (slow headers, slow bodies, too many connections) are not here: they need the
 transport and live in `coordinator.http.deadlines`. Grants and quotas of uploads belong to the

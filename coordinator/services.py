@@ -266,11 +266,11 @@ class Coordinator(Platform):
         }
 
     def _among(self, replicas: int) -> None:
-        """Take the share of this process, one of so many, of what is limited."""
+        """Divide this process's limits by the number of replicas."""
         self.rates.replicas = self.answers.rates.replicas = replicas
 
     def _figures(self) -> Callable[[], ReplicaFigures]:
-        """Return what measures this process, as other processes are told of it."""
+        """Return the function that measures this process for the other processes."""
         import psutil
 
         process = psutil.Process()
@@ -373,7 +373,7 @@ def _computing(separate: bool) -> tuple[Compute, ...]:
 
 
 def _examiners(on: Platform, computing: tuple[Compute, ...]) -> Examiners:
-    """Wire those who look into contributions."""
+    """Wire the examiners of contributions."""
     checks, first, aside = computing
     draws = Draws(on.key, ClaimTerms.of(on.settings).drawn)
     return Examiners(

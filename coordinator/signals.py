@@ -1,4 +1,4 @@
-"""Waking those who wait: topics in this process, bridged to the other processes of the same
+"""Signals that wake waiters: topics in this process, bridged to the other processes of the same
 database.
 
 Topics: "run:<id>" (its head or state moved), "runs" (the state of any did), "versions",
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Signals:
-    """Announces that something changed, never what: a waiter that wakes queries for itself."""
+    """Announces that a topic changed, without content: a waiter that wakes queries for itself."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -31,9 +31,7 @@ class Signals:
         self._send: Callable[[str], None] = lambda topic: None
 
     async def connect(self, db: Database) -> None:
-        """Hear and tell the other processes that use the database; what they do is known within a
-        second.
-        """
+        """Bridge the signals to the other processes that use the database, within a second."""
         self._send = await db.bridge(self.deliver)
 
     def notify(self, topic: str) -> None:
@@ -45,7 +43,7 @@ class Signals:
         self._send(topic)
 
     def deliver(self, topic: str | None) -> None:
-        """Wake those who watch `topic` in this process; None wakes all."""
+        """Wake the waiters on `topic` in this process; None wakes all."""
         self._moment += 1
         if topic is None:
             self._everything = self._moment
@@ -58,7 +56,7 @@ class Signals:
                 future.set_result(None)
 
     def watch(self, *topics: str) -> TopicWatch:
-        """Begin to watch: what is notified from now on is not missed, even before `wait` is called.
+        """Return a watch: notifications from now on are not missed, even before `wait` is called.
 
         Who has to look first to know what to watch names the topics later (`Watch.topics`), and
         misses nothing either.
@@ -70,7 +68,7 @@ class Signals:
         return max([self._everything, *(self._last.get(topic, 0) for topic in topics)])
 
     async def _sleep(self, topics: tuple[str, ...], timeout_s: float) -> None:
-        """Until one of `topics` is notified, or time is up."""
+        """Sleep until one of `topics` is notified, or time is up."""
         wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for topic in topics:
             self._waiting.setdefault(topic, {})[wake] = None

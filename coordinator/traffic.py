@@ -1,4 +1,4 @@
-"""Counts of what this process does, since it started: requests, bytes, and how long things took.
+"""Counts of this process since its start: requests, bytes, and durations.
 
 Plain numbers, for the summary and for Prometheus: counting costs next to nothing on the way of a
 request. The library that writes them out takes 0.2 s to load; a server loads it when it is asked.

@@ -1,5 +1,5 @@
-"""A value that may be a moment old: loaded by the first caller, shared by all who call
-meanwhile.
+"""Cached values that may be a moment old: loaded by the first caller, shared by all concurrent
+ones.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ AHEAD = 0.75  # of its age: from then on the next value is loaded while this one
 
 
 class CachedValue(Generic[T]):
-    """Cached value of `load`, at most `age_s` old, or `rest` times as old as loading took: what
-    grows slow is then loaded less often.
+    """Cached value of `load`, at most `age_s` old, or `rest` times as old as loading took: a slow
+    load is repeated less often.
 
     A failed load is told to all who waited for it, and not kept.
     """
@@ -84,7 +84,7 @@ class KeyedCache(Generic[K, T]):
         self._values: dict[K, CachedValue[T]] = {}
 
     async def get(self, key: K, load: Callable[[], Awaitable[T]]) -> T:
-        """The value of a key; `load` is asked for it, now and later. Raises what that raises."""
+        """Return the value of a key, loaded by `load` when due. Raises its errors."""
         value = self._values.pop(key, None)
         if value is None:
             value = CachedValue(load, self._age_s, self._clock, rest=self._rest)

@@ -1,4 +1,4 @@
-"""Resources that are made in a thread for somebody who may be cancelled before they are there.
+"""Resources opened in a thread for a caller that may be cancelled meanwhile.
 
 `asyncio.to_thread` and `run_in_executor` drop the result when their caller is cancelled: a file
 that the thread opens meanwhile would stay open until it is collected.
@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """Something that must be closed."""
+    """Resource that must be closed."""
 
     def close(self) -> object: ...
 
@@ -23,7 +23,7 @@ R = TypeVar("R", bound=Closable)
 
 
 class _Opening(Generic[R]):
-    """One call of `make`, and whether anybody still wants what it gives."""
+    """One call of `make`, and whether its caller still waits."""
 
     def __init__(self, make: Callable[[], R]) -> None:
         self._make = make
@@ -32,7 +32,7 @@ class _Opening(Generic[R]):
         self._wanted = True
 
     def run(self) -> R:
-        """In the thread."""
+        """Open the resource, in the thread; close it at once if its caller is gone."""
         made = self._make()
         with self._lock:
             self._made = made
@@ -42,7 +42,7 @@ class _Opening(Generic[R]):
         return made
 
     def abandon(self) -> None:
-        """Nobody waits any more: close it, now or as soon as it is made."""
+        """Give the resource up: close it, now or as soon as it is made."""
         with self._lock:
             self._wanted = False
             made = self._made
@@ -51,7 +51,7 @@ class _Opening(Generic[R]):
 
 
 async def opened(make: Callable[..., R], *args: Any, pool: Executor | None = None) -> R:
-    """Return what `make(*args)` opens in a thread of `pool` (None: the loop's own).
+    """Return the resource that `make(*args)` opens in a thread of `pool` (None: the loop's own).
 
     Closed again if the caller is cancelled.
     """

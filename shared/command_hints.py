@@ -12,9 +12,7 @@ from collections.abc import Mapping
 
 
 def options(given: Mapping[str, object]) -> str:
-    """Options as one types them, those without a value left out: " --data-dir '/srv/my data'" or
-    "".
-    """
+    """Return options as typed, empty values left out: " --data-dir '/srv/my data'" or ""."""
     found = ((name, str(value)) for name, value in given.items() if value not in (None, ""))
     return "".join(f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in found)
 

@@ -95,7 +95,7 @@ def complaint(error: msgspec.ValidationError, table: str, kind: Any = None) -> s
 
 
 def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
-    """The key that is wrong, if it is one, and what a person should know of it."""
+    """Return the wrong key, if the error names one, and the sentence about it."""
     found = _WHERE.fullmatch(str(error))
     what, key = (found[1], found[2] or "") if found else (str(error), "")
     right = choices(kind, key) if kind is not None and _CHOICE.fullmatch(what) else ()
@@ -117,7 +117,7 @@ def choices(kind: Any, key: str) -> tuple[str, ...]:
 
 
 def _inside(kind: Any, name: str) -> Iterator[Any]:
-    """Yield the type of a field of a struct, or of what a list or a table holds."""
+    """Yield the type of a struct's field, or of a list's or table's items."""
     for field in getattr(kind, "fields", ()):
         if field.encode_name == name:
             yield field.type
@@ -127,8 +127,8 @@ def _inside(kind: Any, name: str) -> Iterator[Any]:
 
 
 def in_words(what: str, right: Sequence[str] = ()) -> Sentence:
-    """Return what a value must be, as people say it, from the words of msgspec; `right` are the
-    texts that it may be, where only some are.
+    """Return the expectation in plain words, from msgspec's; `right` are the valid texts, where
+    only some are.
     """
     wrong = _CHOICE.fullmatch(what)
     if wrong is not None:
@@ -173,7 +173,7 @@ def _of_length(kinds: str, sign: str, bound: int) -> Sentence:
 
 
 def _no_choice(wrong: str, right: Sequence[str]) -> Sentence:
-    """Say that a text is none of those that it may be, and which is the nearest."""
+    """Return the sentence about an invalid text and its nearest valid one."""
     if not right:
         return Sentence("'{value}' is none of its values", value=wrong)
     known = ", ".join(f'"{one}"' for one in right)

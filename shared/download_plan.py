@@ -12,7 +12,7 @@ LINK_CODECS = frozenset({"int8", "int4"})  # what a link may be written in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """From a base or a snapshot over links to the weights that are wanted."""
+    """Way from a base or a snapshot over links to the wanted weights."""
 
     base: str = ""  # SHA-256 of weights that are here
     snapshot: Snapshot | None = None
@@ -25,7 +25,7 @@ class Route:
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """All that is needed or made on the way."""
+        """Return the hashes of all blobs needed and weights made on the way."""
         made = (self.snapshot.weights,) if self.snapshot else (self.base,)
         return (
             *made,

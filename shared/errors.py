@@ -187,8 +187,8 @@ class Configuration(VolunteerError):
 
 
 def why(error: Exception) -> str:
-    """Return what went wrong with a file or a connection, as a sentence ends: without numbers and
-    Python's words. What the system says every day is in the catalogue.
+    """Return the cause of a file's or connection's failure, as a sentence ends: without numbers and
+    Python's words. Frequent system errors are in the catalogue.
     """
     from ssl import SSLError
 

@@ -20,7 +20,9 @@ _REQUIREMENT = re.compile(r"([^;]+);.*\bextra == ['\"]([\w-]+)['\"]")
 
 
 def tool() -> str:
-    """Return who keeps this environment: "pipx", "uv" (also a plain one without pip) or "pip"."""
+    """Return the tool that manages this environment: "pipx", "uv" (also a plain one without pip) or
+    "pip".
+    """
     if Path(sys.prefix, "pipx_metadata.json").exists():
         return "pipx"
     if Path(sys.prefix, "uv-receipt.toml").exists() or not importlib.util.find_spec("pip"):
@@ -63,7 +65,7 @@ def extra_line(extra: str) -> str:
 
 
 def lacking(what: str, extra: str) -> Configuration:
-    """Return the error of `what` cannot be done without an extra."""
+    """Return the error that `what` needs an extra that is not installed."""
     return Configuration(f"{what} needs the extra `{extra}`: `{extra_line(extra)}`")
 
 

@@ -1,4 +1,4 @@
-"""Nearest known name of a word that is none: what a slip of the keyboard was meant to be."""
+"""Nearest known name to an unknown word: a guess at the typing error."""
 
 from __future__ import annotations
 

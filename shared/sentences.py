@@ -1,4 +1,5 @@
-"""A sentence for people, made where there is no language: English, with what a translation needs.
+"""Sentence for people, made where the language is not known: English, with the values that a
+translation needs.
 
 The layers below the screens say what happened by a `Sentence`. It is a text and reads in English
 wherever a text does: in logs, in `--json`, in a terminal. A screen looks its message up in the
@@ -56,7 +57,7 @@ def figure(text: str) -> Sentence:
 
 
 def _value(value: object) -> object:
-    """Return what a program of another process can be told of a value."""
+    """Return a value in a form that other processes can decode."""
     return value if type(value) in (Sentence, str, int, float, bool) else str(value)
 
 

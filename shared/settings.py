@@ -133,7 +133,7 @@ class SettingsTable(Generic[S]):
     def check(
         self, values: Mapping[str, Any], where: str, *, strict: bool = True
     ) -> dict[str, Any]:
-        """Return the values with their right types; without `strict` texts are read as those.
+        """Return the values with their right types; without `strict` texts are converted.
 
         Raises BadRequest for a flag, Configuration for what is kept somewhere: with the nearest
         known name, or with what a value must be.
@@ -157,8 +157,8 @@ class SettingsTable(Generic[S]):
         return {name: self.value(settings, name) for name in values}
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Return what variables set. Raises Configuration for a slip in a name: others may have
-        variables of their own under our prefix, as orchestrators do.
+        """Return the settings of environment variables. Raises Configuration for a misspelt name:
+        unknown variables under our prefix are allowed, as orchestrators set some.
         """
         found: dict[str, Any] = {}
         for variable, text in environ.items():
@@ -197,8 +197,8 @@ class SettingsTable(Generic[S]):
         return convert(table, self._kind, strict=strict)
 
     def _complaint(self, place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
-        """Return what is wrong with the value of a setting; it is the value `problem` by itself.
-        All that is `typed` is a text, so that is not what is wrong with it.
+        """Return the fault of a setting's value; it is the value `problem` by itself. A `typed`
+        value is a text, so its type is never the fault.
         """
         what, _, inside = str(error).partition(" - at `$")
         what = what.removesuffix(", got `str`") if typed else what

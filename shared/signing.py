@@ -1,5 +1,5 @@
-"""Ed25519 signatures: the coordinator signs what volunteers act on, and they check it against a
-pinned fingerprint.
+"""Ed25519 signatures: the coordinator signs its manifests and receipts, and volunteers check them
+against a pinned fingerprint.
 
 `cryptography` is imported when it is first needed, because command lines import this module.
 """
@@ -79,12 +79,12 @@ class SigningKey:
         return self._private.sign(payload)
 
     def secret(self, purpose: str) -> bytes:
-        """32 bytes for one purpose that whoever holds the key makes again, and nobody else."""
+        """Return 32 secret bytes for one purpose, derived from the key."""
         return hashlib.sha256(self.sign(f"volunteer: {purpose}".encode())).digest()
 
 
 def identity_payload(nonce: str) -> bytes:
-    """Return what a coordinator signs to show that it holds its key to whoever chose the nonce."""
+    """Return the payload that a coordinator signs to prove its key for a caller's nonce."""
     return f"volunteer coordinator {nonce}".encode()
 
 

@@ -42,8 +42,8 @@ def escaped(text: object, limit: int = SHOWN_CHARS_MAX) -> str:
 
 
 def ascii_json(text: str) -> str:
-    """Return JSON in ASCII: what the other side wrote cannot steer a terminal, neither by C1
-    controls nor by marks of direction.
+    """Return JSON in ASCII: text of the other side cannot steer a terminal, neither by C1 controls
+    nor by marks of direction.
     """
     if text.isascii() and "\x7f" not in text:
         return text
@@ -72,12 +72,12 @@ def cells(text: str) -> int:
 
 
 def left(text: str, width: int) -> str:
-    """Return the text padded to `width` cells, at the left; what is wider stays whole."""
+    """Return the text padded to `width` cells, at the left; wider text stays whole."""
     return text + " " * (width - cells(text))
 
 
 def right(text: str, width: int) -> str:
-    """Return the text padded to `width` cells, at the right; what is wider stays whole."""
+    """Return the text padded to `width` cells, at the right; wider text stays whole."""
     return " " * (width - cells(text)) + text
 
 

@@ -1,4 +1,4 @@
-"""Wheel of the program that runs: built of what is installed, from a wheel or from a source tree.
+"""Wheel of the running program, built from its installed files or its source tree.
 
 A coordinator serves it, so who joins installs the same version from the address that the join link
 names; an update keeps one of the version before, to go back to. The same files give the same bytes.

@@ -119,7 +119,7 @@ class Recomputes(PlatformService):
         await self._until(stop, self.next)
 
     async def run_aside(self, stop: asyncio.Event) -> None:
-        """Make what overtakes a larger one until `stop` is set."""
+        """Run the recomputes that overtake a larger one, until `stop` is set."""
         await self._until(stop, self.overtake)
 
     async def _until(self, stop: asyncio.Event, make: Callable[[], Awaitable[bool]]) -> None:
@@ -165,8 +165,8 @@ class Recomputes(PlatformService):
             self._under_way = None
 
     async def overtake(self) -> bool:
-        """Make what stands before a much larger one that is under way, which waits meanwhile; False
-        where there is none.
+        """Run a recompute that overtakes a much larger running one, which is paused meanwhile;
+        False where there is none.
         """
         async with self._choosing:
             larger = self._under_way

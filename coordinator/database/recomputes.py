@@ -158,7 +158,9 @@ _FOR_CHECKER = _line(
 
 
 def _turn(conn: Connection, now: float, under_way: RecomputeRow | None = None) -> int:
-    """Return 1 while newcomers have had less than half of what was done lately or is, else 0."""
+    """Return 1 while newcomers have had less than half of the recent and running recomputes, else
+    0.
+    """
     done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
     if under_way is not None:
         number = {"its_contribution_id": under_way.contribution_id}
@@ -173,8 +175,8 @@ def first(
     served: Collection[str] = (),
     under_way: RecomputeRow | None = None,
 ) -> RecomputeRow | None:
-    """Return the next one that the server does, beside one `under_way`: its evidence is here, no
-    checker or auditor has it, and it is of no class of devices that checkers serve.
+    """Return the next recompute for the server, besides one `under_way`: its evidence is here, no
+    checker or auditor has it, and checkers do not serve its class of devices.
     """
     given = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now, under_way)}
     row = conn.execute(_FIRST, given).mappings().first()

@@ -100,7 +100,7 @@ _KINDS = (
 
 
 def report(conn: Connection, now: float) -> TrustReport:
-    """Return the standings: suspended accounts first, then those on probation, newest first."""
+    """Return the standings: suspended accounts first, then accounts on probation, newest first."""
     drawn = _by_account(conn.execute(_DRAWN))
     stakes = {who: int(total) for who, total in conn.execute(_STAKES)}
     active = select(volunteers).where(_V.state != "forgotten")

@@ -311,7 +311,7 @@ def _machines(conn: Connection) -> dict[str, int]:
 
 
 def people(conn: Connection, who: Iterable[str] | None = None) -> list[VolunteerSummary]:
-    """Volunteers, all or those with the given ids, the oldest first."""
+    """Return the summaries of all volunteers, or of the given ids, the oldest first."""
     machine = workers.c.revoked_at.is_(None)
     query = (
         select(volunteers, codes.c.label)

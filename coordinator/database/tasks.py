@@ -358,8 +358,8 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
 def _condemned(
     conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if this many volunteers' failures condemn a task, or with `alone` those of all at
-    work.
+    """Return True if this many volunteers' failures condemn a task, or with `alone` the failures of
+    all at work.
     """
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}

@@ -398,8 +398,8 @@ class Conversation:
         self.ends, self.stop = ending(reader, end)  # of an answer
 
     def tokens(self, turns: Turns) -> tuple[int, ...]:
-        """Return turns up to where the answer begins. Raises BadRequest for what the template
-        refuses, or what is too long.
+        """Return turns as tokens up to the beginning of the answer. Raises BadRequest for turns
+        that are too long or that the template refuses.
         """
         check_length(sum(len(text) for _, text in turns), self._reader.context)
         text = self._template.asked([DialogueTurn(_ROLES[role], text) for role, text in turns])

@@ -303,7 +303,7 @@ class Uploads(PlatformService):
         return await receive(row, offset, stream)
 
     async def _append_piece(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
-        """Append what comes as a piece in the store, also when the connection breaks."""
+        """Append the stream as a piece in the store, also when the connection breaks."""
         there = await self._there(row)
         if offset != there:
             raise OffsetMismatch(f"the upload is at byte {there}, not at {offset}")

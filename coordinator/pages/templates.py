@@ -87,7 +87,7 @@ def render(template: str, **values: Any) -> str:
 
 
 class Stone(msgspec.Struct, frozen=True):
-    """One move: its name, its place on the board, and who made it."""
+    """One move: its name, its place on the board, and its player."""
 
     name: str
     x: int
@@ -104,7 +104,7 @@ class PlayedGame(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moves(self) -> str:
-        """Every move by name, for who cannot see the board."""
+        """Return every move by name, for screen readers."""
         return " ".join(stone.name for stone in self.stones)
 
 

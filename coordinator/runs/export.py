@@ -343,7 +343,7 @@ def _facts(
 
 
 def _base_model(about: Definition) -> str:
-    """Return the name on a hub of the model that a run goes on from; empty for a folder's."""
+    """Return the hub name of the model that a run starts from; empty for a folder."""
     origin = about.workload.origin(about.file.model)
     name, _, commit = origin.name.partition("@") if origin is not None else ("", "", "")
     return name if commit else ""

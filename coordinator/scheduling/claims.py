@@ -538,8 +538,8 @@ def _idle(refusal: Refusal) -> IdleReply:
 def matched(
     conn: Connection, todo: Sequence[Todo], waiters: Sequence[Waiter], now: float
 ) -> tuple[list[Todo], list[Waiter]]:
-    """Return the tasks with the terms of those that are audits, and the workers with what makes
-    them auditors; nothing is read where no audit waits.
+    """Return the tasks, audits with their terms, and the workers with their marks as auditors;
+    without a waiting audit nothing is read.
     """
     ids = [task.id for task in todo if task.beside == AUDIT]
     able = {waiter.volunteer_id for waiter in waiters if waiter.audits}

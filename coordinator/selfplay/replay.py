@@ -293,8 +293,8 @@ class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standing(rows: Sequence[MatchRow]) -> RatingTable:
-    """Ratings with version 0 as their zero; the best is who has beaten the best before, beyond
-    doubt, in order.
+    """Return ratings relative to version 0; the best is the last in a chain of versions that each
+    beat the best before beyond doubt.
     """
     met: dict[tuple[int, int], MatchScore] = {}
     best = ANCHOR

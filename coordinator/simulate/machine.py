@@ -395,8 +395,8 @@ async def _read(made: Handed) -> AsyncIterator[bytes]:
 
 @dataclass(slots=True)
 class Net:
-    """The coordinator's link: what moves at the same time shares it, by how many there are when a
-    transfer begins.
+    """Link of the coordinator: concurrent transfers share it, by their number when a transfer
+    begins.
     """
 
     server: Server
@@ -437,7 +437,7 @@ class Trace:
     verdicts: Counter[str] = field(default_factory=Counter)
 
     def enter(self, state: State, now: float) -> None:
-        """From now on the machine is in this state."""
+        """Enter a state at `now`."""
         if now > self.since:
             self.segments.append((self.since, now, self.state))
         self.state, self.since = state, now

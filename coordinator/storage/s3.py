@@ -222,7 +222,7 @@ class S3Blobs:
                 yield BlobEntry(sha256=name, size=int(found["size"]), modified_at=modified)
 
     async def objects(self, prefix: str | None) -> AsyncIterator[Any]:
-        """List what is stored below a prefix."""
+        """List the stored objects below a prefix."""
         batches = aiter(self._obstore.list(self._store, prefix=prefix))
         while (batch := await self._call(anext(batches, None))) is not None:
             for found in batch:

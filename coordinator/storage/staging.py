@@ -1,4 +1,4 @@
-"""Uploads in progress in an object store: pieces as objects, so that any replica goes on with them.
+"""Uploads in progress in an object store: pieces as objects, so that any replica can continue them.
 
 uploads/UPLOAD/OFFSET-BYTES    one request's worth, as much of it as arrived
 """
@@ -67,7 +67,7 @@ class Staging:
             await self._blobs.delete_object(found["path"])
 
     async def sweep(self, before: float) -> None:
-        """Delete pieces stored before an instant: nobody goes on with them."""
+        """Delete pieces stored before an instant: their uploads are abandoned."""
         for found in await self._stored(f"{FOLDER}/"):
             if found["last_modified"].timestamp() < before:
                 await self._blobs.delete_object(found["path"])

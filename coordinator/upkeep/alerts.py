@@ -346,7 +346,7 @@ def advance(
 
 
 async def deliver(webhook: str, alert: Alert) -> str:
-    """Send an alert; return what went wrong, or "", also where no webhook is set (any more)."""
+    """Send an alert; return the failure, or "", also where no webhook is set (any more)."""
     if not webhook:
         return ""
     try:

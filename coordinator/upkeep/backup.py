@@ -243,7 +243,7 @@ def _copy_keys(settings: Settings, folder: Path) -> dict[str, str]:
 
 
 def summary(path: Path, listed: BackupList) -> BackupSummary:
-    """Return what a backup holds."""
+    """Return the summary of a backup's contents."""
     return BackupSummary(
         path=str(path),
         rows=sum(table.rows for table in listed.tables.values()),

@@ -55,7 +55,7 @@ def next_folder(series: Path, now: float) -> Path:
 
 
 def listing(series: Path) -> list[BackupSummary]:
-    """Return what each backup of a series holds, oldest first; the signatures are checked."""
+    """Return the summary of each backup of a series, oldest first; the signatures are checked."""
     return [summary(path, read_list(path)) for path in folders(series)]
 
 
@@ -67,7 +67,7 @@ def verify(folder: Path) -> BackupSummary:
 
 
 def prune(series: Path, keep: int) -> list[Path]:
-    """Delete all but the newest complete backups, and what a killed process left behind."""
+    """Delete all but the newest complete backups, and the leftovers of killed processes."""
     kept = folders(series)[-keep:]
     gone = [
         path

@@ -191,7 +191,7 @@ class Me(Message):
 
     @property
     def balance_micro(self) -> int:
-        """Return what may be spent now; less than nothing while something is owed."""
+        """Return the spendable balance; negative while a debt is open."""
         return self.earned_micro - self.spent_micro - self.held_micro
 
 

@@ -23,7 +23,7 @@ ContributionState = Literal["received", "checking", "accepted", "merged", "super
 
 
 class Reason(StrEnum):
-    """Reason of an idle volunteer or of a refusal: a code for machines, beside a sentence."""
+    """Reason of an idle volunteer or of a refusal: a code for machines, next to a sentence."""
 
     NO_RUN = "no_run"  # nothing is running
     NO_FIT = "no_fit"  # no run needs this device

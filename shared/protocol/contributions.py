@@ -39,8 +39,8 @@ class UploadInfo(Message):
 
 
 class Commitment(Message):
-    """SHA-256 of the files that a task can be done again from, said before anybody knows what is
-    checked; they are revealed when a verdict asks for them. "" is none.
+    """Commitment to the files that a task can be recomputed from: their SHA-256, submitted before
+    the draw is known; the files are revealed when a verdict asks for them. "" is none.
     """
 
     inner: Word = ""  # the inner optimiser's state that it began with
@@ -95,7 +95,7 @@ class Verdict(Message):
 
 
 class SubmitReply(Verdict):
-    """Verdict on what was submitted, and the account at the same instant.
+    """Verdict on a submission, and the account at the same instant.
 
     None while it is undecided.
     """

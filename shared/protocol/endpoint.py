@@ -1,4 +1,4 @@
-"""One endpoint as data: method, path, request, reply, who may call it, and how it is addressed."""
+"""One endpoint as data: method, path, request, reply, permitted callers, and address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every endpoint of the coordinator, written once: method, path, request, reply, who may call it.
+"""Every endpoint of the coordinator, written once: method, path, request, reply, permitted callers.
 
 The coordinator pairs each with a service or a handler, the client calls it, the control socket
 names it in a query, and the OpenAPI document and docs/http-api.md come from it. The order is that

@@ -98,7 +98,7 @@ class ClaimReply(Message):
 
 
 class BeginRequest(Message):
-    """Work on a lease begins. With `newest`, work that has begun goes on from the newest version.
+    """Start of work on a lease. With `newest`, running work continues from the newest version.
 
     With `base` it began from that version before the coordinator could be reached: refused where
     the plan does not let it.
@@ -111,7 +111,7 @@ class BeginRequest(Message):
 
 
 class BeginReply(Message):
-    """Work begins, or goes on: the base version is bound now."""
+    """Confirmation that work begins or continues: the base version is bound now."""
 
     version: Count
     global_step: Number

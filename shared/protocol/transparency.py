@@ -113,7 +113,7 @@ def ledger_leaf(entry: LedgerEntry) -> bytes:
 
 
 def credited(entry: LedgerEntry, volunteer: str) -> int:
-    """Return what an entry puts into the accounts of a volunteer, before what it takes out."""
+    """Return the credits that an entry puts into the accounts of a volunteer, debits left out."""
     return sum(amount for owner, _, amount in entry.moves if owner == volunteer and amount > 0)
 
 

@@ -134,8 +134,8 @@ class VersionInfo(Message):
 
 
 def chunks_digest(dataset: DatasetManifest) -> str:
-    """Return the hash of what a volunteer gets of a dataset: training chunks, assets, and how they
-    are read. The held-out split is not part of it: it never leaves the coordinator.
+    """Return the hash of a dataset's public part: training chunks, assets, and their reading. The
+    held-out split is not part of it: it never leaves the coordinator.
     """
 
     def said(chunk: ChunkRef) -> list[Any]:

@@ -196,8 +196,8 @@ def refuse_nonfinite(numbers: Array) -> None:
 
 
 def sum_squares(numbers: Array) -> float:
-    """In float64, over spans in order, unfused and without BLAS: the same on every machine and
-    thread count.
+    """Return the sum in float64, over spans in order, unfused and without BLAS: the same on every
+    machine and thread count.
 
     The square of a float32 never overflows here, so the sum is finite exactly when every number is.
     """
@@ -235,8 +235,8 @@ def block_peaks(numbers: F32, block: int) -> F32:
 
 
 def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
-    """bfloat16 scales of blocks with these largest magnitudes, all finite, and what to multiply
-    with (0 for a block of zeros).
+    """Return the bfloat16 scales of blocks with these largest magnitudes, all finite, and their
+    inverses (0 for a block of zeros).
     """
     # As `bf16_from_float`, of numbers that are not negative and far from infinity.
     wide = (peaks / np.float32(limit)).view(np.uint32)
@@ -272,7 +272,7 @@ _own = _Own()
 
 
 def _scratch(count: int) -> F32:
-    """(count,) float32, at most SPAN; what is in it lasts until the thread's next call."""
+    """Return a scratch array of `count` float32, valid until this thread's next call."""
     return _own.floats[:count]
 
 
@@ -295,7 +295,7 @@ def pack_nibbles(codes: I8) -> U8:
 
 
 def unpack_nibbles(packed: U8) -> I8:
-    """The codes of `pack_nibbles`, an even number of them."""
+    """Return the codes of `pack_nibbles`, an even number of them."""
     pairs = packed.astype("<u2")
     pairs |= pairs << 4
     pairs &= 0x0F0F

@@ -216,13 +216,13 @@ class FrameWriter:
         return self.written
 
     def abort(self) -> None:
-        """Remove what was written so far; nothing to do after `close`."""
+        """Remove the partial file; a no-op after `close`."""
         if self.written is None:
             self._temporary.unlink(missing_ok=True)
             self._sink.abort()
 
     def _take(self, name: str, count: int) -> np.dtype[Any]:
-        """Count elements as written; says what they must be."""
+        """Count elements as written; return their type."""
         spec = self._current()
         if spec is None or spec.name != name:
             due = repr(spec.name) if spec else "nothing more"
@@ -271,7 +271,7 @@ class FrameWriter:
 
 
 def refuse_full(error: OSError, path: Path) -> None:
-    """Raise StorageFull if that is what the error says."""
+    """Raise StorageFull if the error says that the disk is full."""
     if error.errno in _NO_SPACE:
         raise StorageFull(f"no space is left for {path}: free some and try again") from error
 

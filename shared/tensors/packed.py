@@ -1,4 +1,4 @@
-"""Tensor files of raw floats, packed for the way up: what the snapshot is on the way down.
+"""Packed tensor files of raw floats for uploads, the counterpart of the snapshot for downloads.
 
 Lossless, and only worth it for floats.
 
@@ -76,8 +76,8 @@ def pack(frame: Frame, path: Path) -> Written:
 
 
 class PackedFile:
-    """The tensors of a packed file, a chunk of the grid at a time: what is unpacked at once is one
-    chunk for each thread that reads, whatever the size of the model.
+    """Tensors of a packed file, unpacked a chunk of the grid at a time: one chunk for each reading
+    thread, whatever the size of the model.
 
     A chunk lies in a nameless file beside the packed one, so that the contributions of a large
     merge need little memory.
@@ -111,7 +111,7 @@ class PackedFile:
         return slot.numbers
 
     def close(self) -> None:
-        """Let go of the file and of what was unpacked."""
+        """Close the file and the unpacked chunks."""
         slots, self._slots = self._slots, {}
         for slot in slots.values():
             slot.close()
@@ -129,7 +129,7 @@ class _ChunkSlot:
     """The place of one unpacked chunk."""
 
     def __init__(self, directory: Path, size: int) -> None:
-        """Take the room of it on the disk. Raises StorageFull."""
+        """Reserve the slot's room on the disk. Raises StorageFull."""
         self.holds: tuple[str, int] | None = None
         self.numbers: Array = np.empty(0, np.uint8)
         with tempfile.TemporaryFile(dir=directory) as file:

@@ -295,7 +295,7 @@ class PackedCodec:
     inner: FrameCodec
 
     def wire_schema(self, schema: Schema) -> Schema:
-        """Of what is packed."""
+        """Return the schema of the packed codec."""
         return self.inner.wire_schema(schema)
 
     def encode(
@@ -357,7 +357,7 @@ class _Feedback:
 
 
 def residual_schema(schema: Schema) -> Schema:
-    """Return what a residual file holds: every parameter, as float32."""
+    """Return the schema of a residual file: every parameter, as float32."""
     return tuple(TensorSpec(spec.name, spec.shape) for spec in schema if spec.role == "parameter")
 
 

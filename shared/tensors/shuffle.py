@@ -52,7 +52,7 @@ def pack_bytes(data: bytes) -> bytes:
 
 
 def unpack_bytes(data: bytes, size_max: int) -> bytes:
-    """Return what was packed, at most `size_max` bytes, and never more of them are made.
+    """Return the unpacked bytes, at most `size_max`, and never allocate more.
 
     Raises InvalidFrame.
     """

@@ -20,9 +20,7 @@ LINE = 64  # bytes of a cache line
 
 
 class SliceReader(Protocol):
-    """Anything that gives flat slices of named tensors: float32, and int64 where the schema has
-    integers.
-    """
+    """Source of flat slices of named tensors: float32, and int64 where the schema has integers."""
 
     def read(self, name: str, start: int, stop: int) -> Array: ...
 
@@ -74,7 +72,7 @@ def to_float32(array: Array, dtype: str) -> F32:
 
 
 def bf16_from_float(numbers: F32) -> U16:
-    """Round to nearest even; what is finite stays finite (the largest values round down, not to
+    """Round to nearest even; finite values stay finite (the largest round down, not to
     infinity).
     """
     bits = np.ascontiguousarray(numbers).view(np.uint32)

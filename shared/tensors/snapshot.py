@@ -94,7 +94,7 @@ def _rounded(spec: TensorSpec) -> bool:
 
 
 def _packed(spec: TensorSpec, values: Array) -> Array:
-    """Return what is stored of a piece of a tensor."""
+    """Return the stored form of a piece of a tensor."""
     if not _rounded(spec):
         return values
     bits = bf16_from_float(values)

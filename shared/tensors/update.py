@@ -1,4 +1,4 @@
-"""An update: what a worker hands in, and what the coordinator measures of it in one pass."""
+"""Update of a worker, and the coordinator's measurement of it in one pass."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Delta(Mapping[str, Array]):
 
 
 class CodecInput:
-    """An update as its codec was given it: what was written, and what that left behind, less the
-    residual that it was added to. Exact but for rounding, however little the codec wrote.
+    """Update before its codec: the written update plus the residual left behind, less the residual
+    that was added before. Exact but for rounding, however little the codec wrote.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Nothing was learned: the update is zero, so the local weights are the base's."""
+        """Return True if the update is zero, so the local weights are the base's."""
         return self.norm == 0.0
 
 

@@ -40,7 +40,7 @@ class Syncing:
         self._running: Future[None] | None = None
 
     def grew(self, count: int) -> None:
-        """So many bytes were written.
+        """Count `count` bytes as written; start a sync when enough have gathered.
 
         Raises OSError when an earlier sync failed: what it was to bring there may be lost.
         """
@@ -51,12 +51,12 @@ class Syncing:
             self._running = self._thread.submit(os.fsync, self._descriptor)
 
     def end(self) -> None:
-        """Until no sync is at work: before the file is closed. Raises OSError as `grew`."""
+        """Wait for the running sync, before the file is closed. Raises OSError as `grew`."""
         self.abort()
         self._settle()
 
     def abort(self) -> None:
-        """The same without a word of what failed."""
+        """Wait for the running sync and ignore its errors."""
         self._thread.shutdown()
 
     def _settle(self) -> None:
@@ -110,7 +110,7 @@ class Sink:
             data = data[len(part) :]
 
     def close(self) -> str:
-        """Finish the file; the SHA-256 of it. Raises OSError; then, or instead, `abort`."""
+        """Finish the file; return its SHA-256. Raises OSError; then, or instead, `abort`."""
         self._pass_on()
         while self._waiting:
             self._waiting.popleft().result()
@@ -122,7 +122,7 @@ class Sink:
         return self._hash.hexdigest()
 
     def abort(self) -> None:
-        """Let go of the file, whatever is in it; nothing to do after `close`."""
+        """Close the file, whatever is in it; a no-op after `close`."""
         if self._thread is not None:
             self._thread.shutdown()
         if self._syncing is not None:

@@ -114,7 +114,7 @@ class Data(Protocol):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All a worker needs to know for one task, whatever the workload.
+    """Complete description of one task for a worker, for any workload.
 
     No tensor, no path: it is stored and resumed.
     """
@@ -211,9 +211,9 @@ class Work(Protocol):
         """Undo suspend."""
 
     def halve(self) -> int:
-        """Out of memory: halve the micro-batch and accumulate (same batch, same samples); one of a
-        single sample takes less memory, where that is possible. Returns the new micro-batch; raises
-        MemoryError when nothing is left. The step in progress starts over.
+        """Halve the micro-batch after out-of-memory and accumulate (same batch, same samples); a
+        single sample is computed with less memory, where that is possible. Returns the new
+        micro-batch; raises MemoryError when nothing is left. The step in progress starts over.
         """
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -306,7 +306,7 @@ class Converted(NamedTuple):
 
 
 class FormatWanted(NamedTuple):
-    """Format of a library, and what of a dataset goes along with the weights."""
+    """Format of a library, and the parts of a dataset exported with the weights."""
 
     format: str
     tokenizer: bytes | None = None
@@ -315,7 +315,7 @@ class FormatWanted(NamedTuple):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that a run goes on from."""
+    """Model that a run starts from."""
 
     name: str
     licence: str  # of it; empty: none is named
@@ -324,7 +324,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(Protocol):
-    """A kind of training. All methods are pure or own what they return; none touches the network.
+    """Kind of training. All methods are pure or own their results; none touches the network.
 
     A workload is a subclass of this, so that what is added here later has a default.
     """
@@ -378,8 +378,8 @@ class Workload(Protocol):
         return [chunk.items for chunk in manifest.chunks]
 
     def items_per_sample(self, config: Config) -> int:
-        """Return how many of the `traits.items` one sample is: what `[stop] tokens` and progress
-        count.
+        """Return how many of the `traits.items` one sample is: the unit of `[stop] tokens` and of
+        progress.
         """
         return 1
 
@@ -387,22 +387,26 @@ class Workload(Protocol):
         """Forward and backward, for price and task sizing."""
 
     def fixed_bytes(self, config: Config) -> int:
-        """Memory beside that of trained numbers: frozen weights, and activations of a sample."""
+        """Return the memory needed besides the trained numbers: frozen weights, and activations of
+        a sample.
+        """
         return 0
 
     def libraries(self, config: Config) -> Sequence[str]:
-        """Libraries, of those in `optional`, that training needs under this config."""
+        """Return the libraries, among those in `optional`, that training needs under this
+        config.
+        """
         return ()
 
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
-        """Files that every version of a run needs beside its tensors, by hash, such as weights that
-        stay as they are. A worker finds each as an asset of its data.
+        """Return the files that every version of a run needs besides its tensors, by hash, such as
+        frozen weights. A worker finds each as an asset of its data.
         """
         return {}
 
     def origin(self, config: Config) -> Origin | None:
-        """The model that a run goes on from, and where else than at the coordinator its `files`
-        may be had; None where it begins from nothing.
+        """Return the model that a run starts from, and its other source for the `files`; None for a
+        run from random weights.
         """
         return None
 
@@ -411,8 +415,8 @@ class Workload(Protocol):
         return {}
 
     def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
-        """The tensors of a version together with those of its `files`: what `decoder`, `export` and
-        `convert` take.
+        """Return the tensors of a version together with its `files`: the input of `decoder`,
+        `export` and `convert`.
         """
         return weights
 
@@ -439,7 +443,7 @@ class Workload(Protocol):
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
-        """Something to look at, deterministic in the seed."""
+        """Return a sample for people, deterministic in the seed."""
 
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
@@ -462,15 +466,15 @@ def _found() -> EntryPoints:
 
 @lru_cache(maxsize=8)
 def _read(path: tuple[str, ...]) -> EntryPoints:
-    """Return what packages offer, read from the disk once for each `sys.path`: a coordinator asks
-    in most of its transactions.
+    """Return the installed entry points, read from the disk once for each `sys.path`: a coordinator
+    asks in most of its transactions.
     """
     return entry_points(group=ENTRY_POINTS)
 
 
 @lru_cache(maxsize=8)
 def _lacking(path: tuple[str, ...]) -> dict[str, str]:
-    """Return the workloads whose package is here and an extra of it, that they need, is not."""
+    """Return the installed workloads that lack a needed extra."""
     return {
         each.name: extra
         for each in _read(path)

@@ -1,4 +1,4 @@
-"""Interface of a workload that learns from games against itself, beside training.
+"""Interface of a workload that learns from self-play as well as from training.
 
 Nothing here imports torch when it is loaded.
 """
@@ -22,9 +22,7 @@ class Actor(Protocol):
     """Work that may go on with a newer version (self-play)."""
 
     def swap(self, weights: Weights, version: int, sha256: str) -> None:
-        """A newer version was announced: what begins from now on uses it, what has begun goes on as
-        it was.
-        """
+        """Switch to a newer version for games that start from now on."""
 
 
 class SelfPlay(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +56,7 @@ class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings about a file of games. What is good of it stands in `data`."""
+    """Findings about a file of games; `data` holds its valid games."""
 
     data: bytes = b""
     games: int = 0
@@ -81,7 +79,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Encounter(msgspec.Struct, frozen=True, kw_only=True):
-    """A match that was played here to be looked at; nothing of it is paid."""
+    """Match played here for people to watch; no credits are paid for it."""
 
     wins: int  # of the first of the two
     draws: int

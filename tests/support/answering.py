@@ -1,4 +1,4 @@
-"""A coordinator that answers prompts on a real socket, and OpenAI's clients of it."""
+"""Coordinator that answers prompts on a real socket, and OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CREDITS = 1_000_000_000  # micro-credits that an asker has
 
 
 class Answering:
-    """The coordinator, its address, and one volunteer who may ask."""
+    """Answering coordinator, its address, and one volunteer with credits."""
 
     def __init__(self, home: LocalCoordinator, url: str, engine: CountingEngine) -> None:
         self.home = home
@@ -65,7 +65,7 @@ class Answering:
                 await asyncio.sleep(0.01)
 
     async def sound(self) -> None:
-        """Nothing is held, and every sum holds."""
+        """Check that no hold is open and every sum balances."""
         await self.settled()
         assert await self.coordinator.db.read(payments.check_ledger) == []
 

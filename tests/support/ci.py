@@ -1,4 +1,4 @@
-"""Run every test; run again, alone, what failed, and name it.
+"""Run every test; rerun each failure alone, and name it.
 
 Tests that start real servers and kill them share a machine with strangers. So what failed runs
 again in one process, at most twice, and has to pass then. Each such test is named at the end: with
@@ -35,7 +35,7 @@ Make = Callable[[str, bool], int]
 
 @dataclass
 class Result:
-    """Outcome of the tests: passes, those that ran again, those that failed to the end."""
+    """Outcome of the tests: passes, reruns, and final failures."""
 
     passed: int = 0
     again: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ def reason(test: str, known: Mapping[str, str]) -> str:
 
 
 def run(make: Make, last_failed: Path = LAST_FAILED, results: Path = RESULTS) -> Result:
-    """Run the tests, and alone what failed of them until it passes or the turns are used up."""
+    """Run the tests, and rerun each failure alone until it passes or the turns are used up."""
     result = Result()
     last_failed.unlink(missing_ok=True)  # an earlier run on this machine is not this one
     results.unlink(missing_ok=True)

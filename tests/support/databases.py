@@ -71,7 +71,7 @@ def _binaries() -> list[Path]:
 
 
 def _unprivileged() -> dict[str, object]:
-    """PostgreSQL refuses to run as root: who runs it instead."""
+    """Return the unprivileged account for PostgreSQL, which refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     for name in ("postgres", "nobody"):

@@ -16,7 +16,7 @@ EXAMPLES = {"fast": 25, "thorough": 100}  # of a test that names no number
 
 
 def examples(thorough: int) -> int:
-    """Return how many examples to try now of a test that has `thorough` of them in all."""
+    """Return the number of examples for this profile, of a test with `thorough` in all."""
     return thorough if PROFILE == "thorough" else max(10, thorough // 4)
 
 

@@ -64,7 +64,7 @@ class Fault:
         return self.often(2)
 
     def __str__(self) -> str:
-        """As another process reads it."""
+        """Return the form that another process parses."""
         return f"{self.when}|{self.point}|{self.nth}"
 
     @staticmethod
@@ -85,7 +85,7 @@ def fail(error: Exception) -> Fault:
 
 @dataclass
 class Faults:
-    """The orders of a test, and what became of them."""
+    """Orders of a test, and how often each point was reached."""
 
     orders: tuple[Fault, ...]
     reached: dict[Fault, int] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def install(faults: Faults, put: Callable[[Any, str, Any], None]) -> None:
 
 
 def _called(work: Any) -> set[str]:
-    """Return the names of a transaction: its function and those that it calls."""
+    """Return the names of a transaction: its function and the functions that it calls."""
     while isinstance(work, partial):
         work = work.func
     code = getattr(work, "__code__", None)

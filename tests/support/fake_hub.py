@@ -46,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a test may look at what else is printed."""
+        """Print nothing: a test may look at the output."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _json(status: int, told: object, **headers: str) -> Answer:
 
 @dataclass
 class Repository:
-    """A model to be had: each commit with its files, and what its branches stand for."""
+    """Downloadable model: its commits with their files, and the commits of its branches."""
 
     licence: str = "apache-2.0"
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)

@@ -93,7 +93,7 @@ class Child:
 
 
 class ForkServer:
-    """This process's end of the line to the other."""
+    """Client of the fork server's process."""
 
     def __init__(self) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -160,7 +160,7 @@ class ForkServer:
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
-    """In the new child: do what was asked and end."""
+    """Run the request in the new child and end."""
     from tests.support.failpoints import Fault, Faults, install
 
     signal.set_wakeup_fd(-1)
@@ -214,7 +214,9 @@ def _tell(**news: int) -> None:
 
 
 def _prepare() -> None:
-    """Import what children need, and spare them its walks; nothing here may start a thread."""
+    """Import the modules of the children, and exclude them from garbage collection; nothing here
+    may start a thread.
+    """
     gc.disable()
     for name in MODULES:
         importlib.import_module(name)

@@ -88,7 +88,7 @@ FITTING: dict[str, Callable[[random.Random], Any]] = {
 
 
 def fitted(value: Any, rng: random.Random) -> Any:
-    """The value with fields that fit, most of them."""
+    """Return the value with mostly fitting fields."""
     if not isinstance(value, dict):
         return value
     return {
@@ -203,7 +203,9 @@ def asked_of(
 
 
 async def answer_to(line: Line, sent: Sent, watch: Watch) -> int:
-    """Send a request; the status of the answer, 1 where the connection was closed ahead of it."""
+    """Send a request; return the status of the answer, 1 where the connection was closed ahead of
+    it.
+    """
     try:
         async with watch.patience(sent):
             status, said = await line.ask(sent.method, sent.where, sent.headers, sent.body)
@@ -315,7 +317,7 @@ def fuzz_routes(path: Path, plan: Plan, database: str = "") -> dict[str, Counter
 
 
 def table(found: dict[str, Counter[Any]]) -> str:
-    """Rows of what was sent and how it was answered."""
+    """Return a table of requests and their answers."""
     rows = ["| where | sent | answers |", "|---|---|---|"]
     for where, counts in found.items():
         told = ", ".join(f"{status}: {many}" for status, many in sorted(counts.items()))

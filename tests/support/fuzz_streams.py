@@ -34,7 +34,7 @@ PIECES = [
 
 
 def stream(rng: random.Random) -> list[bytes]:
-    """Return what one connection sends, piece by piece."""
+    """Return the bytes of one connection, piece by piece."""
     pieces = []
     for _ in range(rng.randrange(1, 12)):
         piece = rng.choice(PIECES) if rng.random() < 0.9 else rng.randbytes(rng.randrange(1, 200))

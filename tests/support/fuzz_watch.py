@@ -26,7 +26,7 @@ TOGETHER = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Amount and choice of what is sent."""
+    """Amount and choice of requests."""
 
     count: int
     seconds: float
@@ -37,7 +37,7 @@ class Plan:
     until: float = float("inf")
 
     def batches(self) -> Iterator[range]:
-        """Numbers of what is sent together."""
+        """Yield the numbers of requests that are sent together."""
         end = self.first + self.count
         for first in range(self.first, end, TOGETHER):
             yield range(first, min(first + TOGETHER, end))
@@ -82,7 +82,7 @@ class Watch:
     waits: dict[asyncio.Timeout, Wait] = field(default_factory=dict)
 
     def fault(self, why: str, sent: Any, whole: bytes) -> None:
-        """Tell of a fault, with what was sent."""
+        """Report a fault, with its request."""
         said = f"FAULT {why}\n{sent}"
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class Watch:
             self.late_s = 0.0
 
     def _overdue(self, spent: float) -> None:
-        """Tell of what takes longer than ANSWER_S, and end what takes longer than PATIENCE_S."""
+        """Report requests that take longer than ANSWER_S, and end the ones beyond PATIENCE_S."""
         for limit, wait in self.waits.items():
             waited = self.lived_s - wait.since
             if waited > ANSWER_S and not wait.slow:

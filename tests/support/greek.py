@@ -37,6 +37,6 @@ def pseudo() -> Catalogue:
 
 
 def in_english(text: str, others: re.Pattern[str]) -> set[str]:
-    """Return what a text says in English, words of others left out."""
+    """Return the English words of a text, foreign text left out."""
     lines = (others.sub("", line) for line in text.splitlines())
     return {found[0] for line in lines for found in ENGLISH.finditer(line)}

@@ -41,7 +41,7 @@ GOOD = ("accepted", "merged", "superseded")
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """From the reply to a claim to the request that ends the lease: no other worker may hold it."""
+    """Lease from the reply to a claim to the request that ends it: no other worker may hold it."""
 
     task: int
     attempt: int
@@ -126,7 +126,7 @@ class Numbers:
         return decode(reply.content, kind) if reply.content else None
 
     async def _try(self, method: str, path: str, **content: Any) -> httpx.Response | None:
-        """None while the coordinator is away, or says so itself."""
+        """Return the response; None while the coordinator is away or unavailable."""
         try:
             reply = await self.http.request(method, path, **content)
         except httpx.TransportError as error:

@@ -55,7 +55,7 @@ codec = "float32"
 
 
 class LocalCoordinator:
-    """A coordinator, its application, and clients of it."""
+    """Coordinator with its application and its clients."""
 
     def __init__(self, coordinator: Coordinator, clock: VirtualClock) -> None:
         self.coordinator = coordinator
@@ -248,7 +248,7 @@ async def local_coordinator(path: Path, **settings: Any) -> AsyncIterator[LocalC
 
 
 def prepare(settings: Settings) -> None:
-    """Put an empty database where settings that name none expect it; what is there stays."""
+    """Put an empty database at the default place of the settings; an existing one stays."""
     file = file_of(settings.database_url)
     used = settings.signing_key_file.exists()  # a database that is missing then stays missing
     if not settings.database and file is not None and not file.exists() and not used:

@@ -74,7 +74,7 @@ class Network(httpx.AsyncBaseTransport):
         self._lose.append(part)
 
     def refuse(self, part: str) -> None:
-        """From now on requests with `part` in their path do not arrive."""
+        """Drop requests with `part` in their path from now on."""
         self._refuse.append(part)
 
     def heal(self) -> None:
@@ -137,7 +137,7 @@ class LocalMachine:
     def connect(
         self, network: Network | None = None, clock: FastClock | None = None
     ) -> Callable[[Address, str], Client]:
-        """Return what makes clients of the coordinator, over `network`."""
+        """Return the factory of clients of the coordinator, over `network`."""
         network = network or Network(self.home.transport)
         clock = clock or FastClock(self.speed)
 
@@ -220,7 +220,7 @@ class Process:
         await self._more.wait()
 
     async def heartbeats(self, count: int) -> None:
-        """So many more have arrived."""
+        """Wait for `count` more heartbeats."""
 
         def arrived() -> int:
             return sum("/heartbeat" in seen for seen in self.network.seen)

@@ -129,8 +129,8 @@ def changed(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
 
 
 class LyingCoordinator:
-    """An ASGI application in front of an honest one. `lies` are replies by endpoint, `changes` what
-    becomes of an honest reply.
+    """ASGI application in front of an honest one. `lies` are replies by endpoint, `changes` edits
+    of honest replies.
     """
 
     def __init__(self, honest: Any = None) -> None:

@@ -169,7 +169,7 @@ def _log(conn: Connection, name: str) -> list[_Entry]:
 
 
 def _merge(order: step.MergeOrder, shards: int, folder: Path) -> tuple[str, _Files]:
-    """One merge into a folder; hash and files of what came out."""
+    """Merge once into a folder; return hash and files of the result."""
     weights, state = folder / "weights", folder / "state"
     if not shards:
         outcome = step.run(order, weights, state)

@@ -1,4 +1,4 @@
-"""Mutation testing of the pure rules, in pieces: what no test notices is listed with its change.
+"""Mutation testing of the pure rules, in pieces: each survivor is listed with its change.
 
     make mutants                     every piece of tests/mutants.toml
     make mutants MODULE=plan         one piece
@@ -108,7 +108,7 @@ def prepare(name: str, piece: Piece, *, again: bool) -> Path:
 
 
 def mutmut(folder: Path, *args: str, shown: bool = False) -> str:
-    """Run the tool in a folder; what it printed."""
+    """Run the tool in a folder; return its output."""
     command = [str(Path(sys.executable).with_name("mutmut")), *args]
     done = subprocess.run(
         command, cwd=folder, check=False, text=True, stdout=None if shown else subprocess.PIPE
@@ -120,7 +120,7 @@ def mutmut(folder: Path, *args: str, shown: bool = False) -> str:
 
 
 def statuses(folder: Path) -> dict[str, str]:
-    """Return what became of each mutant."""
+    """Return the status of each mutant."""
     found = {}
     for line in mutmut(folder, "results", "--all", "true").splitlines():
         name, colon, status = line.strip().partition(": ")
@@ -140,7 +140,7 @@ def change(folder: Path, name: str) -> str:
 
 
 def judge(name: str, piece: Piece, folder: Path) -> bool:
-    """Print what survived a piece. Return True if it is good enough."""
+    """Print the survivors of a piece. Return True if few enough survived."""
     found = statuses(folder)
     counts = Counter(found.values())
     left = [

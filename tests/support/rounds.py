@@ -1,5 +1,5 @@
-"""Rounds of a run in a whole coordinator: what two workers do, what follows from it, and what each
-of it takes.
+"""Rounds of a run in a whole coordinator: the work of two workers, its effects, and the cost of
+each.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ T = TypeVar("T")
 
 
 class MergeRounds:
-    """Rounds of two workers, and what each of their steps took: `spent` says how much was spent in
-    all so far.
-    """
+    """Rounds of two workers, and the cost of each step: `spent` returns the total so far."""
 
     def __init__(
         self,

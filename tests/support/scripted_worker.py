@@ -86,7 +86,7 @@ class Player:
         return reply.lease
 
     async def do(self, lease: Lease, change: Change | None = None) -> Verdict:
-        """A whole task; `change` is what a cheat does to its games."""
+        """Play a whole task; `change` is a cheat's edit of its games."""
         begun = await self.worker.begin(lease)
         return await self.hand_in(lease, begun, await self.result(lease, begun, change))
 

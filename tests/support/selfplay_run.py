@@ -1,4 +1,4 @@
-"""A run of games on a small board, and what tests of it ask."""
+"""Run of games on a small board, and helpers for its tests."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class TmuxScreen:
         self._tmux("send-keys", "-t", "one", *keys)
 
     def rows(self) -> list[str]:
-        """Return what stands on the screen now, a string a row."""
+        """Return the rows of the screen."""
         return self._tmux("capture-pane", "-p", "-t", "one").split("\n")
 
     def see(self, pattern: str, timeout_s: float = WAIT_S) -> str:

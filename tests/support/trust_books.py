@@ -31,7 +31,7 @@ class Draw:
 
 @dataclass(kw_only=True)
 class Account:
-    """An account: what draws made of it, and where its pay is, by contribution."""
+    """Account: its standing by draws, and the place of its pay, by contribution."""
 
     network: str = ""
     state: standing.Account = PROBATION
@@ -65,7 +65,7 @@ class Account:
 
     @property
     def is_open(self) -> bool:
-        """Return True if a draw of it has no result."""
+        """Return True if one of its draws has no result."""
         return any(draw.result is None for draw in self.drawn.values())
 
     @property
@@ -155,7 +155,7 @@ class Books:
         account.draws, account.lost_to = 0, account.newest
 
     def release(self, account: Account) -> None:
-        """Free what draws prove by now, the oldest first, but for the bond."""
+        """Free the pay that draws prove, the oldest first, up to the bond."""
         first = min(
             [draw.number for draw in account.drawn.values() if draw.result is None]
             + sorted(account.answers),

@@ -1,4 +1,4 @@
-"""A queue on a database of its own, in virtual time, for tests of what workers meet there."""
+"""Queue on a database of its own, in virtual time, for tests of claims and leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs, waiting workers and open tasks as values, for tests of who is given what."""
+"""Runs, waiting workers and open tasks as values, for tests of assignments."""
 
 from __future__ import annotations
 

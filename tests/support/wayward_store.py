@@ -1,4 +1,4 @@
-"""An S3-speaking server of the tests, and one with faults in front of it."""
+"""S3 server of the tests, and a proxy that adds faults."""
 
 from __future__ import annotations
 

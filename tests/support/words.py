@@ -37,8 +37,8 @@ COLUMNS = 100
 
 
 def messages(tree: ast.AST) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Yield line, context and message (with its plural) of every call of the catalogue, also those
-    inside of f-strings, which Babel's own reader passes over.
+    """Yield line, context and message (with its plural) of every call of the catalogue, including
+    the ones inside of f-strings, which Babel's own reader misses.
     """
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
@@ -117,7 +117,7 @@ def begun(language: str) -> Catalog:
 
 
 def main(languages: list[str]) -> None:
-    """Update every translation, and begin those that are named."""
+    """Update every translation, and begin the named ones."""
     template = extracted()
     for language in languages:
         file = LANGUAGES / f"{language}.po"

@@ -243,7 +243,7 @@ class Paused(Event):
 
 
 class Resumed(Event):
-    """Removal of one reason for a pause (all of them without `by`); the message names the
+    """Removal of one reason for a pause (all reasons without `by`); the message names the
     others.
     """
 

@@ -47,7 +47,7 @@ class LanguageChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _NamesOnly(Formatter):
-    """Formatter that fills in values by name only: a translation reaches no attribute of them."""
+    """Formatter that fills in values by name only: a translation cannot reach their attributes."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return kwargs[field_name], field_name

@@ -26,7 +26,7 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary positions: their base, and how they are stretched beyond what was trained."""
+    """Rotary positions: their base, and their stretching beyond the trained length."""
 
     rope_theta: float = 10_000.0
     rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
@@ -61,7 +61,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Llama and what is built like it: RMS norms, rotary positions, gated MLP, grouped heads."""
+    """Llama and its relatives: RMS norms, rotary positions, gated MLP, grouped heads."""
 
     model_type: _LlamaKind
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
@@ -272,7 +272,7 @@ def written(shape: Shape) -> dict[str, Any]:
 
 
 def _filled(raw: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what follows from other settings, as the library does."""
+    """Fill in the settings that follow from others, as the library does."""
     heads, width = raw.get("num_attention_heads"), raw.get("hidden_size")
     if raw["model_type"] != "gpt2" and isinstance(heads, int):
         if raw.get("num_key_value_heads") is None:

@@ -1,6 +1,4 @@
-"""Settings of the model that a run goes on from: training does not read them, an export has them
-again.
-"""
+"""Settings of the base model: training does not read them, an export restores them."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class BaseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSettings:
-    """Return what the folder of a model says; `settings` are those of its config.json.
+    """Return the settings in a model's folder; `settings` are those of its config.json.
 
     Raises InvalidRunFile for a value that the library would not take.
     """

@@ -1,4 +1,4 @@
-"""The `[model]` table of a run of language models: an architecture, and what of it is trained.
+"""Table `[model]` of a run of language models: an architecture, and its trained part.
 
 No torch and no transformers here: a command line may ask.
 """
@@ -247,8 +247,8 @@ def folder_of(config: CausalConfig) -> Path:
 
 
 def origin(config: CausalConfig) -> Origin | None:
-    """Return the model that a run goes on from. Of a folder only its name: where the organiser
-    keeps it is nobody's business.
+    """Return the base model of a run. Of a folder only its name: the organiser's path stays
+    private.
     """
     if not config.source:
         return None
@@ -328,9 +328,10 @@ def flops_per_sample(config: CausalConfig) -> float:
 
 
 def fixed_bytes(config: CausalConfig) -> int:
-    """Memory beside what each trained number takes: frozen weights, and for one window what each
-    matrix of a block reads and gives, what each block reads, and the logits, their copy in float32
-    and its gradient. Where memory is short the blocks are computed anew one by one on the way back.
+    """Return the memory besides the trained numbers': frozen weights, and for one window the inputs
+    and outputs of each block's matrices, the blocks' inputs, and the logits, their copy in float32
+    and its gradient. Where memory is short the blocks are recomputed one by one in the backward
+    pass.
     """
     shape, T = config.shape, config.context
     largest = max(_by_block(shape).values(), default=0)
@@ -348,14 +349,14 @@ def frozen_bytes(config: CausalConfig) -> int:
 
 
 def held_in_few(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Names of the matrices that `base_precision` is about, and their (outputs, inputs): those of
-    the blocks. Embeddings and a head stay in float32.
+    """Return the matrices under `base_precision` with their (outputs, inputs): those of the blocks.
+    Embeddings and a head stay in float32.
     """
     return {name: size for name, size in _matrices(shape).items() if f"{name}.weight" != HEAD}
 
 
 def libraries(config: CausalConfig) -> tuple[str, ...]:
-    """Libraries that training needs beside those of the workload."""
+    """Return the libraries that training needs besides the workload's own."""
     return (LIBRARY,) if config.base_precision in ("int8", "nf4") else ()
 
 
@@ -373,8 +374,8 @@ def _width(shape: Shape) -> int:
 
 
 def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Names of the matrices that may have adapters, and their (outputs, inputs): those inside the
-    blocks, and a head of its own beside them.
+    """Return the matrices that may have adapters with their (outputs, inputs): those inside the
+    blocks, and a head of its own.
     """
     turned = isinstance(shape, architectures.Gpt2Shape)
     found = {}

@@ -22,7 +22,7 @@ from shared.workloads.data.tokenizer import Put
 
 
 def build(wanted: DatasetWanted, put: Put, skip: Callable[[str], None]) -> DatasetManifest:
-    """Build what the first record of the files says they are; see `build_chat`, `build_text`.
+    """Build the dataset that the first record's form calls for; see `build_chat`, `build_text`.
 
     Raises InvalidRunFile, and BadRequest for dialogues without tokenizer or template.
     """
@@ -48,7 +48,7 @@ def build(wanted: DatasetWanted, put: Put, skip: Callable[[str], None]) -> Datas
 
 
 class _Skipped(Skipped):
-    """Keeps what could not be used, and tells it as it is found."""
+    """Skipped records of a build, announced as they are found."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ class SlotCache:
 
 
 class CausalDecoder(PromptText):
-    """See `Decoder`."""
+    """Decoder of a causal language model; see `Decoder`."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ _SPACE = 2  # times the size of a model: the library's cache, and the coordinato
 
 
 class Reference(NamedTuple):
-    """A repository of a hub and a revision of it."""
+    """Repository of a model hub, at a revision."""
 
     repository: str
     revision: str
@@ -67,7 +67,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reference(source: str) -> Reference:
-    """Return what `hub:OWNER/NAME@REVISION` names. Raises InvalidRunFile for another form."""
+    """Parse `hub:OWNER/NAME@REVISION`. Raises InvalidRunFile for another form."""
     found = _REFERENCE.fullmatch(source)
     if found is None or ".." in source:
         raise InvalidRunFile(
@@ -163,7 +163,9 @@ def path_on_hub(source: str, name: str) -> str:
 
 
 def _weights(found: Found) -> list[str]:
-    """Names of the files of weights. Raises InvalidRunFile for those that are never fetched."""
+    """Return the names of the weights' files. Raises InvalidRunFile for formats that are never
+    fetched.
+    """
     whole = "model.safetensors"
     if INDEX in found.sizes:
         folder = _file(found, INDEX, model_folder.INDEX_MAX).parent
@@ -245,7 +247,7 @@ def _missing() -> Configuration:
 
 @contextmanager
 def _refusals(wanted: Reference) -> Iterator[Any]:
-    """Ask a hub; what goes wrong becomes a sentence."""
+    """Turn the errors of a hub into sentences."""
     try:
         from huggingface_hub import HfApi
         from huggingface_hub import errors as theirs

@@ -51,8 +51,8 @@ def as_model(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Conv
 
 
 def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
-    """The files of a folder that `PeftModel` loads beside the frozen model. Raises BadRequest for
-    a run without adapters.
+    """Return the files of a folder that `PeftModel` loads onto the frozen model. Raises BadRequest
+    for a run without adapters.
     """
     lora = config.lora
     if lora is None:

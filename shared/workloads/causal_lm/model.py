@@ -1,4 +1,4 @@
-"""The library's own model with the weights of a version, and adapters beside its matrices.
+"""Library's own model with the weights of a version, and adapters on its matrices.
 
 Shapes: B windows, T tokens, V vocabulary. Weights are float32; autocast is the caller's.
 """
@@ -34,7 +34,7 @@ IGNORED = -100  # a target that counts for nothing
 
 
 class Adapter(nn.Module):
-    """A frozen matrix and the product of two small ones beside it."""
+    """Frozen matrix plus the product of two small ones."""
 
     def __init__(
         self, frozen: nn.Module, size: tuple[int, int], lora: Lora, keys: SampleKeys, place: int
@@ -96,8 +96,8 @@ class CausalModel:
 
 
 def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
-    """Of windows whose dialogues begin at `first` (B, T): what each token sees (B, 1, T, T), and
-    its place in its dialogue (B, T).
+    """Return, for windows whose dialogues begin at `first` (B, T), each token's attention mask (B,
+    1, T, T), and its place in its dialogue (B, T).
     """
     T = first.shape[1]
     numbers = first.cumsum(1)
@@ -158,8 +158,8 @@ def build(
 def _hold(
     module: nn.Module, config: CausalConfig, weights: Weights, device: str, precision: BasePrecision
 ) -> None:
-    """Put matrices in few bits in the place of the library's, one after the other: all of them in
-    float32 may be more than there is memory.
+    """Replace the library's matrices by few-bit ones, one after the other: all of them in float32
+    may exceed the memory.
     """
     turned = isinstance(config.shape, Gpt2Shape)  # its library keeps them the other way round
     for name in held_in_few(config.shape):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class CausalWorkload(Workload):
-    """See `Workload`."""
+    """Workload `causal-lm`; see `Workload`."""
 
     name = "causal-lm"
     version = 1

@@ -1,1 +1,1 @@
-"""Datasets, tokenizers and the order of a pass: what workloads train on."""
+"""Datasets, tokenizers and the order of a pass: the input of training."""

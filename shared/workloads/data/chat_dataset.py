@@ -54,7 +54,7 @@ class _Dialogue(NamedTuple):
 
 
 class _Notes:
-    """Counts of what records had, and of what is not learnt of it."""
+    """Counts of the records' forms, and of their parts that are not learnt."""
 
     def __init__(self) -> None:
         self.forms, self.unread = Counter[str](), Counter[str]()
@@ -63,7 +63,7 @@ class _Notes:
 
     @property
     def meta(self) -> Meta:
-        """As it stands in the manifest: one sentence, without its end."""
+        """Return the notes for the manifest: one sentence, without its end."""
         told = [f"{count:,} dialogues in {form}" for form, count in self.forms.most_common()]
         if self.unlearnt:
             told.append(f"{self.unlearnt:,} answers not learnt, as their weight or train says")
@@ -178,7 +178,8 @@ def _read(
 
 
 def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
-    """Return a dialogue without what its template has no place for and can be left out; count that.
+    """Return a dialogue without the optional parts that its template has no place for, which are
+    counted.
 
     Raises InvalidRunFile where the rest would be a lesson in something else.
     """
@@ -227,5 +228,5 @@ def _share(dialogues: list[_Dialogue]) -> float:
 
 
 def _bytes_per_token(dialogues: list[_Dialogue]) -> float:
-    """Return the bytes of answers a token of them: loss is measured on these."""
+    """Return the bytes of answers a token: the unit of the measured loss."""
     return sum(each.answer_bytes for each in dialogues) / max(1, _learnt(dialogues))

@@ -110,7 +110,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         return self._rendered(messages, prompt=True)
 
     def frame(self) -> ChatFrame | None:
-        """Return what it writes around a question; None where that cannot be told, or is long.
+        """Return the text that the template writes around a question; None where it is unclear or
+        long.
 
         Raises InvalidRunFile for a template that does not come to an end.
         """
@@ -221,7 +222,7 @@ class ChatFrame(msgspec.Struct, frozen=True):
 
     @property
     def meta(self) -> dict[str, str | int | float]:
-        """As it stands in the manifest of a dataset."""
+        """Return the fields for the manifest of a dataset."""
         return dict(zip(_FRAME, (self.before, self.after, self.end), strict=True))
 
     def asked(self, question: str) -> str:

@@ -57,7 +57,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class _Network(nn.Module):
-    """Three halving convolutions, a mean over what is left, features, classes."""
+    """Three halving convolutions, a mean over the rest, features, classes."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -134,9 +134,7 @@ def train_judge(
     expected: NDArray[np.int64],
     seed: int,
 ) -> TrainedJudge:
-    """Teach a judge the classes `labels` of `images`; what was held out tells how well it knows
-    them.
-    """
+    """Train a judge on the classes `labels` of `images`; the held-out images tell its accuracy."""
     classes = int(labels.max()) + 1
     network = _network(images.shape[1], classes, seed)
     optimizer = torch.optim.AdamW(network.parameters(), _LR, weight_decay=0.01)

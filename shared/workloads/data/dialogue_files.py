@@ -39,7 +39,7 @@ def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
 
 
 def records(path: Path, skipped: Skipped) -> Iterator[Record]:
-    """Yield the records of a file; what is none is added to `skipped`. Raises InvalidRunFile."""
+    """Yield the records of a file; malformed ones are added to `skipped`. Raises InvalidRunFile."""
     if table_rows.is_table(path):
         unread = dict.fromkeys(each for each in table_rows.columns(path) if each not in FIELDS)
         for number, row in enumerate(table_rows.rows(path, FIELDS), 1):

@@ -182,7 +182,7 @@ def _call(raw: Any) -> dict[str, Any]:
 
 
 def _parsed(found: Any) -> Any:
-    """Return what a text says in JSON, or the text."""
+    """Return a text's JSON value, or the text."""
     if isinstance(found, str):
         try:
             return decode(found)

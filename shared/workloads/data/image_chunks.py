@@ -77,7 +77,7 @@ def unit_range(pixels: Pixels) -> NDArray[np.float32]:
 
 
 def to_pixels(images: NDArray[np.float32]) -> Pixels:
-    """-1 ... 1 as 0 ... 255; what is no number is black."""
+    """Convert -1 ... 1 to 0 ... 255; NaN is black."""
     wide = np.nan_to_num((images + 1) * 127.5, nan=0.0)
     found: Pixels = np.clip(np.rint(wide), 0, 255).astype(np.uint8)
     return found

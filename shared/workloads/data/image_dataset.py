@@ -184,7 +184,7 @@ def _spool(
 
 
 class _ImageScratch:
-    """The temporary file and what lies in it."""
+    """Temporary file of images, and its index."""
 
     def __init__(
         self, spool: BinaryIO, stored: list[_ScratchImage], settings: ImageSettings
@@ -235,7 +235,7 @@ class _ChunkWriter:
 def _judge(
     corpus: _ImageScratch, train: list[_ScratchImage], held: list[_ScratchImage]
 ) -> tuple[bytes, dict[str, str | int | float]]:
-    """The judge of this dataset, and what the manifest says of it."""
+    """Return the judge of this dataset, and its fields for the manifest."""
     from shared.workloads.data.classifier import cluster, shrink, train_judge
 
     train, held = train[:_JUDGED], held[:_JUDGED]

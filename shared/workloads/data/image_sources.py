@@ -29,9 +29,7 @@ _DIGITS = 1797  # as many as scikit-learn ships
 
 
 class SourceImage(msgspec.Struct, frozen=True):
-    """One image: pixels (H, W) or (H, W, 3), the name to call it by, and what it shows where that
-    is known.
-    """
+    """One image: pixels (H, W) or (H, W, 3), its name, and its label where known."""
 
     name: str
     pixels: Pixels

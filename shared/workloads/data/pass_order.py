@@ -80,8 +80,8 @@ class PassOrder:
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
 
     def chunks(self, start: int, stop: int) -> tuple[int, ...]:
-        """The chunks that [start, stop) reads, in the order of first need: what a task has to
-        download.
+        """Return the chunks that [start, stop) reads, in the order of first need: the downloads of
+        a task.
         """
         found: dict[int, None] = {}
         for group, first, last in self._pieces(start, stop):

@@ -33,8 +33,8 @@ def grey(pixels: Pixels) -> Pixels:
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Pixels at another size by a triangle filter that is as wide as what it joins: smooth up,
-    without aliases down.
+    """Resize by a triangle filter that is as wide as the joined pixels: smooth up, without aliases
+    down.
     """
     if pixels.shape[:2] == (height, width):
         return pixels

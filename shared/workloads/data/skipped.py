@@ -1,4 +1,4 @@
-"""Files of an organiser that a dataset is built from, and what of them could not be used."""
+"""Source files of a dataset, and the parts of them that were skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Skipped:
             self.sentences.append(sentence)
 
     def take(self, more: Skipped) -> None:
-        """Add what another one has."""
+        """Add the counts and sentences of another one."""
         self.count += more.count - len(more.sentences)
         for sentence in more.sentences:
             self.add(sentence)

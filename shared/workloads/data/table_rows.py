@@ -33,8 +33,8 @@ def is_table(path: Path) -> bool:
 
 
 def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
-    """Return the tables of a folder; those of other splits than "train" go to `skipped`, where
-    there is one of that name.
+    """Return the tables of a folder; splits other than "train" go to `skipped`, where there is one
+    of that name.
     """
     found = [path for path in walk(folder) if is_table(path)]
     splits = {path: _split(path.relative_to(folder)) for path in found}
@@ -60,7 +60,7 @@ def columns(path: Path) -> list[str]:
 
 
 def rows(path: Path, wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table with those of its columns that are wanted and not null.
+    """Yield the rows of a table, with the wanted columns that are not null.
 
     Raises InvalidRunFile where it cannot be read, Configuration without pyarrow.
     """
@@ -88,7 +88,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]]:
-    """Return the columns of a table, and what reads some of them batch by batch."""
+    """Return the columns of a table, and a reader of some of them batch by batch."""
     import pyarrow
     from pyarrow import ipc, parquet
 

@@ -134,7 +134,7 @@ def _example(line: bytes, place: str) -> Example:
 def build_suite(
     name: str, sources: tuple[Path, ...], put: Put, *, licence: str = "unknown", source: str = ""
 ) -> DatasetManifest:
-    """Store a suite, the bytes of its file as they are, and return its manifest: all of it is held
+    """Store a suite, the bytes of its file unchanged, and return its manifest: all of it is held
     out. Raises InvalidRunFile.
     """
     if len(sources) != 1 or not sources[0].is_file():

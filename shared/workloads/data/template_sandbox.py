@@ -1,4 +1,4 @@
-"""The sandbox in which a chat template runs: that of jinja2, and an end to whatever it does.
+"""Sandbox of a chat template: jinja2's own, and bounds on time and size.
 
 Every turn of a loop, every call and every macro is counted. Products, powers, widths and lengths
 are looked at before they are computed, since nothing can interrupt those.
@@ -77,7 +77,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute one of the operators above. Raises TimeoutError for what is far too large."""
+        """Compute one of the operators above. Raises TimeoutError for a far too large result."""
         size = _size(left) + _size(right)
         if operator == "**" or (operator == "*" and isinstance(right, int) and _has_length(left)):
             size = _size(left) * max(_numbers((right,)), default=1)

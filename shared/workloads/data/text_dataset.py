@@ -216,7 +216,7 @@ def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -
 
 
 def _learn(corpus: _TextScratch, train: list[_DocumentPart], vocab_size: int, tell: Tell) -> bytes:
-    """Train a tokenizer on training text only, at most `_TOKENIZER_BYTES` of it."""
+    """Train a tokenizer on training text only, at most `_TOKENIZER_BYTES`."""
     total = min(_TOKENIZER_BYTES, sum(part.size for part in train))
     tell(TextBuild(stage="tokenizer", done_bytes=0, total_bytes=total))
 

@@ -104,7 +104,7 @@ class Built(NamedTuple):
 
 
 class TokenChunk:
-    """A file of tokens, memory-mapped read-only; `tokens` is a one-dimensional view of it."""
+    """File of tokens, memory-mapped read-only; `tokens` is a one-dimensional view."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         stored = stored_type(dtype)
@@ -160,7 +160,7 @@ class ChunkWriter:
         self._rest, self._held = [stream], len(stream)
 
     def close(self) -> tuple[ChunkRef, ...]:
-        """Store what is left and return every chunk; a lone token, which predicts nothing, is
+        """Store the rest and return every chunk; a lone token, which predicts nothing, is
         dropped.
         """
         if self._held > 1:

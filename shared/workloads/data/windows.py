@@ -1,4 +1,4 @@
-"""Windows of tokens, read from memory-mapped chunks: what a GPT is trained on and measured with."""
+"""Windows of tokens, read from memory-mapped chunks: the samples of language models."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def of_pass(
 
 
 def spread(counts: Sequence[int], wanted: int) -> NDArray[np.int64]:
-    """At most `wanted` samples evenly spread over all, in a fixed mixed order, so that any
+    """Return at most `wanted` samples evenly spread over all, in a fixed mixed order, so that any
     beginning represents the rest.
     """
     ends = np.cumsum(np.asarray(counts, np.int64))

@@ -74,7 +74,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.image_size >> self.doublings
 
     def generator(self) -> list[Layer]:
-        """From noise to an image."""
+        """Return the layers from noise to an image."""
         widths = [self.generator_width << n for n in reversed(range(self.doublings))]
         ends = [*widths[1:], self.channels]
         first = Layer(self.latent, widths[0], self.base, True, self.base)
@@ -84,7 +84,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def discriminator(self) -> list[Layer]:
-        """From an image to one number."""
+        """Return the layers from an image to one number."""
         widths = [self.discriminator_width << n for n in range(self.doublings)]
         begins = [self.channels, *widths[:-1]]
         return [

@@ -92,8 +92,8 @@ def _judge(config: DcganConfig, heldout: Data | None) -> Judge:
 
 
 def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
-    """(coverage, overlap) of the classes that images show for sure, odds (N, K) beside their shares
-    (K,) among real ones.
+    """Return (coverage, overlap) of the classes that images show for sure, from odds (N, K) and
+    their shares (K,) among real ones.
     """
     sure = np.nan_to_num(odds).max(axis=1) >= _SURE
     shown = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)
@@ -103,7 +103,7 @@ def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple
 
 
 def sample(config: DcganConfig, weights: Weights, prompt: str, seed: int) -> Sample:
-    """64 images of noise that seed and prompt fix, as PNG; the first of them as text too."""
+    """Return 64 images of noise fixed by seed and prompt, as PNG; the first as text too."""
     noise = normal(f"sample/{prompt}", seed, (_ROW * _ROW, config.latent))
     images: Pixels = to_pixels(draw(config, weights, noise).numpy())
     title = f"{len(images)} images of fixed noise" + (f" “{prompt}”" if prompt else "")

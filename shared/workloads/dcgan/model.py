@@ -22,7 +22,7 @@ _SLOPE = 0.2  # of the leaky activation
 
 
 class Dcgan(nn.Module):
-    """Both networks, whose tensors have the names of the schema."""
+    """Generator and discriminator, whose tensors have the names of the schema."""
 
     def __init__(self, config: DcganConfig) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def _discriminator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def build(config: DcganConfig, weights: Weights, device: str) -> Dcgan:
-    """Both networks on `device` with their own copy of `weights`.
+    """Build both networks on `device` with their own copy of `weights`.
 
     Raises InvalidFrame when they are not this model's.
     """

@@ -241,7 +241,9 @@ class DcganWork:
         return -(-left // parts)  # even ones: a last one of a single image would know no statistics
 
     def _noise(self, size: int, micro: int) -> Tensor:
-        """Of the next `micro` images (micro, L), the same however the batch is cut."""
+        """Return the noise of the next `micro` images (micro, L), the same however the batch is
+        cut.
+        """
         drawn = normal(f"noise/{self._step}", self._job.seed, (size, self._latent))
         return to_device(
             torch.from_numpy(drawn[self._in_turn : self._in_turn + micro]), self._device

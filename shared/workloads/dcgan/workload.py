@@ -50,7 +50,7 @@ _GRADIENTS = (
 
 
 class DcganWorkload(Workload):
-    """See `Workload`."""
+    """Workload `dcgan`; see `Workload`."""
 
     name = "dcgan"
     version = 1

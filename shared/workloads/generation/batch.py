@@ -72,7 +72,7 @@ class Continuation:
         )
 
     def add(self, chosen: SampledToken) -> NextToken:
-        """Take in the next token; return what it adds to the text."""
+        """Append the next token; return the text that it adds."""
         asked = self.sequence
         if chosen.token == self._end or chosen.token in asked.ends:
             return NextToken(id=asked.id, text=self._stream.end(), finish="stop")
@@ -130,7 +130,7 @@ class Batch:
             self._release(found)
 
     def step(self) -> Iterator[NextToken]:
-        """Advance by a token; yield what was made."""
+        """Advance by a token; yield the new tokens."""
         self._admit()
         room = CHUNK
         while self._reading and room > 0:
@@ -156,7 +156,7 @@ class Batch:
             self._reading.append(_RunningSequence(sequence, self._free.pop(0), answer))
 
     def _share(self, one: _RunningSequence) -> None:
-        """Take what a sequence with the same prompt has read: several answers read it once."""
+        """Copy the cache of a sequence with the same prompt: several answers read it once."""
         prompt = one.sequence.prompt
         for other in self._running.values():
             if other.sequence.prompt == prompt:

@@ -24,8 +24,8 @@ from shared.workloads.generation.prompt_text import ending
 
 
 class SuiteTally(msgspec.Struct, frozen=True, kw_only=True):
-    """Examples that were answered, and how many of them rightly; `cut` were too long for the model
-    and lost their beginning.
+    """Counts of answered and correct examples; `cut` were too long for the model and lost their
+    beginning.
     """
 
     correct: int
@@ -162,7 +162,9 @@ def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[boo
 
 
 def _asked(asking: _Asking, example: Example, name: str) -> tuple[Sequence, bool]:
-    """Return what is generated, and if the beginning of the prompt was cut off to make room."""
+    """Return the sequence to generate, and whether the beginning of the prompt was cut off to make
+    room.
+    """
     decoder = asking.decoder
     tokens = asking.prompt(example.prompt)
     most = min(example.max_tokens, max(1, decoder.context - 1))

@@ -28,7 +28,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def end(self) -> str:
-        """Return what was held back: no more text comes."""
+        """Return the held-back text: no more text comes."""
         held, self._held = self._held, ""
         return held
 
@@ -56,7 +56,7 @@ class TextStream:
         return self._stops.take(text) if text else ""
 
     def end(self) -> str:
-        """Return what was held back: no more tokens come."""
+        """Return the held-back text: no more tokens come."""
         if self.stopped:
             return ""
         return self._stops.end() + self._new_text(last=True)

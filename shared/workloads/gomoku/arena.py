@@ -1,4 +1,4 @@
-"""Games that advance together: each round one network batch serves the searches of all of them.
+"""Games that advance together: each round one network batch serves the searches of all games.
 
     plans ──> seats (a game each) ──> one search for all seats ──> a move each ──> records
 
@@ -22,7 +22,7 @@ from shared.workloads.gomoku.search import Evaluator, Floats, Search, SearchSett
 
 
 class GamePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A game to be played: who plays the first and the second stones, and what is given."""
+    """Game to be played: its players, and its given moves."""
 
     game: int
     seed: int
@@ -40,7 +40,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     outcome: int
 
     def record(self, version: int, weights: str, device: str, against: int = -1) -> GameRecord:
-        """As handed in."""
+        """Return the record that is submitted."""
         return GameRecord(
             game=self.plan.game,
             seed=self.plan.seed,
@@ -66,7 +66,7 @@ class Seat:
 
     @property
     def player(self) -> str:
-        """The key of who is to move."""
+        """Return the key of the player to move."""
         return self.plan.players[len(self.position.moves) % 2]
 
     def played(self) -> Played:
@@ -118,11 +118,11 @@ class Arena:
 
     @property
     def idle(self) -> bool:
-        """Nobody plays: there was no plan left."""
+        """Return True if no game is in progress and no plan is left."""
         return not self.seats
 
     def keys(self) -> set[str]:
-        """Return who is needed to finish the games in progress."""
+        """Return the players of the games in progress."""
         return {key for seat in self.seats for key in seat.plan.players}
 
     def again(self) -> None:

@@ -26,7 +26,7 @@ PRESETS = {"small": (2, 32), "medium": (6, 64), "large": (12, 128)}  # blocks, c
 
 
 class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[model]` table. `blocks` and `channels` of 0 are those of the preset."""
+    """Table `[model]`. `blocks` and `channels` of 0 are the preset's."""
 
     size: Annotated[int, Meta(ge=3, le=SIZE_MAX)] = 15
     win: Annotated[int, Meta(ge=3)] = 5  # stones in a row, or more
@@ -70,8 +70,8 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def board_max(self) -> int:
-        """Three times the reach: a value head that pools over the board joins what lies further
-        apart.
+        """Return three times the reach: a value head that pools over the board joins features
+        further apart.
         """
         return 3 * self.reach
 
@@ -81,7 +81,7 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
         return read_table(raw, cls, "[model]")
 
     def to_dict(self) -> dict[str, Any]:
-        """With blocks and channels written out."""
+        """Return the table with blocks and channels written out."""
         return msgspec.structs.asdict(self) | {"blocks": self.depth, "channels": self.width}
 
 
@@ -122,7 +122,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRunFile("[task.options] window_min must not be above window")
 
     def manner(self) -> Manner:
-        """Of self-play."""
+        """Return the rules of self-play games."""
         return Manner(
             simulations=self.simulations,
             temperature_plies=self.temperature_plies,
@@ -131,7 +131,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def match_manner(self) -> Manner:
-        """Of matches: always the most visited move, nothing by chance."""
+        """Return the rules of matches: always the most visited move, nothing by chance."""
         return Manner(
             simulations=self.match_simulations, temperature_plies=0, noise=0.0, match=True
         )

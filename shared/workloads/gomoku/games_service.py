@@ -35,7 +35,7 @@ _FILLED = (
 
 
 class GomokuGames(Games):
-    """See `Games`."""
+    """Games of Gomoku; see `Games`."""
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> SelfPlay:
         checked, how = GomokuConfig.from_dict(config), GomokuOptions.from_dict(options)
@@ -65,7 +65,9 @@ class GomokuGames(Games):
         *,
         whole: bool = False,
     ) -> Inspection:
-        """See `Games.inspect`. Games in order are kept even when others of the file are not."""
+        """Inspect a file of games; see `Games.inspect`. Valid games are kept even when others of
+        the file are not.
+        """
         config, how = GomokuConfig.from_dict(job.config), GomokuOptions.from_dict(job.options)
         match = job.kind == "evaluate"
         try:

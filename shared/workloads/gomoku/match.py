@@ -31,7 +31,7 @@ def plan(rules: BoardRules, game: int, one: str, other: str) -> GamePlan:
 
 
 class MatchWork(PlayWork):
-    """See `Work`. The version of the job against the one that comes as an asset."""
+    """Match between the version of the job and the one that comes as an asset; see `Work`."""
 
     def __init__(self, job: Job, weights: Held, data: Data, device: str) -> None:
         super().__init__(job, GomokuOptions.from_dict(job.options).match_manner(), device)

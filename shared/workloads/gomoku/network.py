@@ -61,7 +61,7 @@ class Head(nn.Module):
 
 
 class GomokuNet(nn.Module):
-    """Logits of the policy (B, A) and the value in [-1, 1] (B,), both for whoever is to move."""
+    """Logits of the policy (B, A) and the value in [-1, 1] (B,), both for the player to move."""
 
     def __init__(self, config: GomokuConfig) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class GomokuNet(nn.Module):
         self.value = Head(nn.Linear(2 * C, VALUE_HIDDEN), nn.Linear(VALUE_HIDDEN, 1))
 
     def forward(self, boards: Tensor) -> tuple[Tensor, Tensor]:
-        """`boards` (B, A): +1 for stones of who is to move, -1 for the other's."""
+        """Evaluate `boards` (B, A): +1 for stones of the player to move, -1 for the other's."""
         x = self.stem(self._planes(boards)).relu_()  # (B, C, S, S), channels last in memory
         for block in self.blocks:
             x = block(x)
@@ -123,7 +123,7 @@ def read_weights(path: Path, config: GomokuConfig) -> dict[str, Tensor]:
 
 
 class NetEvaluator:
-    """A network as the search asks it: boards of whoever is to move in, logits and values out."""
+    """Network as the search queries it: boards of the player to move in, logits and values out."""
 
     def __init__(self, config: GomokuConfig, weights: Weights, device: str) -> None:
         self.positions = 0  # evaluated so far
@@ -157,7 +157,7 @@ class NetEvaluator:
         self._device = device
 
     def halve(self) -> int:
-        """Out of memory: ask in batches of half the size.
+        """Halve the batches of queries after out-of-memory.
 
         Raises MemoryError when a batch is one position already.
         """

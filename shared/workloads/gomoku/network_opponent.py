@@ -21,14 +21,16 @@ _SLOPPY = 0.35  # the easiest level plays the network's second thought this ofte
 
 
 class GomokuOpponent:
-    """See `Opponent`. Reproducible: the same game at the same level gets the same answer."""
+    """Reproducible opponent: the same game at the same level gets the same answer; see
+    `Opponent`.
+    """
 
     def __init__(self, config: GomokuConfig, weights: Weights) -> None:
         self._rules = config.rules
         self._player = NetEvaluator(config, weights, "cpu")
 
     def look(self, moves: Sequence[int]) -> BoardAnalysis:
-        """See `Opponent.look`."""
+        """Analyse a position; see `Opponent.look`."""
         position = Position(self._rules, moves)
         return BoardAnalysis(
             board=tuple(position.board[0, :-1].tolist()),

@@ -13,8 +13,8 @@ _STREAM = 1 << 32  # far from the streams of the plies
 
 
 def drawn(rules: BoardRules, seed: int, plies: int) -> tuple[int, ...]:
-    """Up to `plies` moves anywhere, none of which ends the game: so that self-play sees more than
-    its own favourites.
+    """Return up to `plies` random moves, none of which ends the game: so that self-play sees more
+    than its own favourites.
     """
     if plies <= 0:
         return ()

@@ -22,7 +22,7 @@ ADVANCE_S = 0.25
 
 
 class PlayWork(ABC):
-    """See `Work`.
+    """Play of a task's games on one device; see `Work`.
 
     A step is a game; samples are games too. Subclasses say who plays what, and record it.
     """
@@ -95,11 +95,11 @@ class PlayWork(ABC):
         return {}
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Nothing: what is short is played again after a restart, with the same result."""
+        """Return no snapshot: a short game is replayed after a restart with the same result."""
         return {}
 
     def restore(self, snapshot: Weights) -> None:  # noqa: B027 # nothing is right for most
-        """See `snapshot`."""
+        """Do nothing; see `snapshot`."""
 
     def _next_plan(self) -> GamePlan | None:
         """The next game of the task, if there is one."""
@@ -110,19 +110,19 @@ class PlayWork(ABC):
 
     @abstractmethod
     def _plan(self, game: int) -> GamePlan:
-        """Return who plays it, and how it begins."""
+        """Return the players of a game, and its opening."""
 
     @abstractmethod
     def _record(self, played: Played) -> GameRecord:
-        """As handed in."""
+        """Return the record that is submitted."""
 
     @abstractmethod
     def _metrics(self) -> dict[str, float]:
-        """Return what a person may want to know of the task."""
+        """Return the figures of the task that people see."""
 
     @property
     def _kind(self) -> str:
-        """Of device."""
+        """Return the kind of the device."""
         return self._device.partition(":")[0]
 
     def _preview(self) -> str:

@@ -1,4 +1,4 @@
-"""Records of games: what a player hands in, and what anybody can check of it without a network.
+"""Records of games: submitted by players, checkable by anybody without a network.
 
 The moves, the raw visits of every search and the seed that chance came from stand in a record. So
 each move can be held against the visits that it was drawn from, and any position can be searched
@@ -50,7 +50,7 @@ class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Manner(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules of play for the games of a task: the same for whoever plays and whoever checks."""
+    """Rules of play for the games of a task, shared by players and checkers."""
 
     simulations: int
     temperature_plies: int
@@ -60,7 +60,7 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(records: Iterable[GameRecord]) -> bytes:
-    """As handed in, and as sealed for learners."""
+    """Encode records for a submission, or for a sealed chunk."""
     return pack(records)
 
 
@@ -160,8 +160,8 @@ def _said(move: int, size: int) -> str:
 
 
 def score(records: Sequence[GameRecord]) -> MatchScore:
-    """Of a match, as its records tell it: the measured version has the first stones of even
-    games.
+    """Return the result of a match from its records: the measured version has the first stones of
+    even games.
     """
     ends = [record.outcome if record.game % 2 == 0 else -record.outcome for record in records]
     return MatchScore(wins=ends.count(1), draws=ends.count(0), losses=ends.count(-1))

@@ -1,5 +1,4 @@
-"""The rules of Gomoku on any board: who may move where, who has won, and what a turned board looks
-like.
+"""Rules of Gomoku on any board: legal moves, the winner, and the board's symmetries.
 
 Many boards are handled at once as one array. A board is int8 of shape (cells + 1,): +1 the first
 player, -1 the second, 0 empty, and one last cell OUTSIDE that every ray beyond the border points
@@ -44,7 +43,7 @@ class IllegalMove(BadRequest):
 
 @lru_cache(maxsize=16)
 def rays(rules: BoardRules) -> NDArray[np.intp]:
-    """For each cell and direction the next win - 1 cells, or the outside cell: (A, D, L)."""
+    """Return for each cell and direction the next win - 1 cells, or the outside cell: (A, D, L)."""
     size, outside = rules.size, rules.cells
     found = np.full((rules.cells, len(_DIRECTIONS), rules.win - 1), outside, np.intp)
     for cell in range(rules.cells):
@@ -72,7 +71,7 @@ def symmetries(size: int) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=16)
 def inverse_symmetries(size: int) -> NDArray[np.intp]:
-    """For each symmetry where every old cell lies on the new board, (8, A)."""
+    """Return for each symmetry the new place of every old cell, (8, A)."""
     found = np.argsort(symmetries(size), axis=1, kind="stable")
     found.setflags(write=False)
     return found

@@ -99,8 +99,8 @@ class Search:
         self._paths: list[_Paths] = []
 
     def start(self, boards: Boards, movers: NDArray[np.int8], noise: Floats | None = None) -> None:
-        """Search these positions (G, A + 1), none of them over; `noise` (G, A) is mixed into the
-        priors of the roots.
+        """Search these unfinished positions (G, A + 1); `noise` (G, A) is mixed into the priors of
+        the roots.
         """
         games = len(boards)
         self._roots = np.arange(games, dtype=np.intp) * self._per_game
@@ -119,8 +119,8 @@ class Search:
         return self.simulated >= self.settings.simulations
 
     def waiting(self) -> Boards:
-        """Boards (B, A) to evaluate, as whoever is to move sees them; none when the search is
-        done.
+        """Return the boards (B, A) to evaluate, from the side of the player to move; none when the
+        search is done.
         """
         while not len(self._waiting) and not self.done:
             self._descend()
@@ -131,7 +131,7 @@ class Search:
         return found
 
     def waiting_games(self) -> Rows:
-        """Of which game each board of `waiting` is, as a number in the order of `start`."""
+        """Return the game of each board of `waiting`, as a number in the order of `start`."""
         return self._waiting // self._per_game
 
     def receive(self, logits: Floats, values: Floats) -> None:
@@ -154,7 +154,7 @@ class Search:
         return self._n[self._roots]
 
     def values(self) -> Floats:
-        """The mean value of each root for whoever is to move, (G,)."""
+        """Return the mean value of each root for the player to move, (G,)."""
         n = self._n[self._roots]
         total = (np.where(n > 0, self._q[self._roots], 0) * n).sum(axis=1)
         mean: Floats = ((total + self._value[self._roots]) / (n.sum(axis=1) + 1)).astype(np.float32)
@@ -203,7 +203,9 @@ class Search:
             self._below[some] = np.where(self._state[below] == _OPEN, below, self._end)
 
     def _descend(self) -> None:
-        """One leaf of each game, `leaves` times; what must be evaluated stands in `_waiting`."""
+        """Descend to one leaf of each game, `leaves` times; leaves to be evaluated stand in
+        `_waiting`.
+        """
         self._paths = []
         for _ in range(min(self.settings.leaves, self.settings.simulations - self.simulated)):
             if self._paths:
@@ -233,7 +235,9 @@ class Search:
         )
 
     def _leaves(self, last: Rows) -> tuple[Rows, Rows]:
-        """Below the last row of each game; those that are new, and not the end of a game."""
+        """Return the leaves below the last row of each game, and the ones among them that are new
+        and do not end a game.
+        """
         moves = self._best[last]
         leaves = self._next[last, moves].astype(np.intp)
         new = np.flatnonzero(leaves == _NONE)
@@ -242,9 +246,7 @@ class Search:
         return leaves, made[self._state[made] == _PENDING]
 
     def _make(self, games: Rows, parents: Rows, moves: Rows) -> Rows:
-        """New rows for the positions after `moves`; those that end a game get their value at
-        once.
-        """
+        """Make rows for the positions after `moves`; finished games get their value at once."""
         rows = self._roots[games] + self._used[games]
         self._used[games] += 1
         self._next[parents, moves] = rows
@@ -282,9 +284,7 @@ class Search:
         self._total[rows] += 1
 
     def _disappoint(self, rows: Rows, moves: Rows) -> None:
-        """A move is visited for the first time: what nobody visited is worth a little less from now
-        on.
-        """
+        """Lower the value of unvisited moves a little after a first visit."""
         before = self._tried[rows]
         after = before + self._u[rows, moves]
         drop = np.float32(self.settings.fpu) * (np.sqrt(after) - np.sqrt(before))

@@ -54,7 +54,7 @@ class SavedGames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelfPlayWork(PlayWork):
-    """See `Work` and `Actor`."""
+    """Self-play on one device; see `Work` and `Actor`."""
 
     def __init__(self, job: Job, weights: Weights, device: str) -> None:
         self._options = GomokuOptions.from_dict(job.options)
@@ -76,7 +76,7 @@ class SelfPlayWork(PlayWork):
             self._dismiss()
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The games so far, and the weights that those in progress are played with."""
+        """Return the games so far, and the weights that play the games in progress."""
         saved = SavedGames(
             seed=self._job.seed,
             following=self._following,

@@ -28,8 +28,8 @@ _TRIES = 125  # boards looked at for each position; on the smallest boards some 
 
 
 class TacticsSuite(msgspec.Struct, frozen=True, kw_only=True):
-    """Boards (P, A) of whoever is to move, the cells that are right (P, A), and the kind of each as
-    its number in KINDS.
+    """Boards (P, A) of the player to move, the right cells (P, A), and the kind of each as its
+    number in KINDS.
     """
 
     boards: Boards
@@ -77,8 +77,8 @@ def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]
 
 
 def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
-    """Return what a board (A,) asks of whoever is to move (+1), and the right cells; "" when it is
-    none of KINDS.
+    """Return the task that a board (A,) sets to the player to move (+1), and the right cells; ""
+    when it is none of KINDS.
     """
     nothing = np.zeros(len(board), np.bool_)
     if any(len(_short_of(rules, board[None], player, 0)[0]) for player in (1, -1)):
@@ -103,8 +103,8 @@ def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np
 
 @lru_cache(maxsize=8)
 def suite(rules: BoardRules, each: int = EACH) -> TacticsSuite:
-    """`each` positions of every kind for this board, always the same; more of them begin with the
-    fewer.
+    """Return `each` positions of every kind for this board, always the same; a longer list begins
+    with the shorter one.
     """
     found: dict[str, list[tuple[NDArray[np.int8], NDArray[np.bool_]]]] = {
         kind: [] for kind in KINDS

@@ -43,7 +43,7 @@ def window(data: Data, config: GomokuConfig) -> Positions:
 
 
 class Batches:
-    """The positions that a task draws: the same for the same seed, whatever the micro-batches."""
+    """Positions that a task draws: the same for the same seed, whatever the micro-batches."""
 
     def __init__(self, found: Positions, size: int, job: Job) -> None:
         if len(found) < job.batch_size:
@@ -82,7 +82,7 @@ def losses(
 
 
 class LearnWork(StepWork):
-    """See `StepWork`. A sample is a position."""
+    """Learning from positions; see `StepWork`. A sample is a position."""
 
     FIGURES = ("policy_loss", "value_loss", "policy_accuracy", "value_error")
 

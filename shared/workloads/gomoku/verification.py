@@ -54,9 +54,7 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
-    """Return what is wrong with each record, by its place in the file; nothing of those that are in
-    order.
-    """
+    """Return the fault of each faulty record, by its place in the file."""
     found: dict[int, str] = {}
     for place, record in enumerate(records):
         try:
@@ -97,8 +95,8 @@ def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
 
 
 def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[int, str]:
-    """Return which records are not those that a task asked for, by their place in the file: each
-    game once, with its own seed.
+    """Return the records that the task did not ask for, by their place in the file: each game is
+    due once, with its own seed.
     """
     found: dict[int, str] = {}
     seen: set[int] = set()
@@ -174,9 +172,7 @@ def _compare(spots: Iterable[tuple[int, Spot]], bench: Bench) -> dict[int, list[
 
 
 def search_again(spots: Sequence[Spot], bench: Bench, evaluator: Evaluator) -> NDArray[np.int32]:
-    """The visits of each position, (spots, A), as whoever plays by the rules of the task gets
-    them.
-    """
+    """Return the visits of each position, (spots, A), by the rules of the task."""
     manner = bench.manner
     boards, movers = _boards(spots, bench.rules)
     noise = None

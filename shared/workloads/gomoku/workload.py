@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class GomokuWorkload(Workload):
-    """See `Workload`."""
+    """Workload `gomoku`; see `Workload`."""
 
     name = "gomoku"
     version = 1
@@ -64,8 +64,8 @@ class GomokuWorkload(Workload):
         return gomoku_config.schema(GomokuConfig.from_dict(config))
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        """He et al. 2015; each residual branch and the heads' last layers begin as zero (Zhang et
-        al. 2019): version 0 knows nothing, whatever its depth.
+        """Return initial weights by He et al. 2015; each residual branch and the heads' last layers
+        begin as zero (Zhang et al. 2019): version 0 knows nothing, whatever its depth.
         """
         import torch
 
@@ -81,7 +81,7 @@ class GomokuWorkload(Workload):
         return found
 
     def flops_per_sample(self, config: Config) -> float:
-        """Of one position that is learnt from."""
+        """Return the FLOPs to train on one position."""
         return 3 * gomoku_config.forward_flops(GomokuConfig.from_dict(config))
 
     def begin(

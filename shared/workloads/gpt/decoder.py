@@ -20,7 +20,7 @@ from shared.workloads.gpt.model import Block, Gpt, build
 
 
 class GptDecoder(PromptText):
-    """See `Decoder`."""
+    """Decoder of a GPT; see `Decoder`."""
 
     def __init__(
         self, config: GptConfig, weights: Weights, tokenizer: bytes | None, slots: int, device: str

@@ -130,7 +130,7 @@ class TextGenerator:
 
 
 def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """One token from logits (V,); what is no number (a run that diverged) counts as zero."""
+    """Draw one token from logits (V,); NaN (a run that diverged) counts as zero."""
     logits = torch.nan_to_num(logits)
     if sampling.temperature <= 0:
         return int(logits.argmax())

@@ -63,7 +63,7 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """Return what the queries find (B, T, C), each among what `seen` marks."""
+        """Return the attention of the queries (B, T, C), each over the keys marked in `seen`."""
         grouped = self._key_heads < self._heads
         y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal, enable_gqa=grouped)
         found: Tensor = self.proj(y.transpose(1, 2).flatten(2))
@@ -146,8 +146,8 @@ class Block(nn.Module):
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
-    """Without first values, which `build` brings: to draw them on the meta device imports PyTorch's
-    compiler, for 2 s.
+    """Return an embedding without initial values, which `build` brings: drawing them on the meta
+    device imports PyTorch's compiler, for 2 s.
     """
     return nn.Embedding(count, width, _weight=torch.empty(count, width))
 

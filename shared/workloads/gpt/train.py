@@ -15,7 +15,7 @@ from shared.workloads.training.step_loop import StepLoss, StepWork
 
 
 class GptWork(StepWork):
-    """See `StepWork`. A sample is a window."""
+    """Training of a GPT; see `StepWork`. A sample is a window."""
 
     def __init__(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None

@@ -53,7 +53,7 @@ _RESIDUAL = ("attn.proj.weight", "mlp.down.weight")  # scaled down with depth, a
 
 
 class GptWorkload(Workload):
-    """See `Workload`."""
+    """Workload `gpt`; see `Workload`."""
 
     name = "gpt"
     version = 1

@@ -1,5 +1,5 @@
-"""Dropout whose masks are fixed by the sample, not by what else is drawn: the same on every device,
-for any micro-batch, and when a task is done again.
+"""Dropout with masks fixed by the sample alone: the same on every device, for any micro-batch, and
+in a recompute.
 
 A counter-based generator in the manner of Salmon et al. 2011: the output function of SplitMix64
 (Steele et al. 2014) over sample, place and position, four 16-bit lanes each. On a CPU a third of

@@ -63,7 +63,7 @@ class Learner:
         return rate
 
     def result(self) -> dict[str, Tensor]:
-        """Return what the task ends with, on the CPU: the weights, or the mean gradient."""
+        """Return the result of the task, on the CPU: the weights, or the mean gradient."""
         found: Weights = self._sums or self._parameters
         return {name: to_host(value) for name, value in found.items()}
 
@@ -72,7 +72,7 @@ class Learner:
         return self._inner.state() if self._inner else {}
 
     def snapshot(self) -> dict[str, Tensor]:
-        """All that `restore` needs, between two steps."""
+        """Return the state that `restore` needs, between two steps."""
         found = {name: to_host(value) for name, value in self._own().items()}
         found |= {f"inner/{name}": value for name, value in self.state().items()}
         return found | {"fresh": torch.tensor(int(self._fresh))}

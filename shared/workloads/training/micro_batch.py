@@ -56,7 +56,7 @@ class MicroBatchPace:
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # a sample
 
     def record(self, samples: int, seconds: float, kept_bytes: int = 0) -> None:
-        """Learn from finished work: its longest time without a look, and what it kept in memory.
+        """Learn from finished work: its longest time without a pause check, and the memory it kept.
 
         The best of the last few counts, so that one hiccup changes nothing.
         """
@@ -70,7 +70,7 @@ class MicroBatchPace:
             self.set(max(1, wanted))
 
     def set(self, micro: int) -> None:
-        """Go on with this size, at most what memory allows."""
+        """Set the size, at most the one that fits the memory."""
         self.micro = min(self._cap, micro)
         self._seconds.clear()
 
@@ -83,7 +83,7 @@ class MicroBatchPace:
             self.set(micro)
 
     def halve(self) -> int:
-        """Out of memory: never again more than half of this.
+        """Halve the size after out-of-memory, and never exceed it again.
 
         Raises MemoryError when it is one sample already.
         """

@@ -1,4 +1,4 @@
-"""The inner optimiser of local work: AdamW or SGD from torch, or Muon with AdamW beside it."""
+"""Inner optimiser of local work: AdamW or SGD from torch, or Muon together with AdamW."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Random numbers that a seed and a name fix: the same on every machine, whatever else is drawn and
-by how many threads.
+"""Random numbers fixed by a seed and a name: the same on every machine, for any order and number of
+threads.
 """
 
 from __future__ import annotations

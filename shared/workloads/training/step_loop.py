@@ -1,5 +1,4 @@
-"""A task that is steps of one optimiser over batches: all of `Work` but what a batch is and what
-its loss is.
+"""Task made of optimiser steps over batches: all of `Work` but the batch and its loss.
 
 A step is `batch_size` samples whatever the size of a micro-batch: each adds its share to the
 gradient. On a GPU nothing waits for the device but reading the figures, five times a second.
@@ -266,7 +265,7 @@ class StepWork(ABC):
 
 
 def _told(means: list[float]) -> float:
-    """Return the loss of what was read; 0 where nothing of it is learnt."""
+    """Return the loss of a batch; 0 where nothing of it is learnt."""
     loss, weight = means[:2]
     return loss / weight if weight else 0.0
 

@@ -99,7 +99,7 @@ def real_images(data: Folder, model: Mapping[str, Any], start: int, stop: int) -
 
 
 def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor], network: str) -> float:
-    """Of all parameters of one network, as one vector."""
+    """Return the cosine over all parameters of one network, as one vector."""
     names = [name for name in b if name.startswith(network)]
     one, other = (torch.cat([part[name].flatten() for name in names]) for part in (a, b))
     return float(torch.cosine_similarity(one.double(), other.double(), 0))

@@ -1,4 +1,4 @@
-"""A Gomoku run on a small board, and what tests of the workload ask of it."""
+"""Gomoku run on a small board, and helpers for the workload's tests."""
 
 from __future__ import annotations
 
