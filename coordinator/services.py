@@ -51,6 +51,7 @@ from coordinator.runs.export import Export
 from coordinator.runs.queries import RunQueries
 from coordinator.runs.runs import Runs
 from coordinator.runs.samples import Samples
+from coordinator.runs.wind_down import WindDown
 from coordinator.scheduling.claims import Claims, ClaimTerms
 from coordinator.scheduling.heartbeat_replies import Heartbeats
 from coordinator.scheduling.queue import Queue
@@ -102,6 +103,7 @@ class Coordinator(Platform):
     uploads: Uploads
     datasets: Datasets
     runs: Runs
+    wind_down: WindDown
     run_queries: RunQueries
     export: Export
     samples: Samples
@@ -194,6 +196,7 @@ class Coordinator(Platform):
             uploads=uploads,
             datasets=Datasets(on),
             runs=runs,
+            wind_down=WindDown(on),
             run_queries=runs.queries,
             export=Export(db, on.blobs, computing[0]),
             samples=Samples(on),

@@ -41,6 +41,13 @@ class Reasoned(CommandRequest, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Sure(CommandRequest, frozen=True, kw_only=True):
+    """A request that says what it would do unless `yes`."""
+
+    name: str
+    yes: bool = False
+
+
 def reason(text: str) -> str:
     """Return a reason as the record keeps it: one printable line."""
     return line(text, REASON_CHARS_MAX)

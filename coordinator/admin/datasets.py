@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand
+from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand, Sure
+from coordinator.runs.wind_down import Deed
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.workloads.base import DatasetWanted
@@ -220,7 +221,12 @@ async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[DatasetShown,
     return tuple([_shown(row.manifest, await coordinator.datasets.skipped(row.id)) for row in rows])
 
 
+async def delete(coordinator: Coordinator, ask: Sure) -> Deed:
+    return await coordinator.wind_down.delete_dataset(ask.name, yes=ask.yes)
+
+
 COMMANDS = (
+    OrganiserCommand(name="dataset.delete", request=Sure, reply=Deed, run=delete, needs="database"),
     OrganiserCommand(
         name="dataset.add", request=AddDataset, reply=DatasetShown, run=add, needs="nothing"
     ),

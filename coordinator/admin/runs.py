@@ -14,16 +14,19 @@ from coordinator.admin.command import (
     Nothing,
     OrganiserCommand,
     Reasoned,
+    Sure,
     reason,
 )
 from coordinator.database import runs
 from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.merging.healing import Proposal, proposal
+from coordinator.rules.run_file import StopSettings
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import PLAIN, Exported
 from coordinator.runs.landmarks import Landmarks
 from coordinator.runs.queries import RunFigures
+from coordinator.runs.wind_down import Deed, Difference
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LeaderRow
@@ -66,6 +69,21 @@ class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     exported: Exported
     box: str = ""
+
+
+class ExtendRun(Sure, frozen=True, kw_only=True):
+    stop: StopSettings
+
+
+class ForkRun(Sure, frozen=True, kw_only=True):
+    """`source` is a version, like my-run@40; `name` that of the draft."""
+
+    source: str
+
+
+class DiffRuns(CommandRequest, frozen=True, kw_only=True):
+    first: str
+    second: str
 
 
 class RunShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +157,22 @@ def _rule(plan: Plan) -> str:
     return f"{plan.aggregate} from {few} contributions on, mean of fewer"
 
 
+async def delete(coordinator: Coordinator, ask: Sure) -> Deed:
+    return await coordinator.wind_down.delete_run(ask.name, yes=ask.yes)
+
+
+async def extend(coordinator: Coordinator, ask: ExtendRun) -> Deed:
+    return await coordinator.wind_down.extend(ask.name, ask.stop, yes=ask.yes)
+
+
+async def fork(coordinator: Coordinator, ask: ForkRun) -> Deed:
+    return await coordinator.wind_down.fork(ask.source, ask.name, yes=ask.yes)
+
+
+async def diff(coordinator: Coordinator, ask: DiffRuns) -> tuple[Difference, ...]:
+    return await coordinator.wind_down.diff(ask.first, ask.second)
+
+
 async def pause(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
     return await coordinator.runs.pause(ask.name, reason(ask.reason))
 
@@ -193,6 +227,18 @@ COMMANDS = (
         request=Named,
         reply=tuple[VolunteerSummary, ...],
         run=report,
+        needs="database",
+    ),
+    OrganiserCommand(name="run.delete", request=Sure, reply=Deed, run=delete, needs="database"),
+    OrganiserCommand(
+        name="run.extend", request=ExtendRun, reply=Deed, run=extend, needs="database"
+    ),
+    OrganiserCommand(name="run.fork", request=ForkRun, reply=Deed, run=fork, needs="database"),
+    OrganiserCommand(
+        name="run.diff",
+        request=DiffRuns,
+        reply=tuple[Difference, ...],
+        run=diff,
         needs="database",
     ),
     OrganiserCommand(name="run.export", request=ExportRun, reply=ExportedRun, run=export),

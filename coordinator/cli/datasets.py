@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, table
-from coordinator.cli.runs import Json
+from coordinator.cli.runs import Json, Yes, deed
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, InvalidName, InvalidRunFile
 from shared.text import size
@@ -267,6 +267,18 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
         columns,
         where.hint("No dataset yet: `coordinator dataset add NAME --text PATH` (or --images PATH)"),
     )
+
+
+@app.command
+def delete(
+    name: Annotated[str, Parameter(help="Name of the dataset.")],
+    *,
+    yes: Yes = False,
+    where: Where = HERE,
+    json: Json = False,
+) -> int:
+    """Delete a dataset that no run needs. Says what it would do, without --yes."""
+    return deed(call(where, "dataset.delete", name=name, yes=yes), json)
 
 
 def add_to(parent: App) -> None:

@@ -257,8 +257,9 @@ def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> 
             print(f"BREACH  {breach}")
         heads = ", ".join(f"{run} at version {head}" for run, head in done.heads.items())
         print(
-            f"Restored {done.backup.path} of {when(done.backup.created_at)} in {done.seconds:.0f} s:"
-            f" {done.backup.rows:,} rows, {done.backup.blobs:,} blobs; {heads or 'no run'}; "
+            f"Restored {done.backup.path} of {when(done.backup.created_at)} in "
+            f"{done.seconds:.0f} s: {done.backup.rows:,} rows, {done.backup.blobs:,} blobs; "
+            f"{heads or 'no run'}; "
             f"{len(done.breaches) or 'no'} breaches."
         )
     return 1 if done.breaches else 0

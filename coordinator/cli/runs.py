@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from coordinator.merging.healing import Proposal
     from coordinator.runs.landmarks import Landmarks
     from coordinator.runs.queries import RunFigures
+    from coordinator.runs.wind_down import Deed
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
 Run = Annotated[str, Parameter(help="Name of the run.")]
+Yes = Annotated[bool, Parameter(help="Do it.", negative="")]
 Reason = Annotated[str, Parameter(help="Why, for the record.")]
 REPORT = ("nickname", "label", "state", "first_seen", "last_seen", "accepted", "merged", "rejected")
 TOTALS = ("device_seconds", "credits_earned", "credits_pending")
@@ -145,6 +147,61 @@ def resume(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = 
 def stop(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = False) -> None:
     """End the run for good; accepted work is paid."""
     _moved(call(where, "run.stop", name=name, reason=reason), json)
+
+
+@app.command
+def delete(name: Run, *, yes: Yes = False, where: Where = HERE, json: Json = False) -> int:
+    """Delete a draft, or the files of a run that ended. Says what it would do, without --yes."""
+    return deed(call(where, "run.delete", name=name, yes=yes), json)
+
+
+@app.command
+def extend(
+    name: Run,
+    *,
+    versions: Annotated[int, Parameter(help="End at this version.")] = 0,
+    passes: Annotated[int, Parameter(help="End after so many passes.")] = 0,
+    tokens: Annotated[int, Parameter(help="End after so many tokens.")] = 0,
+    date: Annotated[str, Parameter(help="End at this date (UTC).")] = "",
+    yes: Yes = False,
+    where: Where = HERE,
+    json: Json = False,
+) -> int:
+    """Move the end of a run; one that was completed runs again. Says what it would do, without
+    --yes.
+    """
+    stop = {"versions": versions, "passes": passes, "tokens": tokens, "date": date}
+    return deed(call(where, "run.extend", name=name, stop=stop, yes=yes), json)
+
+
+@app.command
+def fork(
+    name: Annotated[str, Parameter(help="Name of the new run.")],
+    *,
+    source: Annotated[str, Parameter(name="--from", help="A version, like my-run@40.")],
+    yes: Yes = False,
+    where: Where = HERE,
+    json: Json = False,
+) -> int:
+    """Make a draft with the run file of a run, from one of its versions. Says what it would do,
+    without --yes.
+    """
+    return deed(call(where, "run.fork", name=name, source=source, yes=yes), json)
+
+
+@app.command
+def diff(first: Run, second: Run, *, where: Where = HERE, json: Json = False) -> None:
+    """Keys in which the files of two runs differ, and where the two stand."""
+    found = call(where, "run.diff", first=first, second=second)
+    if json:
+        as_json(found)
+        return
+    columns = {
+        "key": lambda d: d.key,
+        first: lambda d: d.first,
+        second: lambda d: d.second,
+    }
+    table(found, columns, "They do not differ.")
 
 
 @app.command
@@ -479,6 +536,18 @@ def _fetched(where: Where, chosen: dict[str, Any], to: Path) -> Any:
     for file in made.exported.files:
         connection.get(made.box, file, to / Path(file).name)
     return msgspec.structs.replace(made.exported, path=str(to))
+
+
+def deed(done: Deed, json: bool) -> int:
+    """Print what was, or would be, done. Exit code 1 where nothing was."""
+    if json:
+        as_json(done)
+    else:
+        for sentence in done.says:
+            print(sentence)
+        if not done.done:
+            print("Nothing was changed: say --yes to do it.")
+    return 0 if done.done else 1
 
 
 def add_to(parent: App) -> None:

@@ -88,6 +88,13 @@ def note_skipped(conn: Connection, dataset_id: int, sentences: Sequence[str]) ->
     key_values.put(conn, f"{_SKIPPED}{dataset_id}", msgspec.json.encode(sentences).decode())
 
 
+def remove(conn: Connection, dataset_id: int) -> None:
+    """Delete a dataset; its blobs go with the next sweep."""
+    conn.execute(delete(dataset_blobs).where(dataset_blobs.c.dataset_id == dataset_id))
+    conn.execute(delete(datasets).where(datasets.c.id == dataset_id))
+    key_values.remove(conn, f"{_SKIPPED}{dataset_id}")
+
+
 def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:
     """Return the files that the build of a dataset skipped, and the reasons."""
     stored = key_values.get(conn, f"{_SKIPPED}{dataset_id}")

@@ -69,6 +69,15 @@ def set_evaluation(conn: Connection, run_id: int, version: int, **values: Any) -
     )
 
 
+def prune_all(conn: Connection, run_id: int) -> None:
+    """Let the files of every version of a run go, with what they drew and said."""
+    conn.execute(
+        update(evaluations)
+        .where(evaluations.c.run_id == run_id)
+        .values(pruned=True, sample_sha256=None)
+    )
+
+
 def skip_older(conn: Connection, run_id: int, version: int) -> None:
     """Mark waiting evaluations older than a version as skipped; never version 0."""
     e = evaluations.c

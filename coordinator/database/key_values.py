@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
@@ -48,3 +48,7 @@ def locked(conn: Connection, key: str) -> str:
 def put(conn: Connection, key: str, value: str) -> None:
     if not put_new(conn, key, value):
         conn.execute(update(meta).where(meta.c.key == key).values(value=value))
+
+
+def remove(conn: Connection, key: str) -> None:
+    conn.execute(delete(meta).where(meta.c.key == key))

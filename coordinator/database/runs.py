@@ -12,6 +12,7 @@ from sqlalchemy import (
     Select,
     bindparam,
     case,
+    delete,
     exists,
     func,
     insert,
@@ -40,6 +41,7 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
         ("draft", "failed"),
         ("running", "failed"),
         ("paused", "failed"),
+        ("completed", "running"),  # extended
     }
 )
 
@@ -89,10 +91,30 @@ def add(conn: Connection, values: dict[str, Any]) -> int:
     return int(conn.execute(insert(runs).values(**values).returning(runs.c.id)).scalar_one())
 
 
+# What a run has that was not started.
+UNSTARTED: dict[str, Any] = {
+    "head": -1,
+    "best": None,
+    "global_step": 0,
+    "tokens": 0,
+    "phase": 0,
+    "pass_no": 0,
+    "cursor": 0,
+    "stop_reason": None,
+    "started_at": None,
+    "ended_at": None,
+}
+
+
+def remove(conn: Connection, run_id: int) -> None:
+    """Delete a draft, to which nothing refers yet."""
+    conn.execute(delete(runs).where(runs.c.id == run_id, runs.c.state == "draft"))
+
+
 _BY_NAME = select(runs).where(its(runs.c.name))
 _BY_ID = select(runs).where(its(runs.c.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update()
-_EVERY = select(runs).order_by(runs.c.id)
+_EVERY = select(runs).where(runs.c.state != "deleted").order_by(runs.c.id)
 _IN_STATES = _EVERY.where(among(runs.c.state, "states"))
 
 

@@ -428,6 +428,15 @@ def cancel_run(conn: Connection, run_id: int, now: float) -> int:
     return conn.execute(update(tasks).where(open_tasks).values(**values)).rowcount
 
 
+def reopen_run(conn: Connection, run_id: int) -> int:
+    """Open again what the end of a run cancelled. Gives how many; the attempt grows, so that
+    whoever held one learns that it is gone.
+    """
+    ended = and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled")
+    values = {"state": "todo", "attempt": tasks.c.attempt + 1, "ended_at": None}
+    return conn.execute(update(tasks).where(ended).values(**values)).rowcount
+
+
 def recall(conn: Connection, run_id: int, *, above: int) -> int:
     """Take back the leases on versions above `above`, which a rollback reverts; nothing is counted.
 

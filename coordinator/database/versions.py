@@ -238,6 +238,14 @@ def prunable(
     return [VersionRow(**row) for row in conn.execute(query).mappings()]
 
 
+def bytes_kept(conn: Connection, run_id: int) -> int:
+    """Return about how many bytes the files of a run take."""
+    v, e = versions.c, evaluations.c
+    kept = versions.join(evaluations, (e.run_id == v.run_id) & (e.version == v.version))
+    query = select(func.coalesce(func.sum(v.size), 0)).select_from(kept)
+    return int(conn.execute(query.where(v.run_id == run_id, ~e.pruned)).scalar_one())
+
+
 def blobs_in_use(conn: Connection) -> set[str]:
     """Every blob that a version which is not pruned refers to."""
     join = versions.join(

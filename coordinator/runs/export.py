@@ -393,18 +393,17 @@ def _code(workload: str, *, writes: bool) -> list[str]:
     ]
 
 
-def imported(folder: Path, about: Definition) -> Mapping[str, torch.Tensor]:
-    """Tensors of an exported folder for `[train] init_from`.
+def imported(path: Path, about: Definition) -> Mapping[str, torch.Tensor]:
+    """Tensors of a version or an exported folder for `[train] init_from`.
 
     Raises InvalidRunFile when they do not fit the model.
     """
     from safetensors.torch import load_file
 
-    path = folder / "model.safetensors"
     if not path.is_file():
         raise InvalidRunFile(
             f"[train] init_from: there is no {path}; name a folder written by coordinator run "
-            "export"
+            "export, or a version like my-run@40"
         )
     found = load_file(path)
     for spec in about.schema:

@@ -42,6 +42,7 @@ from coordinator.runs.queries import RunQueries
 from coordinator.runs.settlement import settle_accepted
 from coordinator.runs.version_files import Content, Surroundings, TrainingProgress, write_weights
 from coordinator.runs.version_files import sign as sign_version
+from coordinator.runs.wind_down import VERSION, kept_version
 from shared.errors import Conflict, InvalidRunFile, NotFound
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
@@ -57,11 +58,13 @@ if TYPE_CHECKING:
     from coordinator.rules.run_file import RunFile
 
 
-def make_initial(stop: Stop, run: RunRow, path: Path) -> publishing.PreparedVersion:
+def make_initial(
+    stop: Stop, run: RunRow, path: Path, source: Path | None
+) -> publishing.PreparedVersion:
     """Write version 0 at `path`, and its published files next to it. Raises InvalidRunFile."""
     about = definition(run)
-    if about.file.train.init_from:
-        weights = imported(Path(about.file.train.init_from), about)
+    if source is not None:
+        weights = imported(source, about)
     else:
         weights = about.workload.init(about.file.model, run.seed)
     written = write_weights(path, about, weights, {"run": run.name, "version": "0"})
@@ -132,25 +135,16 @@ class Runs(PlatformService):
             "workload_version": workload.version,
             "dataset_id": dataset.id if dataset else None,
             "seed": file.seed,
-            "head": -1,
-            "best": None,
-            "global_step": 0,
-            "tokens": 0,
-            "phase": 0,
             "parameters": about.parameters,
             # Of a run that makes its own data: games that may begin before a learner needs them.
             "samples_total": about.play.queue if about.play else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
-            "pass_no": 0,
-            "cursor": 0,
             "step_flops": step_flops,
             "price_micro": step_price_micro(file, step_flops),
             "weight": file.weight,
-            "stop_reason": None,
             "created_at": self._clock.now(),
-            "started_at": None,
-            "ended_at": None,
+            **runs.UNSTARTED,
         }
         await self._store_files(workload, model)
 
@@ -251,10 +245,23 @@ class Runs(PlatformService):
     async def _store_initial(self, run: RunRow) -> Content:
         path = self._blobs.scratch() / f"init-{secrets.token_hex(8)}"
         try:
-            prepared = await self._compute.run(make_initial, run, path)
+            source = await self._source(run)
+            prepared = await self._compute.run(make_initial, run, path, source)
             return await prepared.store(self._blobs)
         finally:
             publishing.discard(path)
+
+    async def _source(self, run: RunRow) -> Path | None:
+        """Return the file of the weights that a run begins from. Raises NotFound."""
+        named = definition(run).file.train.init_from
+        asked = VERSION.fullmatch(named)
+        if asked is None:
+            return Path(named) / "model.safetensors" if named else None
+
+        def find(conn: Connection) -> str:
+            return kept_version(conn, runs.by_name(conn, asked["run"]), int(asked["version"]))
+
+        return await self._blobs.local(await self._db.read(find))
 
     def _add_version(
         self, conn: Connection, run: RunRow, content: Content, *, kind: str, now: float

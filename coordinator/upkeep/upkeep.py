@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +24,9 @@ from coordinator.database import (
     upload_rows,
     versions,
 )
-from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.run_file import stop_at
 from coordinator.runs.definition import definition
+from coordinator.runs.run_ends import why_end
 from coordinator.runs.settlement import settle_accepted
 from coordinator.selfplay.replay import opponents
 from coordinator.storage.blobs import in_pool
@@ -96,28 +94,15 @@ class Upkeep(PlatformService):
         return sum(ended)
 
     def _due_to_end(self, conn: Connection) -> list[int]:
-        return [run.id for run in runs.every(conn, ("running",)) if self._why_end(conn, run)]
-
-    def _why_end(self, conn: Connection, run: RunRow) -> str:
-        stop = definition(run).file.stop
-        now = datetime.fromtimestamp(self._clock.now(), UTC)
-        if stop.versions and run.head >= stop.versions:
-            return f"version {run.head} of {stop.versions} is merged"
-        if stop.passes and run.pass_no > stop.passes:
-            return f"{stop.passes} passes are done"
-        if stop.tokens and run.tokens >= stop.tokens:
-            return f"{run.tokens} of {stop.tokens} tokens are trained"
-        if stop.date and now >= stop_at(stop):
-            return f"it is {stop.date}"
-        if stop.loss:
-            loss = evaluations.newest_loss(conn, run.id)
-            if loss is not None and loss <= stop.loss:
-                return f"the loss {loss:.4f} is at or below {stop.loss:g}"
-        return ""
+        return [
+            run.id
+            for run in runs.every(conn, ("running",))
+            if why_end(conn, run, self._clock.now())
+        ]
 
     def _end(self, conn: Connection, run_id: int) -> int:
         run = runs.by_id(conn, run_id, lock=True)
-        why = self._why_end(conn, run) if run.state == "running" else ""
+        why = why_end(conn, run, self._clock.now()) if run.state == "running" else ""
         if not why:
             return 0
         now = self._clock.now()

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator.database import uploads
+from coordinator.database import upload_rows
 from coordinator.request import ClientGone
 from shared.protocol.contributions import UploadInfo, Verdict
 from tests.support.databases import Postgres
@@ -86,7 +86,9 @@ async def test_three_pieces_take_four_requests_and_every_upload_ends(
             info = decode(await ann.put(info.upload_id, info.offset, piece), UploadInfo)
         sha = hashlib.sha256(data).hexdigest()
         assert await homes[0].coordinator.blobs.hash(sha) == sha
-        await homes[0].coordinator.db.write(partial(uploads.remove, upload_ids=[info.upload_id]))
+        await homes[0].coordinator.db.write(
+            partial(upload_rows.remove, upload_ids=[info.upload_id])
+        )
     assert way.requests == 4 * UPLOADS
     data = await ann.update("tiny")
     await ann.upload(lease, data)

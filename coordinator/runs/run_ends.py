@@ -1,0 +1,34 @@
+"""Ends of runs, as their run files say."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from coordinator.database import evaluations
+from coordinator.rules.run_file import stop_at
+from coordinator.runs.definition import definition
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.runs import RunRow
+
+
+def why_end(conn: Connection, run: RunRow, at: float) -> str:
+    """Return the sentence that says why a run is to end; "" where it goes on."""
+    stop = definition(run).file.stop
+    now = datetime.fromtimestamp(at, UTC)
+    if stop.versions and run.head >= stop.versions:
+        return f"version {run.head} of {stop.versions} is merged"
+    if stop.passes and run.pass_no > stop.passes:
+        return f"{stop.passes} passes are done"
+    if stop.tokens and run.tokens >= stop.tokens:
+        return f"{run.tokens} of {stop.tokens} tokens are trained"
+    if stop.date and now >= stop_at(stop):
+        return f"it is {stop.date}"
+    if stop.loss:
+        loss = evaluations.newest_loss(conn, run.id)
+        if loss is not None and loss <= stop.loss:
+            return f"the loss {loss:.4f} is at or below {stop.loss:g}"
+    return ""

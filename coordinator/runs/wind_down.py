@@ -1,0 +1,217 @@
+"""Ends and second lives of runs: deleted, extended, forked, compared.
+
+Each method says what it does, and does it when told to; a line of the record tells of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.database import datasets, evaluations, record, runs, tasks, versions
+from coordinator.platform import PlatformService
+from coordinator.rules import run_file
+from coordinator.rules.run_file import StopSettings
+from coordinator.runs.definition import definition
+from coordinator.runs.run_ends import why_end
+from shared.errors import BadRequest, Conflict, NotFound
+from shared.text import size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Connection
+
+    from coordinator.database.runs import RunRow
+
+VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")  # as a run file names one
+
+
+class Deed(msgspec.Struct, frozen=True, kw_only=True):
+    """Sentences that say what is, or was, done."""
+
+    says: tuple[str, ...]
+    done: bool
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One key in which two runs differ."""
+
+    key: str
+    first: str
+    second: str
+
+
+class WindDown(PlatformService):
+    """Deletes, extends, forks and compares runs, and deletes datasets."""
+
+    async def _do(self, work: Callable[[Connection], tuple[str, ...]], yes: bool) -> Deed:
+        """Run a piece of work in one transaction, which is undone unless `yes`."""
+        said: list[str] = []
+
+        def once(conn: Connection) -> None:
+            said[:] = work(conn)
+            if not yes:
+                raise _OnlyAsked
+
+        try:
+            await self._db.write(once)
+        except _OnlyAsked:
+            return Deed(says=tuple(said), done=False)
+        for topic in ("runs", "queue"):
+            self._signals.notify(topic)
+        return Deed(says=tuple(said), done=True)
+
+    def _note(self, conn: Connection, action: str, name: str, detail: Any) -> None:
+        record.append(conn, "organiser", action, name, detail, self._clock.now())
+
+    async def delete_run(self, name: str, *, yes: bool) -> Deed:
+        """Delete a draft, or the files of a run that has ended; credits and record stay."""
+
+        def delete(conn: Connection) -> tuple[str, ...]:
+            run = runs.by_id(conn, runs.by_name(conn, name).id, lock=True)
+            if run.state in runs.OPEN:
+                raise Conflict(f'"{name}" is {run.state}: `coordinator run stop {name}` ends it')
+            self._note(conn, "run.delete", name, {"state": run.state, "head": run.head})
+            if run.state == "draft":
+                runs.remove(conn, run.id)
+                return (f'the draft "{name}" goes',)
+            bytes_ = versions.bytes_kept(conn, run.id)
+            evaluations.prune_all(conn, run.id)
+            runs.set_values(conn, run.id, state="deleted", name=f"{name}~{run.id}", dataset_id=None)
+            return (
+                f'the files of all {run.head + 1} versions of "{name}" go, about {size(bytes_)}',
+                "the run is listed no more, and its name is free",
+                "credits, receipts and the record stay",
+            )
+
+        return await self._do(delete, yes)
+
+    async def delete_dataset(self, name: str, *, yes: bool) -> Deed:
+        """Delete a dataset that no run needs."""
+
+        def delete(conn: Connection) -> tuple[str, ...]:
+            row = datasets.by_name(conn, name)
+            users = [
+                run.name
+                for run in runs.every(conn)
+                if run.dataset_id == row.id or name in definition(run).file.evaluation.suites
+            ]
+            if users:
+                raise Conflict(f'"{name}" is the dataset of {", ".join(users)}: delete those first')
+            self._note(conn, "dataset.delete", name, {"manifest": row.manifest_sha256})
+            datasets.remove(conn, row.id)
+            return (f'the dataset "{name}" goes, with every blob that no other needs',)
+
+        return await self._do(delete, yes)
+
+    async def extend(self, name: str, stop: StopSettings, *, yes: bool) -> Deed:
+        """Move the end of a run; one that was completed runs again."""
+
+        def move(conn: Connection) -> tuple[str, ...]:
+            now = self._clock.now()
+            run = runs.by_id(conn, runs.by_name(conn, name).id, lock=True)
+            if run.state == "failed":
+                raise Conflict(f'"{name}" failed: `coordinator run fork` begins from a version')
+            file = definition(run).file
+            changed = {key: value for key, value in msgspec.structs.asdict(stop).items() if value}
+            if not changed:
+                raise BadRequest("say what to extend to: --versions, --passes, --tokens or --date")
+            later = msgspec.structs.replace(file.stop, **changed)
+            run_file.check_stop(later, now)
+            text = run_file.encode(msgspec.structs.replace(file, stop=later))
+            moved = msgspec.structs.replace(run, file=text)
+            if reached := why_end(conn, moved, now):
+                raise BadRequest(f'"{name}" would end at once: {reached}')
+            runs.set_values(conn, run.id, file=text)
+            says = [f'"{name}" ends at {_said(later)} instead of {_said(file.stop)}']
+            if run.state == "completed":
+                runs.move(conn, run, "running", ended_at=None, stop_reason=None)
+                count = tasks.reopen_run(conn, run.id)
+                says.append(f"it runs again from version {run.head}, with {count} cancelled tasks")
+            self._note(conn, "run.extend", name, changed)
+            return tuple(says)
+
+        return await self._do(move, yes)
+
+    async def fork(self, source: str, name: str, *, yes: bool) -> Deed:
+        """Make a draft with the run file of a run, that begins from one of its versions."""
+        asked = VERSION.fullmatch(source)
+        if asked is None:
+            raise BadRequest(f'--from must look like RUN@40, not "{source}"')
+        if not run_file.fits_a_path(name):
+            raise BadRequest(f"the name of a run must be {run_file.NAME_RULE}")
+
+        def copy(conn: Connection) -> tuple[str, ...]:
+            run = runs.by_name(conn, asked["run"])
+            kept_version(conn, run, int(asked["version"]))
+            file = definition(run).file
+            train = msgspec.structs.replace(file.train, init_from=source)
+            file = msgspec.structs.replace(file, name=name, train=train)
+            values = msgspec.structs.asdict(run) | {
+                "name": name,
+                "state": "draft",
+                "file": run_file.encode(file),
+                "created_at": self._clock.now(),
+                **runs.UNSTARTED,
+            }
+            del values["id"]
+            runs.add(conn, values)
+            self._note(conn, "run.fork", name, {"from": source})
+            return (
+                f'the draft "{name}" begins from version {asked["version"]} of "{run.name}", with '
+                "its run file; optimizers begin anew",
+                f"next: `coordinator run start {name}`",
+            )
+
+        return await self._do(copy, yes)
+
+    async def diff(self, first: str, second: str) -> tuple[Difference, ...]:
+        """Return what differs in two runs: keys of their files, and where they stand."""
+
+        def read(conn: Connection) -> tuple[Difference, ...]:
+            said = [_facts(conn, runs.by_name(conn, name)) for name in (first, second)]
+            keys = sorted(said[0].keys() | said[1].keys())
+            pairs = [(key, said[0].get(key, ""), said[1].get(key, "")) for key in keys]
+            return tuple(Difference(key=k, first=a, second=b) for k, a, b in pairs if a != b)
+
+        return await self._db.read(read)
+
+
+class _OnlyAsked(Exception):
+    """Undoes a transaction whose words were all that was wanted."""
+
+
+def kept_version(conn: Connection, run: RunRow, version: int) -> str:
+    """Return the blob of the weights of a version. Raises NotFound where it is not kept."""
+    if not 0 <= version <= run.head:
+        raise NotFound(f'"{run.name}" has no version {version}: its newest is {run.head}')
+    if evaluations.evaluation(conn, run.id, version).pruned:
+        raise NotFound(
+            f'the files of version {version} of "{run.name}" were pruned; kept: see `coordinator '
+            f"run show {run.name}`"
+        )
+    return versions.get(conn, run.id, version).master_sha256
+
+
+def _said(stop: StopSettings) -> str:
+    said = [f"{key} {value}" for key, value in msgspec.structs.asdict(stop).items() if value]
+    return ", ".join(said) or "the organiser's word"
+
+
+def _facts(conn: Connection, run: RunRow) -> dict[str, str]:
+    found = dict(_flat("", msgspec.to_builtins(definition(run).file)))
+    del found["name"]
+    loss = evaluations.newest_loss(conn, run.id)
+    found |= {"(version)": str(run.head), "(tokens)": str(run.tokens), "(state)": run.state}
+    return found | {"(loss)": "" if loss is None else f"{loss:.4f}"}
+
+
+def _flat(path: str, value: Any) -> list[tuple[str, str]]:
+    """Return every key of nested tables with its value as text."""
+    if not isinstance(value, dict):
+        return [(path, str(value))]
+    prefix = f"{path}." if path else ""
+    return [pair for key, each in value.items() for pair in _flat(f"{prefix}{key}", each)]
