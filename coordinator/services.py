@@ -155,17 +155,18 @@ class Coordinator(Platform):
     async def _wire(
         cls, settings: Settings, clock: Clock, db: Database, key: SigningKey, separate: bool
     ) -> Self:
-        signals = Signals(clock)
+        signals, traffic = Signals(clock), TrafficCounter()
+        blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
         await signals.connect(db)
         on = Platform(
             settings=settings,
             clock=clock,
             db=db,
-            blobs=open_blobs(settings.blobs_url, settings.directory / "cache"),
+            blobs=blobs,
             key=key,
             signals=signals,
             threads=ThreadPoolExecutor(max_workers=4, thread_name_prefix="work"),
-            space=Space(settings.directory, settings.space_floor_bytes, clock),
+            space=Space(settings.directory, settings.space_floor_bytes, clock, blobs.scratch()),
         )
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
@@ -182,7 +183,7 @@ class Coordinator(Platform):
             **{each.name: getattr(on, each.name) for each in fields(on)},
             computing=computing,
             rates=Rates(settings, clock.monotonic),
-            traffic=TrafficCounter(),
+            traffic=traffic,
             server=server,
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
@@ -202,7 +203,7 @@ class Coordinator(Platform):
             samples=Samples(on),
             intake=intake,
             recomputes=examiners.recomputes,
-            alerts=Alerts(db, clock, settings, on.space),
+            alerts=Alerts(db, clock, settings, on.space, traffic),
             merger=merger,
             evaluation=evaluation,
             replay=Replay(on),
@@ -284,13 +285,14 @@ class Coordinator(Platform):
 
         def measure() -> ReplicaFigures:
             disk, used = disk_bytes(settings.directory), process.cpu_times()
-            requests = dict(traffic.requests)  # it grows meanwhile
+            requests, errors = traffic.answered()
             first = meter.first_token
             return ReplicaFigures(
                 name=settings.name,
                 url=server.address.url,
                 software=software(),
                 read_only=self.space.read_only,
+                read_only_why=self.space.broken,
                 disk_free=disk[0],
                 disk_total=disk[1],
                 disk_floor=self.space.floor_bytes,
@@ -298,8 +300,8 @@ class Coordinator(Platform):
                 memory=process.memory_info().rss,
                 bytes_in=traffic.bytes_in,
                 bytes_out=traffic.bytes_out,
-                requests=sum(requests.values()),
-                errors=sum(n for (_, _, status), n in requests.items() if status >= 500),
+                requests=requests,
+                errors=errors,
                 claims_waiting=self.claims.waiting,
                 answers=settings.inference,
                 answers_waiting=meter.waiting,

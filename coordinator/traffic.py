@@ -26,6 +26,12 @@ class TrafficCounter:
         self.requests: Counter[tuple[str, str, int]] = Counter()  # method, path template, status
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # summed, by both
 
+    def answered(self) -> tuple[int, int]:
+        """Return how many requests were answered, and how many of them with 5xx."""
+        requests = dict(self.requests)  # it grows meanwhile
+        failed = sum(count for (_, _, status), count in requests.items() if status >= 500)
+        return sum(requests.values()), failed
+
     def count(self, method: str, path: str, status: int, seconds: float) -> None:
         self.requests[method, path, status] += 1
         self.seconds[method, path] += seconds

@@ -15,6 +15,8 @@ from coordinator.rules.overview import (
 from coordinator.rules.thresholds import (
     CERTIFICATE_SOON_S,
     DEFAULT,
+    ERRORS_MIN,
+    ERRORS_SHARE,
     IDLE_S,
     Thresholds,
     certificate_ends,
@@ -27,7 +29,6 @@ from shared.units import DAY_S
 BEAT_S = 5.0  # a serving process is heard of this often
 SILENT_S = 4 * BEAT_S
 VERDICTS_MAX = 200  # contributions that wait for a verdict
-ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # requests answered with 5xx
 CHECK_S = DAY_S  # a failed check is told for a day
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
 
@@ -104,8 +105,10 @@ def _storage(seen: Overview) -> Iterator[Trouble]:
             yield Trouble(
                 level="bad",
                 subject="disk",
-                text=f"{size(figures.disk_free)} are free: nothing new is accepted",
-                todo="free space; everything goes on by itself",
+                text=f"{figures.read_only_why or size(figures.disk_free) + ' are free'}: "
+                "nothing new is accepted",
+                todo=("make it writable" if figures.read_only_why else "free space")
+                + "; everything goes on by itself",
             )
         elif disk_is_low(figures.disk_free, figures.disk_floor):
             yield Trouble(

@@ -140,6 +140,7 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     url: str = ""
     software: str = ""
     read_only: bool = False
+    read_only_why: str = ""
     disk_free: float = 0.0
     disk_total: float = 0.0
     disk_floor: float = 0.0

@@ -22,6 +22,7 @@ WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
 USUAL_TIMES = 5  # a run that makes a version an hour is not stalled after an hour
 
 
+ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # requests answered with 5xx
 IDLE_S = 1800.0  # a run that is on and that nobody works on for so long
 
 

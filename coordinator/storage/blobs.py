@@ -36,6 +36,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_BROKEN = {errno.EROFS, errno.EIO}  # a disk after an error of its own
 
 # Of its own, so that a long merge in the default pool never makes a download wait.
 _POOL = ThreadPoolExecutor(max_workers=8, thread_name_prefix="blob")
@@ -112,13 +113,18 @@ def check_name(sha256: str) -> str:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turn the errors of a full disk into StorageFull."""
+    """Turn the errors of a disk that is full, or takes no writes, into StorageFull."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise StorageFull(
                 "no space is left on the coordinator's disk", retry_after_s=30.0
+            ) from error
+        if error.errno in _BROKEN:
+            raise StorageFull(
+                "the coordinator's disk refuses to be written; keep your result, retry later",
+                retry_after_s=30.0,
             ) from error
         raise
 
@@ -225,7 +231,8 @@ class DiskBlobs:
         self._root = root
         self._scratch = root / "tmp"
         self._scratch.mkdir(parents=True, exist_ok=True)
-        root.chmod(0o700)
+        if root.stat().st_mode & 0o777 != 0o700:  # a disk that takes no writes is looked at, too
+            root.chmod(0o700)
 
     def _path(self, sha256: str) -> Path:
         return self._root / check_name(sha256)[:2] / sha256

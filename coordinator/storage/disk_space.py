@@ -1,20 +1,26 @@
-"""Free disk space: below the floor uploads are refused; they resume when space returns."""
+"""Disk space: below the floor, and while a disk cannot be written, uploads are refused; they resume
+when that ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
 from shared.clock import Clock
-from shared.errors import StorageFull
+from shared.errors import StorageFull, why
 from shared.machine_limits import disk_bytes
 from shared.text import size
 
 LOOK_S = 2.0
 RETRY_S = 30.0
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # which the free bytes tell better
 
 log = structlog.get_logger("space")
 
@@ -23,62 +29,101 @@ def _free(path: Path) -> int:
     return disk_bytes(path)[0]
 
 
+def _write(path: Path) -> None:
+    """Write a file and remove it. Raises OSError where the disk takes nothing."""
+    handle, name = tempfile.mkstemp(prefix="probe.", dir=path)
+    try:
+        os.write(handle, b"?")
+    finally:
+        os.close(handle)
+        os.unlink(name)
+
+
 class Space:
-    """Watches the disk that data directory and blobs lie on."""
+    """Watches the disks of the data directory and of the blobs."""
 
     def __init__(
         self,
         path: Path,
         floor_bytes: int,
         clock: Clock,
+        scratch: Path | None = None,
         free: Callable[[Path], int] = _free,
     ) -> None:
         self._path = path
         self.floor_bytes = floor_bytes
         self._clock = clock
         self._free = free
+        self._written = (path,) if scratch is None else (path, scratch)
+        self.broken = ""  # why a disk takes nothing at all, whatever is free on it
         self.read_only = not self._enough()
 
     def free_bytes(self) -> int:
         """Return the bytes that are free now."""
         return self._free(self._path)
 
+    @property
+    def why(self) -> str:
+        """Return why nothing new is accepted; "" where it is."""
+        if not self.read_only:
+            return ""
+        return self.broken or f"{size(self.free_bytes())} are free"
+
     def look(self) -> bool:
-        """Measure; returns whether new things are accepted."""
+        """Measure, and try to write; returns whether new things are accepted."""
         short = not self._enough()
         if short != self.read_only:
             self.read_only = short
             log.warning(
-                "disk nearly full: read-only" if short else "space is back", path=str(self._path)
+                "nothing new is accepted" if short else "everything is accepted again",
+                path=str(self._path),
+                why=self.why,
             )
         return not short
 
     def _enough(self) -> bool:
+        self.broken = self._try()
         try:
-            return self._free(self._path) >= self.floor_bytes
+            return not self.broken and self._free(self._path) >= self.floor_bytes
         except OSError:  # the disk itself is in trouble: refuse rather than guess
             return False
+
+    def _try(self) -> str:
+        """Return why a disk cannot be written; "" where each can."""
+        for path in self._written:
+            try:
+                _write(path)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    return f"{path} cannot be written: {why(error)}"
+        return ""
 
     def check_command(self) -> None:
         """Raises StorageFull where a command of the organiser would store more on a full disk."""
         if not self._enough():
             raise StorageFull(
-                f"{self._path} has less than {size(self.floor_bytes)} free (setting "
+                self.broken
+                or f"{self._path} has less than {size(self.floor_bytes)} free (setting "
                 "space_floor_bytes): free some, then do it again"
             )
 
     def check(self, more: int = 0) -> None:
-        """Raises StorageFull when `more` bytes would go below the floor."""
-        if self.read_only or (more and self._free(self._path) - more < self.floor_bytes):
+        """Raises StorageFull when `more` bytes would go below the floor, or none can be written."""
+        if (
+            self.broken
+            or self.read_only
+            or (more and self._free(self._path) - more < self.floor_bytes)
+        ):
+            what = "refuses to be written" if self.broken else "is nearly full"
             raise StorageFull(
-                "the coordinator's disk is nearly full; keep your result, retry later",
+                f"the coordinator's disk {what}; keep your result, retry later",
                 retry_after_s=RETRY_S,
             )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look again and again until `stop`."""
         if self.read_only:
-            log.warning("disk nearly full: read-only", path=str(self._path))
+            log.warning("nothing new is accepted", path=str(self._path), why=self.why)
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():

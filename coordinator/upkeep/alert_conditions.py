@@ -5,7 +5,9 @@ refusals       a third of the newest contributions were refused
 sybil wave     many strangers registered within minutes
 stalled        machines work on a run, and it makes no version
 nobody         a run is on, and nobody works on it
-disk           soon nothing new is accepted, or nothing is already
+disk           soon nothing new is accepted
+read only      nothing new is accepted: too little is free, or a disk cannot be written
+errors         requests are answered with 5xx
 backup         the newest backup is old, or there is none
 certificate    the TLS certificate ends soon
 database       its file is damaged, was removed, or its disk failed: nothing is written any more
@@ -21,6 +23,8 @@ import msgspec
 from coordinator import certificates
 from coordinator.database import key_values, runs, standings, versions
 from coordinator.rules.thresholds import (
+    ERRORS_MIN,
+    ERRORS_SHARE,
     IDLE_S,
     WAVE_MIN,
     WAVE_S,
@@ -51,12 +55,16 @@ Kind = Literal[
     "stalled",
     "nobody",
     "disk",
+    "read only",
+    "errors",
     "backup",
     "certificate",
     "database",
 ]
 EVENTS: frozenset[Kind] = frozenset({"failed check"})  # happen; the others last
-LOCAL_KINDS: frozenset[Kind] = frozenset({"disk", "certificate"})  # of one machine
+LOCAL_KINDS: frozenset[Kind] = frozenset(
+    {"disk", "read only", "errors", "certificate"}
+)  # of one machine
 
 RUNS_MAX = 200  # looked at; an installation has a few
 
@@ -66,6 +74,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     message: str
+    todo: str = ""  # what to do about it
     about: str = ""
     patience_s: float = 0.0
 
@@ -98,21 +107,32 @@ def here(
     except OSError:
         free = 0
     if space.read_only:
-        message = f"nothing new is accepted on {machine}: {size(free)} are free; make room"
-        found.append(Condition(kind="disk", about=machine, message=message))
-    elif disk_is_low(free, space.floor_bytes, said=said):
+        message = f"nothing new is accepted on {machine}: {space.why}"
+        todo = ("make it writable" if space.broken else "free space") + "; all goes on by itself"
+        found.append(Condition(kind="read only", about=machine, message=message, todo=todo))
+    if disk_is_low(free, space.floor_bytes, said=said):
         floor = size(space.floor_bytes)
         message = f"{size(free)} are free on {machine}, and below {floor} nothing is accepted"
         found.append(Condition(kind="disk", about=machine, message=message))
     if ends_at is not None and certificate_ends(ends_at - now):
         days = max(0, int((ends_at - now) // DAY_S))
         message = (
-            f"the TLS certificate of {machine} ends in {days} days: renew it and start again"
+            f"the TLS certificate of {machine} ends in {days} days"
             if ends_at > now
-            else f"the TLS certificate of {machine} has ended: nobody can connect; renew it"
+            else f"the TLS certificate of {machine} has ended, nobody can connect"
         )
-        found.append(Condition(kind="certificate", about=machine, message=message))
+        todo = "renew it and start again"
+        found.append(Condition(kind="certificate", about=machine, message=message, todo=todo))
     return found
+
+
+def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
+    """Return the condition of requests and of those among them that were answered with 5xx."""
+    requests, errors = answered
+    if errors < ERRORS_MIN or errors <= ERRORS_SHARE * requests:
+        return []
+    message = f"{errors:,} of {requests:,} requests to {machine} failed"
+    return [Condition(kind="errors", about=machine, message=message, todo="its log says why")]
 
 
 def in_database(
@@ -142,30 +162,31 @@ def _of_work(
         numbers = ", ".join(map(str, failed[:5])) + (", ..." if len(failed) > 5 else "")
         message = (
             f"done again, contribution {numbers} is not what was submitted: the account is"
-            " suspended, see `coordinator trust`"
+            " suspended"
         )
-        yield Condition(kind="failed check", message=message)
+        yield Condition(kind="failed check", message=message, todo="see `coordinator trust`")
     refused, decided = standings.refusals(conn)
     if many_refused(refused, decided, said=("refusals", "") in open_now):
-        message = (
-            f"{refused} of the newest {decided} contributions were refused: `coordinator task list"
-            " --failed` shows why"
-        )
-        yield Condition(kind="refusals", message=message)
+        message = f"{refused} of the newest {decided} contributions were refused"
+        todo = "`coordinator task list --failed` shows why"
+        yield Condition(kind="refusals", message=message, todo=todo)
     strangers = standings.registered(conn, now - WAVE_S)
     if strangers >= (WAVE_MIN / 2 if ("sybil wave", "") in open_now else WAVE_MIN):
-        message = (
-            f"{strangers} strangers registered within {WAVE_S / 60:.0f} minutes: raise"
-            " `proof_of_work_bits`, or serve by invitation for a while"
-        )
-        yield Condition(kind="sybil wave", message=message)
+        message = f"{strangers} strangers registered within {WAVE_S / 60:.0f} minutes"
+        todo = "raise `proof_of_work_bits`, or serve by invitation for a while"
+        yield Condition(kind="sybil wave", message=message, todo=todo)
 
 
 def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:
     for run in runs.every(conn, ("running",))[:RUNS_MAX]:
         if not runs.live_workers(conn, run.id, now - LIVE_S):
-            message = f"nobody works on {run.name}: post its page, or pause it"
-            yield Condition(kind="nobody", about=run.name, message=message, patience_s=IDLE_S)
+            yield Condition(
+                kind="nobody",
+                about=run.name,
+                message=f"nobody works on {run.name}",
+                todo="post its page, or pause it",
+                patience_s=IDLE_S,
+            )
             continue
         made_at, usual_s = versions.pace(conn, run.id, run.head)
         # Half of the time from the version on, half under our eyes: a run that was paused for long
@@ -174,10 +195,12 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
         if limits.stalled_s and now - made_at >= half_s:
             message = (
                 f"{run.name} has machines at work and made no version for"
-                f" {2 * half_s / 60:.0f} minutes: `coordinator run show {run.name}`"
-                " says what its merge waits for"
+                f" {2 * half_s / 60:.0f} minutes"
             )
-            yield Condition(kind="stalled", about=run.name, message=message, patience_s=half_s)
+            todo = f"`coordinator run show {run.name}` says what its merge waits for"
+            yield Condition(
+                kind="stalled", about=run.name, message=message, todo=todo, patience_s=half_s
+            )
 
 
 def _of_backup(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:
@@ -189,4 +212,4 @@ def _of_backup(conn: Connection, limits: Thresholds, now: float) -> Iterator[Con
     if limits.backup_is_old(now - float(stored or oldest)):
         days = f"{limits.backup_s / DAY_S:g} days"
         what = f"the newest backup is older than {days}" if stored else "no backup was ever made"
-        yield Condition(kind="backup", message=f"{what}: `coordinator backup DIR` makes one")
+        yield Condition(kind="backup", message=what, todo="`coordinator backup DIR` makes one")

@@ -12,7 +12,7 @@ import http.client
 import socket
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -26,13 +26,14 @@ from coordinator.upkeep.alert_conditions import (
     Condition,
     Kind,
     certificate_end,
+    failing,
     here,
     in_database,
 )
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
-from shared.text import printable
+from shared.text import duration, printable
 from shared.units import HOUR_S
 
 if TYPE_CHECKING:
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from coordinator.config import Settings
     from coordinator.database.engine.open_database import Database
     from coordinator.storage.disk_space import Space
+    from coordinator.traffic import TrafficCounter
 
 LOOK_S = 30.0
 SILENT_S = HOUR_S  # an event is over after so long without another, and not said again before
+WINDOW_LOOKS = 10  # requests are judged over so many
 GONE_S = 600.0  # what one machine saw is over when that machine looks no longer
 LATE_S = 60.0
 STANDING_MAX, LETTERS_MAX = 500, 100
@@ -76,6 +79,7 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     about: str
     message: str
+    todo: str = ""
     since: float
     seen_at: float
     said_at: float | None = None
@@ -83,6 +87,11 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> tuple[str, str]:
         return self.kind, self.about
+
+    @property
+    def sentence(self) -> str:
+        """The fact, and what to do about it."""
+        return f"{self.message}: {self.todo}" if self.todo else self.message
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +126,15 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 class Alerts:
     """Checks for alert conditions and sends their alerts."""
 
-    def __init__(self, db: Database, clock: Clock, settings: Settings, space: Space) -> None:
+    def __init__(
+        self, db: Database, clock: Clock, settings: Settings, space: Space, traffic: TrafficCounter
+    ) -> None:
         self._db = db
         self._clock = clock
         self._settings = settings
         self._space = space
+        self._traffic = traffic
+        self._answered = deque([traffic.answered()], maxlen=WINDOW_LOOKS)
         self._machine = socket.gethostname()[:64]
         self._state = AlertState(checked_at=clock.now())
         self._failed_said = -1  # tries to say that the database failed; nothing can be stored then
@@ -165,6 +178,7 @@ class Alerts:
             self._machine,
             _said(self._state),
         )
+        local += failing(self._lately(), self._machine)
 
         def read(conn: Connection) -> AlertState:
             return self._next(conn, now, local)[0]
@@ -182,6 +196,13 @@ class Alerts:
         for alert in raised:
             log.warning("alert", kind=alert.kind, state=alert.state, message=alert.message)
         return tuple(raised)
+
+    def _lately(self) -> tuple[int, int]:
+        """Return the requests of the last looks, and how many were answered with 5xx."""
+        requests, errors = self._traffic.answered()
+        before = self._answered[0]
+        self._answered.append((requests, errors))
+        return requests - before[0], errors - before[1]
 
     def _next(
         self, conn: Connection, now: float, local: Sequence[Condition]
@@ -298,6 +319,11 @@ def _said(state: AlertState) -> set[tuple[str, str]]:
     return {each.key for each in state.standing if each.said_at is not None}
 
 
+def told(each: StandingAlert, now: float) -> str:
+    """Return what is over: the fact as it was last said, and how long it lasted, without advice."""
+    return f"{each.message}; that lasted {duration(now - each.since)}"
+
+
 def advance(
     state: AlertState, found: Sequence[Condition], now: float, machine: str, server: str
 ) -> tuple[tuple[StandingAlert, ...], list[Alert]]:
@@ -312,7 +338,7 @@ def advance(
                 kind=each.kind,
                 state=on,
                 about=each.about,
-                message=each.message,
+                message=told(each, now) if on == "over" else each.sentence,
                 server=server,
                 since=each.since,
                 at=now,
@@ -324,13 +350,15 @@ def advance(
         if each is None:
             each = StandingAlert(
                 kind=condition.kind, about=condition.about, message=condition.message,
-                since=now, seen_at=now,
+                todo=condition.todo, since=now, seen_at=now,
             )  # fmt: skip
         said_at = each.said_at
         due = said_at is None and now - each.since >= condition.patience_s
         again = condition.kind in EVENTS and said_at is not None and now - said_at >= SILENT_S
         if due or again:
-            each = msgspec.structs.replace(each, message=condition.message, said_at=now)
+            each = msgspec.structs.replace(
+                each, message=condition.message, todo=condition.todo, said_at=now
+            )
             say(each, "on")
         if each.kind in LOCAL_KINDS:
             each = msgspec.structs.replace(each, seen_at=now)

@@ -68,6 +68,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     status: str
     read_only: bool = False
+    why: str = ""  # nothing new is taken in
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):

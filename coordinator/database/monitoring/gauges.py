@@ -81,7 +81,7 @@ def _statement() -> Any:
     counted = [
         select(literal("tasks"), _T.run_id, _T.state, func.count()).where(failed),
         select(literal("contributions_waiting"), _C.run_id, _C.state, func.count()).where(
-            _C.state.in_(("checking", "accepted"))
+            (_C.state == "checking") | (_C.state == "accepted") & (_C.kind != "games")
         ),
     ]
     grouped = [each.group_by(*list(each.selected_columns)[1:3]) for each in counted]

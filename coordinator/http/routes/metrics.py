@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from coordinator.accounts.server_identity import software
 from coordinator.database.engine.open_database import file_of
 from coordinator.database.monitoring.gauges import Gauge
 from coordinator.traffic import Durations
+from coordinator.upkeep.alert_conditions import Kind as AlertKind
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -27,6 +28,8 @@ OTHER = "other"  # stands for all runs that are not named
 
 Kind = Literal["counter", "gauge", "histogram"]
 Sample = tuple[tuple[str, ...], float]
+_RUN = ("run",)
+_ANY: tuple[tuple[str, ...], ...] = ((),)
 Read = Callable[["Scrape"], "Iterable[Sample] | Durations"]
 
 
@@ -39,6 +42,15 @@ class Instrument:
     help: str
     labels: tuple[str, ...]
     read: Read
+    # Labels that are there with 0 from the first scrape on, of each run where the first is a run:
+    # rate() and increase() miss the first count of a series that begins with it.
+    known: tuple[tuple[str, ...], ...] = ()
+
+    def samples(self, scrape: Scrape) -> Mapping[tuple[str, ...], float]:
+        """Return what is read, and 0 for what is known and was not counted yet."""
+        runs = sorted(scrape.named) if self.labels[:1] == _RUN else None
+        known = self.known if runs is None else [(r, *rest) for r in runs for rest in self.known]
+        return dict.fromkeys(known, 0.0) | dict(self.read(scrape))  # type: ignore[arg-type]
 
 
 class Scrape:
@@ -49,7 +61,7 @@ class Scrape:
         self._gauges: dict[str, list[Gauge]] = {}
         for gauge in read:
             self._gauges.setdefault(gauge.name, []).append(gauge)
-        self._named = {gauge.run for gauge in self._gauges.get("run_version", ())}
+        self.named = {gauge.run for gauge in self._gauges.get("run_version", ())}
 
     def of(self, name: str) -> list[Gauge]:
         """Return the gauges of a name."""
@@ -59,7 +71,7 @@ class Scrape:
         """Yield counts whose first label is a run; unnamed runs are summed as one."""
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for (run, *rest), count in counts:
-            found[run if run in self._named else OTHER, *rest] += count
+            found[run if run in self.named else OTHER, *rest] += count
         yield from found.items()
 
     def runs(self, counts: Mapping[str, float]) -> Iterator[Sample]:
@@ -93,8 +105,7 @@ def _requests(scrape: Scrape) -> Iterator[Sample]:
 
 
 def _backup(scrape: Scrape) -> Iterator[Sample]:
-    for gauge in scrape.of("backup"):
-        yield (), float(gauge.label)
+    yield (), max((float(gauge.label) for gauge in scrape.of("backup")), default=0.0)
 
 
 def _database_bytes(scrape: Scrape) -> Iterator[Sample]:
@@ -110,7 +121,6 @@ def _certificate(scrape: Scrape) -> Iterator[Sample]:
         yield (), ends_at
 
 
-_RUN = ("run",)
 # One row an instrument, by subject.
 INSTRUMENTS: tuple[Instrument, ...] = (
     # requests
@@ -166,6 +176,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Active accounts, by standing.",
         ("standing",),
         _stored("accounts", label=True),
+        (("probation",), ("vetted",), ("suspended",)),
     ),
     Instrument(
         "histogram",
@@ -175,7 +186,12 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         _timed(lambda c: c.claims.durations),
     ),
     Instrument(
-        "counter", "leases", "Leases given.", _RUN, lambda s: s.runs(s.coordinator.claims.leases)
+        "counter",
+        "leases",
+        "Leases given.",
+        _RUN,
+        lambda s: s.runs(s.coordinator.claims.leases),
+        _ANY,
     ),
     Instrument(
         "counter",
@@ -190,6 +206,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Leases that workers gave back.",
         ("reason",),
         lambda s: [((why,), n) for why, n in s.coordinator.queue.released.items()],
+        (("failed",), ("given back",)),
     ),
     Instrument(
         "histogram",
@@ -219,6 +236,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Contributions decided, by run, verdict and reason.",
         ("run", "verdict", "reason"),
         lambda s: s.by_run(s.coordinator.intake.decided.items()),
+        (("accepted", ""), ("rejected", "")),
     ),
     Instrument(
         "gauge",
@@ -226,6 +244,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Contributions that wait for their check, or for a merge.",
         ("run", "state"),
         _stored("contributions_waiting", run=True, label=True),
+        (("checking",), ("accepted",)),
     ),
     # merges and evaluations
     Instrument(
@@ -241,6 +260,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Merges, by run and outcome.",
         ("run", "outcome"),
         lambda s: s.by_run(s.coordinator.merger.outcomes.items()),
+        (("merged",), ("overtaken",), ("failed",)),
     ),
     Instrument(
         "counter",
@@ -248,6 +268,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Contributions merged.",
         _RUN,
         lambda s: s.runs(s.coordinator.merger.merged),
+        _ANY,
     ),
     Instrument(
         "histogram",
@@ -262,6 +283,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Evaluations, by run and outcome.",
         ("run", "outcome"),
         lambda s: s.by_run(s.coordinator.evaluation.outcomes.items()),
+        (("done",), ("failed",)),
     ),
     Instrument(
         "gauge",
@@ -293,6 +315,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Machines with a task of the run in hand.",
         _RUN,
         _stored("run_workers", run=True),
+        _ANY,
     ),
     Instrument(
         "gauge",
@@ -343,6 +366,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "Alerts that stand, by kind.",
         ("kind",),
         lambda s: [((kind,), n) for kind, n in s.coordinator.alerts.standing().items()],
+        tuple((kind,) for kind in get_args(AlertKind)),
     ),
     # answers
     Instrument(
@@ -440,7 +464,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     Instrument(
         "gauge",
         "backup_timestamp_seconds",
-        "When the newest backup was made.",
+        "When the newest backup was made; 0: never.",
         (),
         _backup,
     ),
@@ -483,7 +507,7 @@ class _Collector:
                 continue
             family = CounterMetricFamily if each.kind == "counter" else GaugeMetricFamily
             metric = family(name, each.help, labels=each.labels)
-            for labels, value in found:
+            for labels, value in each.samples(self._scrape).items():
                 metric.add_metric(labels, value)
             yield metric
 

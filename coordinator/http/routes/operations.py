@@ -43,7 +43,8 @@ async def wheel(call: Call[None]) -> Reply:
 
 
 async def health(call: Call[None]) -> Health:
-    return Health(status="alive", read_only=call.coordinator.space.read_only)
+    space = call.coordinator.space
+    return Health(status="alive", read_only=space.read_only, why=space.why)
 
 
 async def ready(call: Call[None]) -> Health:
@@ -51,7 +52,10 @@ async def ready(call: Call[None]) -> Health:
     if coordinator.draining.is_set() or coordinator.stopping.is_set():
         raise Unavailable("the coordinator is stopping", retry_after_s=5.0)
     await coordinator.server.ping()
-    return Health(status="ready", read_only=coordinator.space.read_only)
+    space = coordinator.space
+    if space.broken:  # full is no reason to send volunteers elsewhere: what is there is served
+        raise Unavailable(space.broken, retry_after_s=30.0)
+    return Health(status="ready", read_only=space.read_only, why=space.why)
 
 
 async def metrics(call: Call[None]) -> Reply:

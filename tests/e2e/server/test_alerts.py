@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -15,9 +16,9 @@ from coordinator.config import Constants
 from coordinator.database import standings
 from coordinator.rules.thresholds import WAVE_MIN
 from coordinator.upkeep import backup
-from coordinator.upkeep.alerts import RETRY_S, Alert
+from coordinator.upkeep.alerts import RETRY_S, WINDOW_LOOKS, Alert
 from shared import proof_of_work
-from shared.errors import NotFound
+from shared.errors import NotFound, StorageFull
 from tests.e2e.server.test_recomputes import lazy, results, run_file
 from tests.support.certificates import certificate
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
@@ -219,6 +220,66 @@ async def test_a_low_disk_and_an_old_backup(tmp_path: Path) -> None:
         await coordinator.runs.pause(run)
         await home.clock.advance(10 * 86_400.0)
         assert ("backup", "", "on") in told(await look())
+
+
+async def test_each_step_of_a_disk_that_fills_is_said_and_what_is_over_is_named(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        space, look = home.coordinator.space, home.coordinator.alerts.look
+        space.floor_bytes = 1 << 20
+        free = [3 * space.floor_bytes]
+        space._free = lambda _: free[0]
+        assert [(each.kind, each.state) for each in await look()] == [("disk", "on")]
+        free[0] = space.floor_bytes // 2
+        space.look()
+        (worse,) = await look()
+        assert (worse.kind, worse.state) == ("read only", "on")
+        assert "524 kB are free: free space" in worse.message
+        free[0] = 100 * space.floor_bytes
+        space.look()
+        await home.clock.advance(90.0)
+        over = {each.kind: each.message for each in await look() if each.state == "over"}
+        assert set(over) == {"disk", "read only"}
+        assert over["read only"].endswith("524 kB are free; that lasted 1:30 min")
+
+
+async def test_a_store_that_cannot_be_written_is_named_everywhere(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        coordinator = home.coordinator
+        space, scratch = coordinator.space, coordinator.blobs.scratch()
+        away = scratch.rename(scratch.with_name("away"))
+        space.look()
+        with pytest.raises(StorageFull, match="refuses to be written"):
+            space.check()
+        (alert,) = await coordinator.alerts.look()
+        assert (alert.kind, alert.state) == ("read only", "on")
+        assert f"{scratch} cannot be written" in alert.message
+        ready = await home.admin.get("/ready")
+        assert ready.status_code == 503
+        assert str(scratch) in ready.json()["message"]
+        health = (await home.admin.get("/health")).json()
+        assert health["read_only"]
+        assert str(scratch) in health["why"]
+        assert coordinator._figures()().read_only_why == space.why
+        away.rename(scratch)
+        assert space.look()
+        assert [each.state for each in await coordinator.alerts.look()] == ["over"]
+        assert (await home.admin.get("/ready")).status_code == 200
+
+
+async def test_requests_that_fail_are_said_until_none_does(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        traffic, look = home.coordinator.traffic, home.coordinator.alerts.look
+        for _ in range(9):
+            traffic.count("POST", "/uploads", 500, 0.1)
+        assert await look() == ()
+        traffic.count("POST", "/uploads", 500, 0.1)
+        (alert,) = await look()
+        assert (alert.kind, alert.state) == ("errors", "on")
+        assert "10 of 10 requests" in alert.message
+        said = [await look() for _ in range(WINDOW_LOOKS)]
+        assert [each.state for each in itertools.chain(*said)] == ["over"]
 
 
 async def test_a_certificate_near_its_end(tmp_path: Path) -> None:
