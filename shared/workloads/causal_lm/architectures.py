@@ -8,28 +8,75 @@ with the library's own models. Settings and names are the library's, so that a v
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
-from shared.nearest import hint
 from shared.settings import read_table
 from shared.tensors.spec import Schema, TensorSpec
 
 PARAMETERS_MAX = 200_000_000_000
 TABLE = "model.config"
 
-_LlamaKind = Literal["llama", "mistral", "qwen2", "qwen3"]
+_GEMMAS = ("gemma", "gemma2", "gemma3_text")
+_SANDWICHED = ("gemma2", "gemma3_text")  # norms before and after each part of a block
+# Settings that only some have, and those whose heads share the hidden size.
+OWN: Mapping[str, tuple[str, ...]] = {
+    "attention_bias": ("llama", "qwen3", "granite", "smollm3", "olmo2", "gpt_neox", *_GEMMAS),
+    "mlp_bias": ("llama", "granite", "smollm3"),
+    "sliding_window": ("mistral", "phi3", *_SANDWICHED),
+    **dict.fromkeys(
+        ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"),
+        ("granite",),
+    ),
+    **dict.fromkeys(
+        ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), _SANDWICHED
+    ),
+    "layer_types": _SANDWICHED,
+    "rope_local_base_freq": ("gemma3_text",),
+    "no_rope_layers": ("smollm3",),
+    "original_max_position_embeddings": ("phi3",),
+}
+# Settings of which nothing is another value than the library's own.
+_UNSET = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+_SHARED_WIDTH = ("qwen2", "granite", "smollm3", "olmo2", "phi3")
+_NORMS: Mapping[str, tuple[str, ...]] = {
+    "olmo2": ("post_attention", "post_feedforward"),
+    **dict.fromkeys(
+        _SANDWICHED, ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    ),
+}
+_LlamaKind = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "phi3", "gemma", "gemma2",
+    "gemma3_text",
+]  # fmt: skip
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+
+Words: TypeAlias = Annotated[int, Meta(ge=2, le=1 << 20)]
+Width: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 16)]
+InnerWidth: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 18)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=512)]
+Heads: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
+HeadWidth: TypeAlias = Annotated[int, Meta(ge=2, le=1024)]
+Positions: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
+Small: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Factor: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+Factors: TypeAlias = Annotated[tuple[float, ...], Meta(max_length=512)]
+Layers: TypeAlias = Annotated[tuple[int, ...], Meta(max_length=512)]
+Attentions: TypeAlias = tuple[Literal["full_attention", "sliding_attention"], ...]
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary positions: their base, and their stretching beyond the trained length."""
 
     rope_theta: float = 10_000.0
-    rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
+    rope_type: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
+    partial_rotary_factor: float | None = None
+    short_factor: Factors | None = None
+    long_factor: Factors | None = None
     factor: float | None = None
     original_max_position_embeddings: int | None = None
     low_freq_factor: float | None = None
@@ -43,6 +90,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             "default": (),
             "linear": ("factor",),
             "yarn": ("factor",),
+            "longrope": ("short_factor", "long_factor"),
             "llama3": (
                 "factor",
                 "original_max_position_embeddings",
@@ -64,21 +112,32 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
     """Llama and its relatives: RMS norms, rotary positions, gated MLP, grouped heads."""
 
     model_type: _LlamaKind
-    vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
-    hidden_size: Annotated[int, Meta(ge=1, le=1 << 16)]
-    intermediate_size: Annotated[int, Meta(ge=1, le=1 << 18)]
-    num_hidden_layers: Annotated[int, Meta(ge=1, le=512)]
-    num_attention_heads: Annotated[int, Meta(ge=1, le=1024)]
-    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)]
-    head_dim: Annotated[int, Meta(ge=2, le=1024)]
-    max_position_embeddings: Annotated[int, Meta(ge=1, le=1 << 24)] = 2048
-    hidden_act: Literal["silu", "gelu", "relu"] = "silu"
-    rms_norm_eps: Annotated[float, Meta(ge=0, le=1)] = 1e-6
+    vocab_size: Words
+    hidden_size: Width
+    intermediate_size: InnerWidth
+    num_hidden_layers: Count
+    num_attention_heads: Heads
+    num_key_value_heads: Heads
+    head_dim: HeadWidth
+    max_position_embeddings: Positions = 2048
+    hidden_act: Literal["silu", "gelu", "relu", "gelu_pytorch_tanh"] = "silu"
+    rms_norm_eps: Small = 1e-6
     rope_parameters: Rope = Rope()
     attention_bias: bool = False
     mlp_bias: bool = False
-    sliding_window: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    sliding_window: Positions | None = None
     tie_word_embeddings: bool = False
+    embedding_multiplier: Factor | None = None
+    logits_scaling: Factor | None = None
+    residual_multiplier: Factor | None = None
+    attention_multiplier: Factor | None = None
+    query_pre_attn_scalar: Width | None = None
+    attn_logit_softcapping: Factor | None = None
+    final_logit_softcapping: Factor | None = None
+    layer_types: Attentions | None = None
+    rope_local_base_freq: Factor | None = None
+    no_rope_layers: Layers | None = None
+    original_max_position_embeddings: Positions | None = None
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -88,17 +147,19 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.head_dim % 2:
             raise InvalidRunFile(f"[{TABLE}] head_dim {self.head_dim} must be even")
-        own = {"attention_bias": ("llama", "qwen3"), "mlp_bias": ("llama",)}
-        for key, kinds in own.items():
+        for key, kinds in OWN.items():
             if getattr(self, key) and self.model_type not in kinds:
                 raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no {key}")
-        if self.sliding_window is not None and self.model_type == "llama":
-            raise InvalidRunFile(f"[{TABLE}] llama has no sliding_window")
+        for key in ("layer_types", "no_rope_layers"):
+            if (found := getattr(self, key)) and len(found) != self.num_hidden_layers:
+                raise InvalidRunFile(f"[{TABLE}] {key} must name each of the layers once")
+        if self.rope_parameters.partial_rotary_factor and self.model_type != "phi3":
+            raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no partial_rotary_factor")
         if self.head_dim * self.num_attention_heads != self.hidden_size and (
-            self.model_type == "qwen2"
+            self.model_type in _SHARED_WIDTH
         ):
             raise InvalidRunFile(
-                f"[{TABLE}] qwen2 needs hidden_size = num_attention_heads x head_dim"
+                f"[{TABLE}] {self.model_type} needs hidden_size = num_attention_heads x head_dim"
             )
 
     @property
@@ -114,24 +175,34 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
     def attention_width(self) -> int:
         return self.num_attention_heads * self.head_dim
 
+    @property
+    def norms_begin_at(self) -> float:
+        """Return what the weight of a norm is that changes nothing: Gemma's is added to one."""
+        return 0.0 if self.model_type in _GEMMAS else 1.0
+
     def shapes(self) -> Shapes:
         C, M, D = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_attention_heads * D, self.num_key_value_heads * D
         attended = {"q_proj": (queries, C), "k_proj": (keys, C), "v_proj": (keys, C)}
+        attended["o_proj"] = (C, queries)
+        fed = {"gate_proj": (M, C), "up_proj": (M, C), "down_proj": (C, M)}
+        if self.model_type == "phi3":
+            attended = {"o_proj": (C, queries), "qkv_proj": (queries + 2 * keys, C)}
+            fed = {"gate_up_proj": (2 * M, C), "down_proj": (C, M)}
+        normed = {"olmo2": (queries, keys), "qwen3": (D, D), "gemma3_text": (D, D)}
         yield "model.embed_tokens.weight", (self.vocab_size, C)
         for index in range(self.num_hidden_layers):
             block = f"model.layers.{index}"
             for name, shape in attended.items():
-                biased = self.attention_bias or self.model_type == "qwen2"
+                biased = self.model_type == "qwen2" and name != "o_proj"
+                biased = biased or self.attention_bias
                 yield from _linear(f"{block}.self_attn.{name}", shape, bias=biased)
-            yield from _linear(f"{block}.self_attn.o_proj", (C, queries), bias=self.attention_bias)
-            if self.model_type == "qwen3":
-                yield f"{block}.self_attn.q_norm.weight", (D,)
-                yield f"{block}.self_attn.k_norm.weight", (D,)
-            for name, shape in {"gate": (M, C), "up": (M, C), "down": (C, M)}.items():
-                yield from _linear(f"{block}.mlp.{name}_proj", shape, bias=self.mlp_bias)
-            yield f"{block}.input_layernorm.weight", (C,)
-            yield f"{block}.post_attention_layernorm.weight", (C,)
+            for name, width in zip("qk", normed.get(self.model_type, ()), strict=False):
+                yield f"{block}.self_attn.{name}_norm.weight", (width,)
+            for name, shape in fed.items():
+                yield from _linear(f"{block}.mlp.{name}", shape, bias=self.mlp_bias)
+            for name in _NORMS.get(self.model_type, ("input", "post_attention")):
+                yield f"{block}.{name}_layernorm.weight", (C,)
         yield "model.norm.weight", (C,)
         if not self.tie_word_embeddings:
             yield "lm_head.weight", (self.vocab_size, C)
@@ -139,31 +210,38 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
     def arguments(self) -> dict[str, Any]:
         """The library's own settings."""
         found = msgspec.structs.asdict(self)
-        rope = msgspec.structs.asdict(self.rope_parameters)
-        found["rope_parameters"] = {key: rope[key] for key in rope if rope[key] is not None}
-        if self.model_type == "llama":
-            del found["sliding_window"]
-        if self.model_type in ("qwen2", "qwen3"):
+        kind = found.pop("model_type")
+        for key, kinds in OWN.items():
+            value = found.pop(key)
+            if kind in kinds and (value or key in _UNSET):
+                found[key] = list(value) if isinstance(value, tuple) else value
+        found["rope_parameters"] = _rope_arguments(self.rope_parameters)
+        local = found.pop("rope_local_base_freq", None)
+        if kind == "gemma3_text":
+            plain = {"rope_type": "default", "rope_theta": local or 10_000.0}
+            nested = {"sliding_attention": plain, "full_attention": found["rope_parameters"]}
+            found["rope_parameters"] = nested
+        if kind in _SANDWICHED:
+            found["hidden_activation"] = found.pop("hidden_act")
+        if kind in ("qwen2", "qwen3", "smollm3"):
             found |= {"use_sliding_window": False, "sliding_window": None}
-        for key in ("attention_bias", "mlp_bias"):
-            if not found[key]:
-                del found[key]
-        del found["model_type"]
-        return found
+        if kind in _SHARED_WIDTH and kind != "qwen2":
+            del found["head_dim"]
+        return found | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 
 class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
     """GPT-2: layer norms, learned positions, one matrix for queries, keys and values."""
 
     model_type: Literal["gpt2"]
-    vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
-    n_positions: Annotated[int, Meta(ge=1, le=1 << 24)] = 1024
-    n_embd: Annotated[int, Meta(ge=1, le=1 << 16)] = 768
-    n_layer: Annotated[int, Meta(ge=1, le=512)] = 12
-    n_head: Annotated[int, Meta(ge=1, le=1024)] = 12
-    n_inner: Annotated[int, Meta(ge=1, le=1 << 18)] | None = None
+    vocab_size: Words
+    n_positions: Positions = 1024
+    n_embd: Width = 768
+    n_layer: Count = 12
+    n_head: Heads = 12
+    n_inner: InnerWidth | None = None
     activation_function: Literal["gelu_new", "gelu", "relu"] = "gelu_new"
-    layer_norm_epsilon: Annotated[float, Meta(ge=0, le=1)] = 1e-5
+    layer_norm_epsilon: Small = 1e-5
     tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
@@ -176,6 +254,8 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
     def positions(self) -> int:
         """Return how many tokens a window may have."""
         return self.n_positions
+
+    norms_begin_at = 1.0
 
     @property
     def layers(self) -> int:
@@ -209,12 +289,75 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
         return found | none | {"bos_token_id": None, "eos_token_id": None}
 
 
-Shape: TypeAlias = LlamaShape | Gpt2Shape
-KINDS: Mapping[str, type[LlamaShape] | type[Gpt2Shape]] = {
-    "llama": LlamaShape,
-    "mistral": LlamaShape,
-    "qwen2": LlamaShape,
-    "qwen3": LlamaShape,
+class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
+    """GPT-NeoX (Pythia): layer norms, rotary positions on a part of each head."""
+
+    model_type: Literal["gpt_neox"]
+    vocab_size: Words
+    hidden_size: Width
+    intermediate_size: InnerWidth
+    num_hidden_layers: Count
+    num_attention_heads: Heads
+    num_key_value_heads: int = 0  # as many as there are heads
+    head_dim: int = 0
+    max_position_embeddings: Positions = 2048
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
+    layer_norm_eps: Small = 1e-5
+    use_parallel_residual: bool = True
+    attention_bias: bool = True
+    rope_parameters: Rope = Rope(partial_rotary_factor=0.25)
+    tie_word_embeddings: bool = False
+
+    norms_begin_at = 1.0
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise InvalidRunFile(
+                f"[{TABLE}] hidden_size {self.hidden_size} must be a multiple of"
+                f" num_attention_heads {self.num_attention_heads}"
+            )
+
+    @property
+    def positions(self) -> int:
+        """Return how many tokens a window may have."""
+        return self.max_position_embeddings
+
+    @property
+    def layers(self) -> int:
+        return self.num_hidden_layers
+
+    @property
+    def attention_width(self) -> int:
+        return self.hidden_size
+
+    def shapes(self) -> Shapes:
+        C, M = self.hidden_size, self.intermediate_size
+        yield "gpt_neox.embed_in.weight", (self.vocab_size, C)
+        for index in range(self.num_hidden_layers):
+            block = f"gpt_neox.layers.{index}"
+            yield from _norm(f"{block}.input_layernorm", C)
+            yield from _norm(f"{block}.post_attention_layernorm", C)
+            for name, shape in {"query_key_value": (3 * C, C), "dense": (C, C)}.items():
+                yield from _linear(f"{block}.attention.{name}", shape, bias=self.attention_bias)
+            yield from _linear(f"{block}.mlp.dense_h_to_4h", (M, C), bias=True)
+            yield from _linear(f"{block}.mlp.dense_4h_to_h", (C, M), bias=True)
+        yield from _norm("gpt_neox.final_layer_norm", C)
+        if not self.tie_word_embeddings:
+            yield "lm_head.weight", (self.vocab_size, C)
+
+    def arguments(self) -> dict[str, Any]:
+        """The library's own settings."""
+        found = msgspec.structs.asdict(self)
+        for key in ("model_type", "num_key_value_heads", "head_dim"):
+            del found[key]
+        found["rope_parameters"] = _rope_arguments(self.rope_parameters)
+        return found | dict.fromkeys(("bos_token_id", "eos_token_id"))
+
+
+Shape: TypeAlias = LlamaShape | NeoxShape | Gpt2Shape
+KINDS: Mapping[str, type[LlamaShape] | type[NeoxShape] | type[Gpt2Shape]] = {
+    **dict.fromkeys(get_args(_LlamaKind), LlamaShape),
+    "gpt_neox": NeoxShape,
     "gpt2": Gpt2Shape,
 }
 CLASSES = {  # of transformers: settings and model
@@ -222,6 +365,14 @@ CLASSES = {  # of transformers: settings and model
     "mistral": ("MistralConfig", "MistralForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "granite": ("GraniteConfig", "GraniteForCausalLM"),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM"),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "gemma3_text": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
 }
 
@@ -233,14 +384,14 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise InvalidRunFile(
-            f"[{TABLE}] model_type {str(kind)[:40]!r} is not known here: {hint(kind, KINDS)}"
+            f"[{TABLE}] model_type {str(kind)[:40]!r} is not known here; {', '.join(KINDS)} are"
         )
     if raw.get("auto_map") or raw.get("trust_remote_code"):
         raise InvalidRunFile(
             f"[{TABLE}] this model asks for code of its own (auto_map): no code ever comes with a"
             " model, and one that needs it cannot be trained here"
         )
-    shape: Shape = read_table(_filled(dict(raw)), KINDS[kind], f"[{TABLE}]")
+    shape: Shape = read_table(_filled(dict(raw)), KINDS[kind], TABLE)
     parameters = count(shape)
     if parameters > PARAMETERS_MAX:
         raise InvalidRunFile(
@@ -266,9 +417,19 @@ def count(shape: Shape) -> int:
 def written(shape: Shape) -> dict[str, Any]:
     """The settings as they are stored with a run: every default written out."""
     found = msgspec.structs.asdict(shape)
-    if isinstance(shape, LlamaShape):
+    if not isinstance(shape, Gpt2Shape):
         found["rope_parameters"] = msgspec.structs.asdict(shape.rope_parameters)
-    return found
+    found = {key: value for key, value in found.items() if value is not None}
+    return {key: list(each) if isinstance(each, tuple) else each for key, each in found.items()}
+
+
+def _rope_arguments(rope: Rope) -> dict[str, Any]:
+    found = msgspec.structs.asdict(rope)
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in found.items()
+        if value is not None
+    }
 
 
 def _filled(raw: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 _STD = 0.02
-_RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight")  # scaled down with depth
+# Scaled down with depth.
+_RESIDUAL = (
+    "o_proj.weight",
+    "down_proj.weight",
+    "c_proj.weight",
+    ".dense.weight",
+)  # scaled down with depth
 BASE_SEED = 0  # of a frozen model that no file brings
 
 
@@ -112,7 +118,7 @@ def from_nothing(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
         if spec.name.endswith(".bias"):
             value = np.zeros(spec.shape, np.float32)
         elif len(spec.shape) == 1:
-            value = np.ones(spec.shape, np.float32)
+            value = np.full(spec.shape, shape.norms_begin_at, np.float32)
         else:
             std = _STD / (2 * shape.layers) ** 0.5 if spec.name.endswith(_RESIDUAL) else _STD
             value = normal(spec.name, seed, spec.shape) * np.float32(std)

@@ -40,6 +40,8 @@ _LICENCE_CHARS_MAX = 100
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIRST = {  # adapted unless the file says otherwise: every matrix of attention, as LoRA began
     "gpt2": ("c_attn",),
+    "gpt_neox": ("query_key_value", "dense"),
+    "phi3": ("qkv_proj", "o_proj"),
 }
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 

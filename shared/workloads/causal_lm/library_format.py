@@ -13,9 +13,9 @@ from shared.decoding import decode
 from shared.errors import BadRequest
 from shared.workloads.base import Converted, FormatWanted, Weights
 from shared.workloads.causal_lm import architectures
-from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape
+from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, NeoxShape
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
-from shared.workloads.causal_lm.config import CausalConfig, Lora, adapted, origin
+from shared.workloads.causal_lm.config import HEAD, CausalConfig, Lora, adapted, origin
 from shared.workloads.causal_lm.evaluate import DRAWN, SAMPLE_TOKENS
 from shared.workloads.data.chat_template import ChatTemplate
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
@@ -141,6 +141,8 @@ def _answer_end(tokenizer: Tokenizer, template: ChatTemplate) -> str | None:
 def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
     """Every weight, with W + alpha / rank B A where there are adapters."""
     found = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
+    if isinstance(config.shape, NeoxShape) and HEAD in found:
+        found["embed_out.weight"] = found.pop(HEAD)  # as its files have it
     turned = isinstance(config.shape, Gpt2Shape)
     for name in adapted(config):
         a, b = whole[f"{name}.lora_A.weight"], whole[f"{name}.lora_B.weight"]

@@ -62,6 +62,12 @@ class CausalModel:
 
     def logits(self, tokens: Tensor, **more: Any) -> Tensor:
         """Scores (B, T, V) of tokens (B, T)."""
+        seen = more.get("attention_mask")
+        if seen is not None and self.module.config._attn_implementation == "eager":  # which adds it
+            least = torch.finfo(torch.float32).min
+            more["attention_mask"] = torch.zeros(seen.shape, device=seen.device).masked_fill(
+                ~seen, least
+            )
         found: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
         return found
 
@@ -110,7 +116,8 @@ def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
 def library_config(shape: Shape) -> Any:
     """The library's settings of a model."""
     found = _library(CLASSES[shape.model_type][0])(**shape.arguments())
-    found._attn_implementation = "sdpa"
+    # The other one does not cap the scores of attention.
+    found._attn_implementation = "eager" if shape.model_type == "gemma2" else "sdpa"
     return found
 
 
@@ -190,6 +197,8 @@ def _empty(shape: Shape) -> Any:
     for name, part in list(module.named_modules()):
         if name.rpartition(".")[2] == "rotary_emb":  # tables that follow from the settings
             module.set_submodule(name, type(part)(config=settings))
+        elif hasattr(part, "scalar_embed_scale"):
+            part.embed_scale = torch.tensor(part.scalar_embed_scale)
     return module
 
 

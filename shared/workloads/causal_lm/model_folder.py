@@ -19,7 +19,7 @@ from shared.tensors.spec import Schema
 from shared.text import escaped
 from shared.workloads.base import ChunkRef
 from shared.workloads.causal_lm import architectures
-from shared.workloads.causal_lm.architectures import Shape, read_shape
+from shared.workloads.causal_lm.architectures import OWN, Shape, read_shape
 from shared.workloads.data.tokenizer import check_size
 
 SETTINGS, INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
@@ -29,8 +29,9 @@ SETTINGS_MAX, INDEX_MAX = 1 << 20, 16 << 20  # bytes
 _FLOATS = ("F32", "BF16", "F16")
 _PREFIX = "transformer."  # that the first files of GPT-2 lack
 # Tables that old files hold beside the weights, and that follow from the settings.
-_DERIVED = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
+_DERIVED = re.compile(r"(.*\.)?(att(entio)?n\.(masked_)?bias|rotary_emb\.inv_freq)")
 
+_PART = "partial_rotary_factor"
 _LIKE_LLAMA = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -42,6 +43,12 @@ _QWEN = {
     "intermediate_size": 22016,
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
+}
+_TANH = "gelu_pytorch_tanh"
+_LIKE_GEMMA = {
+    **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "head_dim": 256},
+    **{"num_attention_heads": 8, "num_key_value_heads": 4, "query_pre_attn_scalar": 256},
+    **{"sliding_window": 4096, "hidden_act": _TANH, "tie_word_embeddings": True},
 }
 _WHOLE = "copy the folder once more, whole, as save_pretrained writes it"
 _ONE = f"take {SETTINGS} and weights of one model"
@@ -58,26 +65,62 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
+    "granite": {**_LIKE_LLAMA, "vocab_size": 32000, "intermediate_size": 11008},
+    "smollm3": {
+        **{"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008},
+        **{"num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4},
+        **{"max_position_embeddings": 32768, "tie_word_embeddings": True},
+    },
+    "olmo2": {
+        **_LIKE_LLAMA,
+        **{"vocab_size": 50304, "intermediate_size": 11008, "rms_norm_eps": 1e-5},
+    },
+    "phi3": {
+        **{"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192},
+        **{"num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5},
+        **{"max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+    },
+    "gemma": {
+        **{"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576},
+        **{"num_hidden_layers": 28, "num_attention_heads": 16, "head_dim": 256},
+        **{"max_position_embeddings": 8192, "hidden_act": _TANH, "tie_word_embeddings": True},
+    },
+    "gemma2": {
+        **_LIKE_GEMMA,
+        **{"vocab_size": 256000, "max_position_embeddings": 8192},
+        **{"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    },
+    "gemma3_text": {**_LIKE_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072},
+    "gpt_neox": {
+        **{"vocab_size": 50432, "hidden_size": 6144, "intermediate_size": 24576},
+        **{"num_hidden_layers": 44, "num_attention_heads": 64},
+    },
     "gpt2": {"vocab_size": 50257},
 }
-# Settings that change nothing of what a model computes here.
+_ROPE: Mapping[str, Mapping[str, float]] = {
+    "smollm3": {"rope_theta": 2e6},
+    "phi3": {_PART: 1.0},
+    "gemma3_text": {"rope_theta": 1e6},
+    "gpt_neox": {_PART: 0.25},
+}
+# Settings that training leaves as they are, beside those that no class of the library reads: a test
+# holds this list against all of its classes.
 _IDLE_TEXT = """
-_name_or_path architectures attention_dropout attn_pdrop bos_token_id chunk_size_feed_forward
-dtype embd_pdrop eos_token_id finetuning_task id2label initializer_range is_encoder_decoder
-label2id layer_types max_window_layers model_type n_ctx output_attentions output_hidden_states
-pad_token_id pretraining_tp problem_type resid_pdrop return_dict rope_scaling rope_theta
+attention_dropout attn_pdrop bos_token_id classifier_dropout embd_pdrop eos_token_id hidden_dropout
+initializer_range is_decoder max_window_layers n_ctx no_rope_layer_interval pad_token_id resid_pdrop
 summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-task_specific_params torch_dtype transformers_version use_cache use_sliding_window
+use_cache
 """
-_IDLE = frozenset(_IDLE_TEXT.split())
+IDLE = frozenset(_IDLE_TEXT.split())
 # Settings that would, at the only value that is known here.
-_FIXED = {
+FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "reorder_and_upcast_attn": False,
     "add_cross_attention": False,
     "use_sliding_window": False,
     "pretraining_tp": 1,
+    "use_bidirectional_attention": False,
 }
 
 
@@ -140,6 +183,8 @@ def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) ->
 
 def own_name(name: str, known: Mapping[str, object]) -> str | None:
     """The schema's name of a tensor in a file; None for a table, or a head that is tied."""
+    if name == "embed_out.weight":  # as files of GPT-NeoX have it
+        name = "lm_head.weight"
     if name in known:
         return name
     if _PREFIX + name in known:
@@ -158,7 +203,7 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
     left_out = _LEFT_OUT.get(kind, {}) if isinstance(kind, str) else {}
     raw = {key: value for key, value in settings.items() if value is not None}
     known = read_known(str(kind))
-    for key, value in _FIXED.items():
+    for key, value in FIXED.items():
         if raw.get(key, value) != value:
             raise InvalidRunFile(f"{SETTINGS}: {key} = {escaped(raw[key], 40)} is not known here")
     if "quantization_config" in raw:
@@ -166,24 +211,37 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
             f"{SETTINGS} says that the weights are quantised: take the model that they were made"
             ' from; [model] base_precision = "nf4" or "int8" holds it in few bits while it trains'
         )
-    for key in raw:
-        harmless = key in known or key in _IDLE or key in _FIXED or key == "auto_map"
-        if known and not harmless and raw[key] is not False:
-            raise InvalidRunFile(
-                f"{SETTINGS} has the setting {escaped(key, 60)}, which is not known here and could"
-                " change what the model computes"
-            )
+    foreign = {key for key, owners in OWN.items() if kind not in owners} & raw.keys()
     kinds = raw.get("layer_types") or []
-    if not isinstance(kinds, list) or any(each != "full_attention" for each in kinds):
-        raise InvalidRunFile(f"{SETTINGS}: only full attention is known here (layer_types)")
+    whole = isinstance(kinds, list) and all(each == "full_attention" for each in kinds)
+    if known and "layer_types" in foreign and not whole:
+        raise InvalidRunFile(f"{SETTINGS}: {kind} has full attention alone here (layer_types)")
+    known = tuple(key for key in known if key not in foreign)
     kept = {key: value for key, value in raw.items() if key in known or key == "auto_map"}
-    if str(kind).startswith("qwen"):
-        kept.pop("sliding_window", None)  # unused, as use_sliding_window says
+    if "hidden_activation" in raw and kind in ("gemma", "gemma2", "gemma3_text"):
+        kept["hidden_act"] = raw["hidden_activation"]
+    if kind == "smollm3" and "no_rope_layers" not in kept:
+        kept["no_rope_layers"] = [
+            int(not last) for last in _pattern(raw, "no_rope_layer_interval", 4)
+        ]
+    if kind == "gemma3_text" and "layer_types" not in kept:
+        kept["layer_types"] = [
+            "full_attention" if last else "sliding_attention"
+            for last in _pattern(raw, "sliding_window_pattern", 6)
+        ]
     elif kind == "mistral" and "sliding_window" in settings:
         left_out = {**left_out, "sliding_window": settings["sliding_window"]}
     if "rope_parameters" in known:
-        kept["rope_parameters"] = _rope(raw)
+        kept["rope_parameters"] = {**_ROPE.get(str(kind), {}), **_rope(raw)}
     return read_shape({**left_out, **kept, "model_type": kind})
+
+
+def _pattern(raw: Mapping[str, Any], key: str, usual: int) -> list[bool]:
+    """Return for each layer if it is the last of its group."""
+    every, count = raw.get(key, usual), raw.get("num_hidden_layers", 0)
+    if not (type(every) is type(count) is int and every > 0 and 0 <= count <= 512):
+        raise InvalidRunFile(f"{SETTINGS}: {key} must be a whole number, and num_hidden_layers too")
+    return [(layer + 1) % every == 0 for layer in range(count)]
 
 
 def read_known(kind: str) -> tuple[str, ...]:
@@ -197,7 +255,12 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise InvalidRunFile(f"{SETTINGS}: rope_parameters must be a table")
+    if isinstance(given.get("full_attention"), Mapping):  # Gemma 3 has two
+        given = given["full_attention"]
     found = {key: value for key, value in given.items() if value is not None and key != "type"}
+    for old, new in (("rotary_pct", _PART), (_PART, _PART), ("rotary_emb_base", "rope_theta")):
+        if old in raw:
+            found.setdefault(new, raw[old])
     if "type" in given:
         found.setdefault("rope_type", given["type"])
     if "rope_theta" in raw:

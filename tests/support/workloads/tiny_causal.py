@@ -32,8 +32,46 @@ GPT2: Mapping[str, Any] = {
     "n_head": 4,
     "n_positions": 64,
 }
+_GEMMA: Mapping[str, Any] = {
+    **_LLAMA_LIKE,
+    "head_dim": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 48}
+MORE: tuple[Mapping[str, Any], ...] = (
+    {
+        "model_type": "granite",
+        **_LLAMA_LIKE,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.2,
+    },
+    {"model_type": "smollm3", **_LLAMA_LIKE, "no_rope_layers": [1, 0]},
+    {"model_type": "olmo2", **_LLAMA_LIKE},
+    {"model_type": "phi3", **_LLAMA_LIKE, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    {"model_type": "gemma", **_GEMMA},
+    {
+        "model_type": "gemma2",
+        **_GEMMA,
+        **_LAYERS,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 0.5,
+        "final_logit_softcapping": 3.0,
+    },
+    {"model_type": "gemma3_text", **_GEMMA, **_LAYERS, "query_pre_attn_scalar": 24},
+    {
+        "model_type": "gpt_neox",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+    },
+)
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    shape["model_type"]: shape for shape in (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2)
+    shape["model_type"]: shape for shape in (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, *MORE)
 }
 BIASED: Mapping[str, Any] = {**LLAMA, "attention_bias": True, "mlp_bias": True}
 

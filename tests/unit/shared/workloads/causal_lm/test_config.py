@@ -25,7 +25,7 @@ def llama(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
-        (llama(model_type="lama"), 'did you mean "llama"'),
+        (llama(model_type="lama"), "not known here; llama, mistral, qwen2"),
         (llama(model_type="../../evil"), "is not known here"),
         (llama(model_type=7), "is not known here"),
         (llama(auto_map={"AutoModel": "x.Y"}), "code of its own"),

@@ -136,9 +136,15 @@ HOSTILE: dict[str, tuple[Callable[[Repository], Any], str]] = {
         settings(hidden_size=65536, head_dim=8, intermediate_size=262144, num_hidden_layers=512),
         "billion parameters is more than the 200 billion that a run may have",
     ),
-    "another architecture": (settings(model_type="lama"), "'lama' is not known here: did you mean"),
+    "another architecture": (
+        settings(model_type="lama"),
+        "'lama' is not known here; llama, mistral, ",
+    ),
     "code of its own": (settings(auto_map={"AutoModel": "x.py"}), "asks for code of its own"),
-    "a setting that is not known": (settings(rope_magic=7), "has the setting rope_magic"),
+    "a setting that changes the model": (
+        settings(pretraining_tp=2),
+        "pretraining_tp = 2 is not known here",
+    ),
     "a path in the name of a file": (shards("../../etc/a.safetensors"), "only plain names of"),
     "a file that the index alone names": (
         shards("b.safetensors"),

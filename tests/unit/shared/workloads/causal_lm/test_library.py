@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from shared.workloads.base import load
+from shared.workloads.causal_lm.architectures import CLASSES
 from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.decoder import CausalDecoder
@@ -19,13 +20,7 @@ from shared.workloads.causal_lm.model import build, library_config
 from tests.support.workloads import tiny_causal
 
 SHAPES = {**tiny_causal.SHAPES, "biased llama": tiny_causal.BIASED}
-MODELS = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
+MODELS = {kind: model for kind, (_, model) in CLASSES.items()}
 
 
 def config(shape: Mapping[str, Any], **changes: Any) -> CausalConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Callable
@@ -14,10 +15,11 @@ import transformers
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import load
+from shared.workloads.causal_lm.architectures import OWN
 from shared.workloads.causal_lm.base_model import frozen_in
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import build, library_config
-from shared.workloads.causal_lm.model_folder import shape_of
+from shared.workloads.causal_lm.model_folder import FIXED, IDLE, shape_of
 from tests.support.workloads import tiny_causal
 from tests.unit.shared.workloads.causal_lm.test_library import MODELS
 
@@ -143,7 +145,6 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: edit(folder, quantization_config={"bits": 4}),
         "take the model that they were made from",
     ),
-    "windows": (lambda folder: edit(folder, sliding_window=4), "sliding_window"),
     "lists": (lambda folder: edit(folder, rope_parameters=[1]), "must be a table"),
     "pickle": (
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
@@ -212,7 +213,25 @@ def test_a_run_cannot_name_other_files(files: dict[str, Any]) -> None:
         WORKLOAD.config(table, None)
 
 
-@pytest.mark.parametrize("kinds", [1, True, 1.5, "full_attention", {"a": 1}, ["sliding"]])
-def test_layer_types_are_a_list_of_full_attention(kinds: Any) -> None:
-    with pytest.raises(InvalidRunFile, match="only full attention is known"):
-        shape_of({**tiny_causal.LLAMA, "vocab_size": 300, "layer_types": kinds})
+@pytest.mark.parametrize("kinds", [1, True, 1.5, "full_attention", {"a": 1}, ["sliding"], [[]]])
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_layer_types_are_a_list_of_what_the_model_has(kind: str, kinds: Any) -> None:
+    with pytest.raises(InvalidRunFile, match="layer_types"):
+        shape_of({**tiny_causal.SHAPES[kind], "vocab_size": 300, "layer_types": kinds})
+
+
+@pytest.mark.parametrize("kind", tiny_causal.SHAPES)
+def test_a_setting_that_the_library_does_not_read_changes_nothing(kind: str) -> None:
+    """Every setting that a class of the library reads is known, so that any other is nothing."""
+    plain = shape_of({**tiny_causal.SHAPES[kind], "vocab_size": 300})
+    theirs = type(library_config(plain))
+    general = {field.name for field in dataclasses.fields(transformers.PretrainedConfig)}
+    read = {field.name for field in dataclasses.fields(theirs)} - general
+    alone = {key for key, kinds in OWN.items() if kind in kinds}
+    known = {*plain.__struct_fields__} - OWN.keys() | alone | IDLE | FIXED.keys()
+    known |= {"hidden_activation", "layer_types", "sliding_window"}  # refused, or by another name
+    assert read <= known
+    # As SmolLM2, distilgpt2, copies by unsloth and OpenLLaMA have them.
+    idle = {"is_llama_config": True, "_num_labels": 1, "unsloth_fixed": True}
+    more = {"max_sequence_length": 2048, "transformers.js_config": {"dtype": "q4"}}
+    assert shape_of({**tiny_causal.SHAPES[kind], "vocab_size": 300, **idle, **more}) == plain
