@@ -17,6 +17,13 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
 
+def machine_time(clock: Clock) -> float:
+    """Return the time of the machine itself, without what a database shifts it by: what others hold
+    their clocks against.
+    """
+    return clock.now() - getattr(clock, "offset_s", 0.0)
+
+
 class SystemClock:
     """The machine's own clock, shifted by `offset_s` (the database's clock minus ours)."""
 

@@ -217,6 +217,24 @@ def why(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
+def of_system(error: OSError | UnicodeEncodeError) -> tuple[str, int]:
+    """Return the sentence and the exit code of what the system refused to a command: a full disk
+    may have room later, a read-only one is for its owner to mend.
+    """
+    from shared.sentences import Sentence
+    from shared.text import escaped
+
+    if isinstance(error, UnicodeEncodeError):
+        word = escaped(error.object)
+        return Sentence('"{word}" is not text in the encoding of this terminal', word=word), 2
+    place = f"{error.filename}: " if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return place + why(error), StorageFull.exit_code
+    owner = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOLCK)
+    code = Configuration.exit_code if owner else VolunteerError.exit_code
+    return place + why(error), code
+
+
 def _tree(root: type[VolunteerError]) -> dict[str, type[VolunteerError]]:
     found = {root.code: root}
     for child in root.__subclasses__():

@@ -218,7 +218,7 @@ class SettingsTable(Generic[S]):
 def read_file(path: Path) -> dict[str, Any]:
     """Return the table of a settings file. Raises Configuration."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise Configuration(
             Sentence("{path} cannot be read: {why}", path=path, why=why(error))

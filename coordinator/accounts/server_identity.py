@@ -20,6 +20,7 @@ from coordinator.database import key_values, record
 from coordinator.platform import Platform, PlatformService
 from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import CachedValue
+from shared.clock import machine_time
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Unavailable
 from shared.links import JoinLink
@@ -175,7 +176,7 @@ class ServerIdentity(PlatformService):
             open=self._settings.open,
             proof_of_work_bits=self._settings.proof_of_work_bits if self._settings.open else 0,
             contact=self._settings.contact,
-            now=self._clock.now(),
+            now=machine_time(self._clock),
             restored=self._restored,
             runs=await self._listing.get(),
             proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",

@@ -66,7 +66,7 @@ class RemoteServer:
                 "--server needs --token-file: the file admin.token of the server's data directory"
             )
         try:
-            token = token_file.expanduser().read_text(encoding="ascii").strip()
+            token = token_file.expanduser().read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise Configuration(
                 f"the token file {token_file} cannot be read: {why(error)}"

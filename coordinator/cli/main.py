@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
@@ -19,7 +18,7 @@ from coordinator.cli import (
     simulate,
     tasks,
 )
-from shared.errors import StorageFull, VolunteerError, why
+from shared.errors import VolunteerError, of_system
 
 INTERRUPTED = 130
 
@@ -56,14 +55,8 @@ def main() -> None:
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except OSError as error:
-        sys.exit(_refused(error))
+    except (OSError, UnicodeEncodeError) as error:
+        sentence, code = of_system(error)
+        print(f"coordinator: {sentence}", file=sys.stderr)
+        sys.exit(code)
     sys.exit(result if isinstance(result, int) else 0)
-
-
-def _refused(error: OSError) -> int:
-    """Print the refusal of the disk or the system; return the exit code."""
-    place = f"{error.filename}: " if error.filename else ""
-    print(f"coordinator: {place}{why(error)}", file=sys.stderr)
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StorageFull.exit_code if full else VolunteerError.exit_code

@@ -114,7 +114,7 @@ def _write_recipe(name: str, file: Path | None, json: bool) -> None:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"the run file {file} cannot be read: {why(error)}") from error
 

@@ -145,7 +145,7 @@ def _run_table(run: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     if "file" in found:
         path = directory / str(found.pop("file"))
         try:
-            read = parse_toml(path.read_text(), str(path))
+            read = parse_toml(path.read_text(encoding="utf-8-sig"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRunFile(f"the run file {path} cannot be read: {why(error)}") from error
         found = read | found

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from shared.command_hints import completed, options
-from shared.errors import VolunteerError
+from shared.errors import VolunteerError, of_system
 from volunteer.i18n.catalogue import _, pgettext, shown
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ def exit_code(command: Callable[[], object]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_FAILURE
+    except (OSError, UnicodeEncodeError) as error:
+        sentence, code = of_system(error)
+        return say(shown(sentence), code)
     return result if isinstance(result, int) else 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+import structlog
 from sqlalchemy import Connection, inspect, select, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -25,6 +26,7 @@ from coordinator.database.tables.ledger import events
 from coordinator.database.tables.record import meta, record_lines
 from coordinator.traffic import Durations
 from shared.errors import Configuration
+from shared.text import duration
 
 if TYPE_CHECKING:
     from shared.clock import SystemClock
@@ -32,7 +34,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgresql"]
+AHEAD_S = 300.0  # more than clocks of good machines differ
 MIGRATION_LOCK = 0x766F6C75  # any number of our own: two processes must not migrate at once
+
+
+log = structlog.get_logger("database")
 
 
 class Runner(Protocol):
@@ -125,7 +131,14 @@ async def _open_sqlite(path: Path, clock: SystemClock | None, exclusive: bool) -
     runner = sqlite.SqliteRunner(path, clock)
     try:
         await runner.read(check_revision)
-        runner.rise_to(await runner.read(_highest_instant))
+        newest = await runner.read(_highest_instant)
+        if newest > time.time() + AHEAD_S:
+            log.warning(
+                "what is stored is of a later time than this machine's clock: times stand still "
+                "until it is reached; was the clock ahead once, or is it behind now?",
+                ahead=duration(newest - time.time()),
+            )
+        runner.rise_to(newest)
     except BaseException:
         await runner.close()
         if lock is not None:

@@ -240,7 +240,7 @@ def template_beside(tokenizer: Path) -> ChatTemplate:
     own = tokenizer.with_name("chat_template.jinja")
     source = settings.get("chat_template")
     if own.is_file() and own.stat().st_size <= _FILE_MAX:
-        source = own.read_text(encoding="utf-8")
+        source = own.read_text(encoding="utf-8-sig")
     if isinstance(source, list):  # several by name
         named = {each.get("name"): each.get("template") for each in source if type(each) is dict}
         source = named.get("default")

@@ -162,6 +162,7 @@ def _numbered(path: Path, name: str) -> Iterator[tuple[int, Document | str]]:
             number = 0
             while line := file.readline(_LINE_BYTES_MAX + 1):
                 number += 1
+                line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
                 if len(line) > _LINE_BYTES_MAX:
                     yield number, f"longer than {_LINE_BYTES_MAX >> 20} MiB"
                     while line and not line.endswith(b"\n"):

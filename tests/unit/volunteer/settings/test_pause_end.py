@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
+from datetime import datetime
 
 import pytest
 
 from shared.errors import BadRequest
 from volunteer.settings.schedule import end_of_pause, moment_words
 
-NOW = datetime(2026, 11, 27, 21, 30, 15, tzinfo=UTC)
+NOW = datetime.fromisoformat("2026-11-27T21:30:15")  # on the wall
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,21 @@ def test_a_length_or_a_time_of_the_day(length: str, until: str, words: str) -> N
     end = end_of_pause(length, until, NOW)
     assert end is not None
     assert moment_words(end, NOW) == words
+
+
+@pytest.mark.parametrize("asked", ["2026-10-24T23:00", "2027-03-28T00:30"])
+def test_a_night_in_which_the_clocks_change_ends_at_the_time_on_the_wall(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        end = end_of_pause("", "07:00", datetime.fromisoformat(asked).astimezone())
+        assert end is not None
+        assert time.strftime("%H:%M", time.localtime(end.timestamp())) == "07:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_without_either_there_is_no_end() -> None:
