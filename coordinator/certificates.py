@@ -1,5 +1,4 @@
-"""A TLS certificate of our own: made once, self-signed, pinned by the SHA-256 that the join link
-carries.
+"""TLS certificate of our own: made once, self-signed, pinned by the SHA-256 in the join link.
 
 Nobody but the join link has to trust it, so it names no authority and lives long; a new one needs
 new join links.
@@ -33,7 +32,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pin_of(pem: str) -> str:
-    """SHA-256 over the DER form of the first certificate of a PEM text. Raises Configuration."""
+    """Return the SHA-256 over the DER form of the first certificate of a PEM text. Raises
+    Configuration.
+    """
     try:
         der = ssl.PEM_cert_to_DER_cert(_first(pem))
     except ValueError as error:
@@ -51,7 +52,7 @@ def _first(pem: str) -> str:
 
 
 def given(cert: Path, key: Path) -> Certificate:
-    """A certificate of the organiser's own.
+    """Return the organiser's own certificate.
 
     Raises Configuration when the files do not belong together.
     """
@@ -78,7 +79,7 @@ def ends_at(path: Path) -> float:
 
 
 def own(directory: Path) -> Certificate:
-    """The certificate that lies in the data directory, made there on first use."""
+    """Return the certificate in the data directory, made there on first use."""
     cert, key = directory / CERT_FILE, directory / KEY_FILE
     if not (cert.exists() and key.exists()):
         _make(cert, key)

@@ -204,7 +204,7 @@ def _stop(paused: Flag, ends: Stop) -> Stop:
 
 
 def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
-    """Answer calls until the server closes the pipe, or is gone."""
+    """Answer calls until the server closes the pipe, or has died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
     Thread(target=_end_with_the_server, daemon=True).start()
     with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
 
 
 def _end_with_the_server() -> None:
-    """End this process when the server is gone, also in the middle of a computation."""
+    """End this process when the server dies, also in the middle of a computation."""
     server = parent_process()
     if server is not None:
         server.join()

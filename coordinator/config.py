@@ -35,7 +35,7 @@ _Bytes = {"unit": "bytes"}
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures that nobody has to choose; tests give others."""
+    """Figures that are constants in production; tests set others."""
 
     merge_threads: int = 0  # beside those that write; 0 = half the cores
     merge_lease_s: float = 15.0  # a merge whose coordinator is silent so long is taken over
@@ -257,20 +257,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def by_invitation(self) -> bool:
-        """True if nobody registers without a code: so it was set, or others reach this server and
-        it is not open.
+        """Return True if registration needs a code: by setting, or on a reachable server that is
+        not open.
         """
         beyond = bool(self.url) or not is_loopback(self.host)
         return self.invite_only or (beyond and not self.open)
 
     @property
     def inference_key_file(self) -> Path:
-        """The key that the server at `inference` wants, where it wants one; the organiser's."""
+        """Return the file of the key for the server at `inference`, where it wants one."""
         return self.directory / "inference.key"
 
     @property
     def admin_token_file(self) -> Path:
-        """The secret of the organiser's commands over HTTP; written at the start, 0600."""
+        """Return the file of the secret for the organiser's commands over HTTP; written at the
+        start, 0600.
+        """
         return self.directory / "admin.token"
 
     @property
@@ -280,8 +282,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def signing_key_file(self) -> Path:
-        """The Ed25519 key that signs version manifests; made on the first start of a database,
-        0600.
+        """Return the file of the Ed25519 key that signs version manifests; made on the first start
+        of a database, 0600.
         """
         return self.directory / "signing.key"
 
@@ -294,7 +296,7 @@ def default_data_dir() -> Path:
 
 
 def default_config_file() -> Path:
-    """Read when no `--config` is given and it exists."""
+    """Return the file that is read without `--config`, if it exists."""
     from platformdirs import user_config_path
 
     return user_config_path("volunteer", appauthor=False) / "coordinator.toml"
@@ -364,7 +366,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> Settings:
-    """The settings in force; flags that are None do not count.
+    """Return the settings in force; flags that are None do not count.
 
     Raises BadRequest for a wrong flag, Configuration naming the source of another mistake.
     """
@@ -378,7 +380,7 @@ def load(
 
 
 def without_password(url: str) -> str:
-    """A database or blob URL as it may be shown and logged."""
+    """Return a database or blob URL for display and logs."""
     parts = urlsplit(url)
     if parts.password is None:
         return url
@@ -387,7 +389,7 @@ def without_password(url: str) -> str:
 
 
 def _reachable(address: str) -> bool:
-    """Look whether a connection could be tried: a host that has a name and a port that exists."""
+    """Return True if a connection could be tried: a host that has a name and a port that exists."""
     if not _ADDRESS.fullmatch(address):
         return False
     try:

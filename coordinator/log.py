@@ -27,8 +27,8 @@ _CONTROL = re.compile(
 
 
 def hide(value: Any) -> Any:
-    """A value as it may be logged: bearer tokens, codes of join links and passwords of URLs are
-    gone.
+    """Return a value for the log, without bearer tokens, codes of join links and passwords of
+    URLs.
     """
     if isinstance(value, str):
         value = _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)
@@ -50,8 +50,8 @@ def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[
 
 
 class Unfailing:
-    """A file for lines that may get lost: a full disk or a closed pipe behind the log is no reason
-    to fail a request.
+    """File for lines that may get lost: a full disk or a closed pipe behind the log must not fail a
+    request.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -71,8 +71,8 @@ class Unfailing:
 
 
 class Sparing(logging.Filter):
-    """Lets a message of a library through a few times a minute: a client decides how often it is
-    refused, not how much of the disk its refusals fill.
+    """Passes a message of a library a few times a minute: clients decide how often they are
+    refused, but must not fill the disk.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -92,8 +92,8 @@ class Sparing(logging.Filter):
 
 
 class OnceACause:
-    """Lets a line about one cause through once a minute, with how many were kept back before:
-    what is away is away for every job, and each asks every second.
+    """Passes one line a minute about each cause, with the number of suppressed ones: an outage hits
+    every job, and each retries every second.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -105,7 +105,7 @@ class OnceACause:
     def __call__(
         self, _: Any, __: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        """Return the line. Raises DropEvent for one that was said this minute."""
+        """Return the line. Raises DropEvent for a repetition within the minute."""
         now = self._monotonic()
         if now - self._since >= SPARING_S:
             self._before, self._seen, self._since = self._seen, Counter(), now

@@ -1,4 +1,4 @@
-"""Rates: how many requests a worker or an address may send."""
+"""Rate limits of a worker or an address."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Bucket:
         return len(self._left)
 
     def take(self, key: str, now: float, replicas: int = 1) -> float:
-        """Take one; 0 when it was there, else how many seconds until there is one.
+        """Take one token; return 0, or the seconds until there is one.
 
         Of so many replicas each has an equal share, for a balancer spreads what one key sends.
         """
@@ -50,7 +50,7 @@ class _Bucket:
         return 0.0
 
     def _forget(self, now: float) -> None:
-        """Drop the keys whose buckets are full again; if there is none, drop all."""
+        """Drop the keys whose buckets are full again; without any, drop all."""
         kept = {key: seen for key, seen in self._left.items() if now - seen[1] < self.window_s}
         self._left = kept if len(kept) < KEYS_MAX else {}
 
@@ -75,7 +75,7 @@ class PerMinute:
 
 
 class Rates:
-    """Limit requests per worker and per address; each replica counts its share.
+    """Limits of requests per worker and per address; each replica counts its share.
 
     A token bucket of our own: the in-memory storage of the `limits` package starts a thread every
     10 ms, which doubled the time of a heartbeat (measured: 25 to 50 us).

@@ -33,7 +33,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or reads too slowly; there is no one to answer."""
+    """Client that closed the connection, or reads too slowly; no reply is possible."""
 
 
 def raw_header(scope: Scope, name: bytes) -> bytes:
@@ -51,7 +51,7 @@ def header(scope: Scope, name: bytes) -> str:
 
 
 async def body_stream(scope: Scope, receive: Receive) -> AsyncGenerator[bytes, None]:
-    """Yield the body as it comes. Raises ClientGone, BadRequest for an encoded body."""
+    """Yield the body as it arrives. Raises ClientGone, BadRequest for an encoded body."""
     if header(scope, b"content-encoding") not in ("", "identity"):
         raise BadRequest("send the body as it is, without Content-Encoding")
     traffic = scope.get("traffic")
@@ -69,7 +69,7 @@ async def body_stream(scope: Scope, receive: Receive) -> AsyncGenerator[bytes, N
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_MAX) -> bytes:
-    """Read the whole body, counted while it comes.
+    """Read the whole body, counted as it arrives.
 
     Raises TooLarge before more than `bytes_max` are held.
     """

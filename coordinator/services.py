@@ -215,7 +215,7 @@ class Coordinator(Platform):
 
     @cached_property
     def gauges(self) -> CachedValue[list[Gauge]]:
-        """Return the gauges of the database, read by one statement and kept for a moment."""
+        """Return the gauges of the database, read by one statement and cached for a moment."""
 
         def read() -> Awaitable[list[Gauge]]:
             return self.db.read(lambda conn: gauges(conn, self.clock.now()))
@@ -314,7 +314,7 @@ class Coordinator(Platform):
         return measure
 
     async def _keep_running(self, name: str, job: BackgroundJob) -> None:
-        """Run a job until the server stops; one that fails is logged and begun again."""
+        """Run a job until the server stops; a failing one is logged and restarted."""
         while not self.stopping.is_set():
             try:
                 await job(self.stopping)
@@ -389,7 +389,7 @@ def _examiners(on: Platform, computing: tuple[Compute, ...]) -> Examiners:
 
 
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:
-    """Open the database that the settings name; make it where there is none."""
+    """Open the database of the settings; make it where there is none."""
     if await is_new(settings.database_url):
         _check_alone(settings)
         await migrate(settings.database_url)

@@ -93,8 +93,8 @@ class TopicWatch:
         self._since = signals._moment
 
     async def wait(self, timeout_s: float) -> bool:
-        """True as soon as something was notified since `watch` or the last `wait`; False when time
-        is up.
+        """Return True as soon as a topic was notified since `watch` or the last `wait`; False when
+        time is up.
         """
         if not self._news() and timeout_s > 0:
             await self._signals._sleep(self.topics, timeout_s)

@@ -36,7 +36,7 @@ class CachedValue(Generic[T]):
         self._began_at = self._loaded_at = 0.0  # monotonic
 
     def peek(self) -> T | None:
-        """The value if it is young enough, without waiting; None otherwise."""
+        """Return the value if it is young enough, without waiting; None otherwise."""
         if self._loaded is None:
             return None
         age = self._clock.monotonic() - self._loaded_at
@@ -51,7 +51,7 @@ class CachedValue(Generic[T]):
         return await asyncio.shield(self._begin()) if found is None else found
 
     def _begin(self) -> asyncio.Future[T]:
-        """The load that is under way, or that starts now."""
+        """Return the running load, or start one."""
         if self._loading is None:
             self._began_at = self._clock.monotonic()
             self._loading = asyncio.ensure_future(self._load())
@@ -74,7 +74,7 @@ class CachedValue(Generic[T]):
 
 
 class KeyedCache(Generic[K, T]):
-    """Fresh values by key, of the keys that were asked for last."""
+    """Cached values of the most recently requested keys."""
 
     def __init__(self, age_s: float, clock: Clock, *, rest: float = 0.0, most: int = 64) -> None:
         self._age_s = age_s
@@ -94,5 +94,5 @@ class KeyedCache(Generic[K, T]):
         return await value.get()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Clear all."""
         self._values.clear()

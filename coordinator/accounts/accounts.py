@@ -59,7 +59,7 @@ COUNTED_S = 60.0  # an account is added up anew; what changed since is added eac
 
 
 class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the past of an account: up to a verdict, and up to an event."""
+    """Sums of an account's history: up to a verdict, and up to a ledger event."""
 
     verdict: int
     work: statistics.WorkTotals
@@ -125,7 +125,7 @@ class Volunteers:
         return made
 
     async def _prove(self, request: RegisterRequest) -> None:
-        """Check the proof of work of somebody new; a worker that is known needs none.
+        """Check the proof of work of a new volunteer; a registered worker needs none.
 
         Raises Forbidden, BadRequest.
         """
@@ -137,7 +137,7 @@ class Volunteers:
                 raise
 
     async def challenge(self, volunteer: str, nickname: str) -> Challenge:
-        """Return the proof of work that the registration of this account has to bring.
+        """Return the proof of work that this account's registration requires.
 
         Raises BadRequest for what can be no id, InvalidName for a name that cannot be had.
         """
@@ -151,7 +151,7 @@ class Volunteers:
         return self._tokens.recall(header)
 
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
-        """Return whose secret this is.
+        """Return the worker with this secret.
 
         Raises Unauthorized or Banned; a ban works within half a second everywhere.
         """
@@ -203,7 +203,7 @@ class Volunteers:
         )
 
     async def link_code(self, principal: Principal) -> NewCode:
-        """A code of ten minutes that adds one machine to this account; an earlier one stops
+        """Return a ten-minute code that adds one machine to this account; an earlier code stops
         working.
         """
         now = self._clock.now()
@@ -271,7 +271,9 @@ class Volunteers:
         *,
         seldom: bool = False,
     ) -> tuple[LeaderRow, ...]:
-        """The first hundred by credits earned, and `me` (a volunteer's id); see leaderboard.py."""
+        """Return the first hundred by credits earned, and `me` (a volunteer's id); see
+        leaderboard.py.
+        """
         return await self._board.rows(run, window_days, me, seldom=seldom)
 
     async def public(self, nickname: str) -> tuple[str, str]:
@@ -318,11 +320,11 @@ class Volunteers:
         return await self._db.read(read)
 
     async def ban(self, who: str, reason: str = "") -> str:
-        """Refuse an account from now on; the id it has. What it earned stays. Raises NotFound."""
+        """Ban an account; return its id. Earned credits stay. Raises NotFound."""
         return await self._shut_out(self._to_state(who, "banned", reason))
 
     async def unban(self, who: str) -> str:
-        """Let a banned account in again; the id it has. Raises NotFound, Forbidden."""
+        """Lift the ban of an account; return its id. Raises NotFound, Forbidden."""
         return await self._write(self._to_state(who, "active"))
 
     async def suspend(self, who: str, reason: str) -> str:
@@ -352,8 +354,8 @@ class Volunteers:
         return await self._write(change)
 
     async def vouch(self, who: str) -> str:
-        """Treat an account as one that was invited: vetted, paid at once, its stake free; also
-        one that was suspended. Raises NotFound.
+        """Treat an account as invited: vetted, paid at once, its stake freed; a suspension is
+        lifted. Raises NotFound.
         """
         now = self._clock.now()
 
@@ -388,7 +390,7 @@ class Volunteers:
         return change
 
     async def rename(self, who: str, nickname: str) -> str:
-        """Give an account another nickname; the name as stored. Raises NotFound, InvalidName."""
+        """Rename an account; return the stored name. Raises NotFound, InvalidName."""
         name, now = nicknames.normal(nickname), self._clock.now()
         key = nicknames.skeleton(name)
 
@@ -433,9 +435,7 @@ class Volunteers:
         )
 
     async def _shut_out(self, change: Callable[[Connection], T]) -> T:
-        """Write something after which machines may not have work any more: their claims that wait
-        end now.
-        """
+        """Write a change that may shut machines out; their waiting claims end now."""
         done = await self._write(change)
         self._signals.notify("volunteers")
         return done

@@ -1,4 +1,4 @@
-"""Announcements: sentences of the organiser that every volunteer sees until it has read them."""
+"""Announcements: sentences of the organiser, shown to every volunteer until read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Announcements:
 
     async def add(self, text: str, run: str = "", until: float | None = None) -> Announcement:
         """Announce a sentence to everybody, until an instant (UTC epoch seconds) or for good; `run`
-        is what it is about.
+        is its subject.
 
         Raises BadRequest for a text that is empty, too long or holds control characters, and for an
         end that has passed; NotFound for the run; Conflict while too many stand.

@@ -76,7 +76,9 @@ class ApiKeys:
         self._gift_micro = round(settings.gift_credits_per_day * MICRO)
 
     async def sign_in(self, key: str) -> Asker:
-        """Return whose key this is. Raises Unauthorized, Forbidden for an account that may not."""
+        """Return the account of a key. Raises Unauthorized, Forbidden for an account without the
+        right.
+        """
         hashed, now = _hash(key), self._clock.now()
         found = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
         if found is None:
@@ -89,9 +91,9 @@ class ApiKeys:
         return Asker(volunteer_id=row.volunteer_id, key_id=row.id, runs=_runs(row))
 
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
-        """Make a key, shown this once. Raises Forbidden for an account that neither helped nor was
-        given credits and for a suspended one, Conflict for a sixth key,
-        TooManyRequests, BadRequest, NotFound for a run.
+        """Make a key, shown this once. Raises Forbidden for an account without work or credits and
+        for a suspended one, Conflict for a sixth key, TooManyRequests, BadRequest, NotFound for a
+        run.
         """
         key, now = PREFIX + secrets.token_urlsafe(32), self._clock.now()
         if request.expires_at is not None and not now < request.expires_at < now + 1e10:
@@ -138,7 +140,7 @@ class ApiKeys:
         return tuple(_info(row, now) for row in rows)
 
     async def revoke(self, principal: Principal, key: int) -> KeyInfo:
-        """Make a key worthless from its next request on. Raises NotFound for somebody else's."""
+        """Revoke a key from its next request on. Raises NotFound for another account's."""
         now = self._clock.now()
 
         def change(conn: Connection) -> KeyRow:
@@ -246,7 +248,9 @@ def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
 
 
 def _taker(conn: Connection, who: str, key: str) -> store.VolunteerRow:
-    """Return the account that is given to; one that nobody can use is none. Raises NotFound."""
+    """Return the receiving account; a banned or forgotten one counts as missing. Raises
+    NotFound.
+    """
     try:
         found = store.find(conn, who, key)
     except NotFound:

@@ -42,7 +42,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Remembered(msgspec.Struct, frozen=True):
-    """A worker whose secret was right a moment ago."""
+    """Worker with a recently verified secret."""
 
     principal: Principal
     stamp: str
@@ -73,7 +73,7 @@ class Tokens:
         return hit.principal
 
     async def principal(self, worker_id: str, secret: str) -> Principal:
-        """Return whose secret this is. Raises Unauthorized or Banned."""
+        """Return the worker with this secret. Raises Unauthorized or Banned."""
         codes.check_credentials(worker_id, secret)
         header = f"Bearer {worker_id}.{secret}".encode()
         stamp = (
@@ -103,7 +103,7 @@ class Tokens:
         )
 
     def forget(self, worker_id: str = "") -> None:
-        """Look anew, in this process: at one worker, or at everybody."""
+        """Drop the cache of this process: one worker's entry, or all."""
         kept = self._known.items() if worker_id else ()
         self._known = {key: one for key, one in kept if one.principal.worker_id != worker_id}
         if not worker_id:

@@ -68,7 +68,7 @@ class Entrance:
             raise BadRequest("this challenge was used already; ask for another one")
 
     def use(self, request: RegisterRequest) -> None:
-        """Note that the challenge of a registration made an account."""
+        """Mark the challenge of a registration as used."""
         if not (self.bits and request.challenge):
             return
         now = self._clock.now()

@@ -75,7 +75,9 @@ class Invites:
         uses: int = 1,
         expires_s: float | None = None,
     ) -> tuple[NewCode, ...]:
-        """One invite for each name of a class, or `count` without a name. Raises BadRequest."""
+        """Make one invite for each name of a class, or `count` without a name. Raises
+        BadRequest.
+        """
         labels = [reports.line(name) for name in names[: COUNT_MAX + 1]] or [""] * count
         _check(labels, bool(names), uses, expires_s)
         now = self._clock.now()
@@ -161,9 +163,7 @@ def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | Non
 
 
 def _alike(labels: Sequence[str]) -> list[str]:
-    """Names that could not both be had as nicknames, the first few, each with the places it has in
-    the list.
-    """
+    """Return the first few names that collide as nicknames, each with its places in the list."""
     places: dict[str, list[int]] = {}
     for place, label in enumerate(labels):
         places.setdefault(nicknames.skeleton(label) or label, []).append(place)

@@ -70,7 +70,8 @@ class Leaderboard:
     async def rows(
         self, run: str | None, window_days: int | None, me: str | None, *, seldom: bool = False
     ) -> tuple[LeaderRow, ...]:
-        """The first hundred of a run (or all) in a window (or ever), and `me` wherever it stands.
+        """Return the first hundred of a run (or all) in a window (or ever), and `me` wherever it
+        stands.
 
         `seldom` takes sums that may be older, for pages that strangers ask for; who hides is gone
         at once all the same. Raises NotFound, BadRequest.
@@ -95,7 +96,7 @@ class Leaderboard:
         )
 
     async def rank(self, me: str) -> int | None:
-        """The place of a volunteer of all runs and times; None before the first credit."""
+        """Return the place of a volunteer over all runs and times; None before the first credit."""
         shown = self._places((await self._standings(None, None, self._kept)).rows, me)
         return next((place for place, s in shown if s.volunteer_id == me), None)
 

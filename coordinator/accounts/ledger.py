@@ -35,13 +35,15 @@ class Ledger:
     async def history(
         self, volunteer_id: str, before: int | None = None, limit: int = ROWS
     ) -> tuple[LedgerRow, ...]:
-        """A volunteer's lines, newest first; the id of the last line seen continues the listing."""
+        """Return a volunteer's ledger lines, newest first; the id of the last one continues the
+        listing.
+        """
         rows = await self._db.read(lambda conn: store.history(conn, volunteer_id, before, limit))
         return tuple(rows)
 
     async def check(self) -> tuple[str, ...]:
-        """A sentence for each breach in ledger, record and their tree; empty when all is
-        well.
+        """Return a sentence for each breach in ledger, record and their tree; empty without a
+        breach.
         """
 
         def read(conn: Connection) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ class Ledger:
         return await self._db.read(read)
 
     async def seal(self) -> int:
-        """Chain all events and audit lines that are not yet; how many."""
+        """Chain all unsealed events and record lines; return their number."""
         total = 0
         for seal in (store.seal, record.seal):
             while count := await self._db.write(seal):

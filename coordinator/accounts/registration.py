@@ -1,4 +1,4 @@
-"""Letting a volunteer in: one transaction that may be repeated.
+"""Registration of a volunteer: one transaction that may be repeated.
 
 The client has made its ids and its secret before it sends, so a lost reply costs nothing: the same
 worker with the same secret is the same worker. With a link code the machine joins the account of
@@ -42,7 +42,7 @@ RETRY_S = HOUR_S  # to a network that made too many accounts today
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """The identity of a worker; `created` is False when it was here before."""
+    """Identity of a worker; `created` is False when it was registered before."""
 
     volunteer_id: str
     worker_id: str
@@ -51,7 +51,7 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules of the door, and the network from which a request came."""
+    """Rules of admission, and the network of the request."""
 
     invite_only: bool = False
     open: bool = False  # strangers are let in, on probation
@@ -73,7 +73,7 @@ def check(request: RegisterRequest) -> None:
 def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered:
-    """The account of this worker, made where there was none.
+    """Return the account of this worker, made where there is none.
 
     Raises Forbidden, InvalidName, Unauthorized, Banned.
     """
@@ -123,7 +123,7 @@ def _admit(
 
 
 def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
-    """The account that a link code belongs to."""
+    """Return the account of a link code."""
     account = store.by_id(conn, code.volunteer_id or "")
     if account is None or account.state == "forgotten":
         raise Forbidden("the account of this code is gone")
@@ -182,7 +182,7 @@ def _opened(
 
 
 def _check_network(conn: Connection, admission: Admission, now: float) -> None:
-    """Raises TooManyRequests if enough strangers came from this network within a day."""
+    """Raise TooManyRequests if this network registered enough strangers within a day."""
     if admission.network == networks.UNKNOWN:
         return
     came = store.strangers_of(conn, admission.network, now - DAY_S)
@@ -195,14 +195,14 @@ def _check_network(conn: Connection, admission: Admission, now: float) -> None:
 
 
 def free_name(conn: Connection, volunteer_id: str, raw: str) -> None:
-    """Raises InvalidName for a nickname that an account to be cannot have."""
+    """Raise InvalidName for a nickname that a new account cannot have."""
     nickname = nicknames.normal(raw)
     if store.by_id(conn, volunteer_id) is None and store.taken(conn, nicknames.skeleton(nickname)):
         raise taken(conn, nickname)
 
 
 def taken(conn: Connection, nickname: str) -> InvalidName:
-    """The error for a name that somebody has, with one that is free."""
+    """Return the error for a taken name, with a free alternative."""
     free = nicknames.suggestion(nickname, lambda key: store.taken(conn, key))
     return InvalidName(f'"{nickname}" is taken, or looks like a name that is: "{free}" is free')
 
@@ -246,7 +246,7 @@ def _again(
 
 
 def authorise(known: Credentials | None, secret: str) -> Credentials:
-    """Raises Unauthorized or Banned unless this is the worker's secret; an unknown worker takes as
+    """Raise Unauthorized or Banned unless this is the worker's secret; an unknown worker takes as
     long.
     """
     stored = known.secret_hash if known else codes.secret_hash("")

@@ -82,7 +82,9 @@ class Reversals:
     def _batch(
         self, conn: Connection, volunteer_id: str, since: float, after: int, why: str
     ) -> tuple[TakenBack, int]:
-        """Take back the next contributions; the number of the last, 0 when there are no more."""
+        """Reverse the next contributions; return the number of the last, 0 when there are no
+        more.
+        """
         now = self._clock.now()
         rows = contributions.good_of(conn, volunteer_id, since, after, BATCH)
         for row in rows:

@@ -67,7 +67,7 @@ class ServerIdentity(PlatformService):
             self._restored = decode(stored, SignedRestore)
 
     async def load_tokens(self) -> None:
-        """Derive the tokens from the key and write them into the files that are missing.
+        """Derive the tokens from the key and write the missing token files.
 
         Raises Configuration where a file holds another token.
         """
@@ -201,7 +201,7 @@ def software() -> str:
 
 
 async def own_key(db: Database, file: Path) -> SigningKey:
-    """Return the key that signs for a database; it is made for one that has none.
+    """Return the signing key of a database; a new database gets one.
 
     Raises Configuration where the file is missing or holds another key.
     """

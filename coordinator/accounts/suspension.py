@@ -71,9 +71,8 @@ def suspend(
 
 
 def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> None:
-    """Let an account work again that is suspended or has lost its trust: with the trust of a new
-    one, on probation unless it is vouched for. What was forfeit stays forfeit. Raises NotFound,
-    Conflict.
+    """Let a suspended or distrusted account work again: with a new account's trust, on probation
+    unless vouched for. Forfeited pay stays forfeit. Raises NotFound, Conflict.
     """
     row = store.existing(conn, volunteer_id)
     if row.standing != "suspended" and row.trust >= TRUST_MIN:

@@ -72,7 +72,8 @@ class Transparency:
             stopping.cancel()
 
     async def seal(self) -> int:
-        """Chain new rows of ledger and record and add them to the tree; how many it gained.
+        """Chain new rows of ledger and record and add them to the tree; return the number of new
+        leaves.
 
         Writes nothing and locks nothing where nothing is new.
         """
@@ -132,7 +133,7 @@ class Transparency:
     async def receipts(
         self, principal: Principal, cursor: int | None = None
     ) -> tuple[SignedReceipt, ...]:
-        """Return signed receipts of a volunteer's payments, oldest first, behind entry `cursor`.
+        """Return signed receipts of a volunteer's payments, oldest first, after entry `cursor`.
 
         A payment has one as soon as its entry is sealed.
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TakeRecompute(CommandRequest, frozen=True, kw_only=True):
-    """A checker with this device asks for a task to do again, to hold under a name of its own."""
+    """Request of a checker with this device for a recompute, held under its own name."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     kind: str
@@ -25,7 +25,7 @@ class TakeRecompute(CommandRequest, frozen=True, kw_only=True):
 
 
 class HeldRecompute(CommandRequest, frozen=True, kw_only=True):
-    """A recompute that a checker has."""
+    """Recompute held by a checker."""
 
     contribution: int
     hold: str
@@ -38,7 +38,7 @@ class RenewedRecompute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportRecompute(HeldRecompute, frozen=True, kw_only=True):
-    """End of a recompute: figures, evidence of no use, or given back (`failed` or not)."""
+    """End of a recompute: figures, useless evidence, or release (`failed` or not)."""
 
     kind: str
     model: Annotated[str, Meta(max_length=128)] = ""

@@ -1,5 +1,5 @@
-"""A checker, a machine of the organiser's own: takes recomputes from a coordinator, makes them on a
-device of this machine, and reports what it found.
+"""Checker, a machine of the organiser's: takes recomputes from a coordinator, runs them on a device
+of this machine, and reports the results.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class CommandCall(Protocol):
 
 
 class BlobFolder:
-    """Blobs of a running server as files of a folder; the oldest go when there are too many."""
+    """Blobs of a running server as files of a folder; the oldest are deleted when there are too
+    many.
+    """
 
     def __init__(self, server: RemoteServer, folder: Path, most: int = CACHE_BYTES) -> None:
         self._server = server
@@ -119,7 +121,7 @@ class CheckerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a recompute: figures, evidence of no use, or trouble of this checker's own."""
+    """Outcome of a recompute: figures, useless evidence, or trouble of this checker itself."""
 
     found: Redone | None = None
     unusable: str = ""
@@ -129,7 +131,7 @@ class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checker:
-    """One worker on one device. `tell` hears of progress and results."""
+    """One worker on one device. `tell` receives progress and results."""
 
     def __init__(
         self,
@@ -158,8 +160,8 @@ class Checker:
         )
 
     async def run(self, stop: asyncio.Event, *, once: bool = False) -> None:
-        """Make recomputes until `stop`, or with `once` until none waits that this checker may
-        have. What is under way when it is stopped is given back.
+        """Run recomputes until `stop`, or with `once` until none waits for this checker. A running
+        one is released at the stop.
         """
         while not stop.is_set():
             if await self.next(stop):
@@ -261,7 +263,7 @@ class Checker:
         return CheckerOutcome(found=found, seconds=seconds)
 
     async def _lost(self, task: CheckerTask, hold: str) -> None:
-        """Return when the recompute is another's by now."""
+        """Return once another holds the recompute."""
         held = True
         while held:
             await asyncio.sleep(RENEW_S)

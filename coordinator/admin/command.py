@@ -25,24 +25,24 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Nothing(CommandRequest, frozen=True, kw_only=True):
-    """A request that says nothing more."""
+    """Request without fields."""
 
 
 class Named(CommandRequest, frozen=True, kw_only=True):
-    """A request about one thing, by its name."""
+    """Request about one named thing."""
 
     name: str
 
 
 class Reasoned(CommandRequest, frozen=True, kw_only=True):
-    """A request about one thing, with a reason for the record."""
+    """Request about one named thing, with a reason for the record."""
 
     name: str
     reason: str = ""
 
 
 class Sure(CommandRequest, frozen=True, kw_only=True):
-    """A request that says what it would do unless `yes`."""
+    """Request that only previews its effect unless `yes`."""
 
     name: str
     yes: bool = False

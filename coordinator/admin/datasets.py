@@ -44,8 +44,8 @@ _OPTIONS = {
 
 
 class AddDataset(CommandRequest, frozen=True, kw_only=True):
-    """`text`, `chat`, `images`, `suite` and `files` are paths of the machine that runs the
-    command; from afar they come in a `box`.
+    """Request for a new dataset. `text`, `chat`, `images`, `suite` and `files` are paths of the
+    machine that runs the command; remote ones arrive in a `box`.
     """
 
     name: str
@@ -102,7 +102,7 @@ def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetSho
 
 
 class _Sent(Skipped):
-    """Files that were sent and could not be used, under the names their owner gave them."""
+    """Skipped files of a transfer, under their owner's names."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def _paths(ask: AddDataset) -> tuple[str, ...]:
 
 
 def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:
-    """Images that were sent, each in its folder again, whose name is its class."""
+    """Return the sent images in their folders, whose names are the classes."""
     top: list[Path] = []
     for path in files:
         sent = _SENT.match(path.name)

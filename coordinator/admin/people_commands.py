@@ -74,7 +74,7 @@ class CreditGrant(CommandRequest, frozen=True, kw_only=True):
 
 
 class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
-    """An invite as it is handed out: the only time its code is seen."""
+    """Invite at its creation: the only time its code is shown."""
 
     id: int
     label: str
@@ -103,7 +103,7 @@ def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
 
 
 class Announce(CommandRequest, frozen=True, kw_only=True):
-    """A sentence to everybody, perhaps about a run, until UTC epoch seconds."""
+    """Announcement to everybody, perhaps about a run, until UTC epoch seconds."""
 
     text: str
     run: str = ""

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class Backup(CommandRequest, frozen=True, kw_only=True):
-    """`to` is a folder of the machine that runs the command, `like` an earlier backup there."""
+    """Request for a backup. `to` is a folder of the machine that runs the command, `like` an
+    earlier backup there.
+    """
 
     to: str
     like: str = ""

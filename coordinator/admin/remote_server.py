@@ -43,7 +43,7 @@ COPY_BYTES = 1 << 20
 
 
 class RemoteServer:
-    """One running server, spoken to by its organiser."""
+    """One running server, as its organiser's client."""
 
     def __init__(self, link: JoinLink, token: str, timeout_s: float = TIMEOUT_S) -> None:
         self._link = link
@@ -74,7 +74,7 @@ class RemoteServer:
         return cls(parse_link(server), token)
 
     def within(self, timeout_s: float) -> RemoteServer:
-        """Return the same server, which has so long to answer."""
+        """Return the same server with this timeout."""
         return RemoteServer(self._link, self._token, timeout_s)
 
     def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
@@ -157,7 +157,7 @@ class RemoteServer:
         return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}
 
     def _connect(self) -> http.client.HTTPConnection:
-        """An open connection to the right server.
+        """Open a connection to the verified server.
 
         Raises Unreachable, Unauthorized for another certificate.
         """
@@ -218,12 +218,13 @@ def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:
 
 
 def new_box() -> str:
-    """A name for a box of files."""
+    """Return a name for a box of files."""
     return secrets.token_hex(16)
 
 
 def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Each file, folders walked (hidden files and links not), with a name that is unique in a box and keeps its ending.
+    """Return each file, folders walked (hidden files and links skipped), with a name that is unique
+    in a box and keeps its suffix.
 
     Its second number is that of the folder it lies in, by the folder's own name: 0 for what was
     named by itself or lies in no folder below. Images of one folder are one class.

@@ -40,7 +40,7 @@ SHOWN_VERSIONS, SHOWN_LEADERS = 20, 10
 
 
 class CreateRun(CommandRequest, frozen=True, kw_only=True):
-    """The text of a run file, or the example."""
+    """Request for a run from the text of a run file, or the example."""
 
     text: str = ""
     example: bool = False
@@ -53,8 +53,8 @@ class Rollback(CommandRequest, frozen=True, kw_only=True):
 
 
 class ExportRun(CommandRequest, frozen=True, kw_only=True):
-    """`to` is a directory of the machine that runs the command; empty = one that the asker fetches
-    from (`box`).
+    """Request for an export. `to` is a directory of the machine that runs the command; empty = a
+    `box` to fetch from.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ExportRun(CommandRequest, frozen=True, kw_only=True):
 
 
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of an export, and the box they can be fetched from."""
+    """Files of an export, and the box to fetch them from."""
 
     exported: Exported
     box: str = ""
@@ -76,7 +76,7 @@ class ExtendRun(Sure, frozen=True, kw_only=True):
 
 
 class ForkRun(Sure, frozen=True, kw_only=True):
-    """`source` is a version, like my-run@40; `name` that of the draft."""
+    """Request for a fork. `source` is a version, like my-run@40; `name` the draft's."""
 
     source: str
 
@@ -104,7 +104,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is stored, and advice on its file."""
+    """Stored run, and advice on its file."""
 
     run: RunInfo
     advice: tuple[str, ...] = ()

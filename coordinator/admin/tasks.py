@@ -28,7 +28,7 @@ class ShowTask(CommandRequest, frozen=True, kw_only=True):
 
 
 class Requeue(CommandRequest, frozen=True, kw_only=True):
-    """The tasks with these numbers, or every failed one (of a run)."""
+    """Request to requeue the tasks with these numbers, or every failed one (of a run)."""
 
     ids: tuple[int, ...] = ()
     run: str = ""
@@ -37,7 +37,7 @@ class Requeue(CommandRequest, frozen=True, kw_only=True):
 
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks that wait again."""
+    """Requeued tasks."""
 
     ids: tuple[int, ...]
 

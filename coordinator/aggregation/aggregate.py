@@ -47,7 +47,7 @@ class Aggregator(Protocol):
         """
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
-        """One factor a contribution, (K,), from the survey added up over the whole model.
+        """Return one factor a contribution, (K,), from the survey added up over the whole model.
 
         Raises NotFinite.
         """
@@ -60,8 +60,8 @@ class Aggregator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The weighted mean: sum of w_i x_i in task order, multiply then add; with `norms` it looks at
-    each on the way.
+    """Weighted mean: sum of w_i x_i in task order, multiply then add; with `norms` it measures each
+    on the way.
     """
 
     norms: bool = False
@@ -95,7 +95,9 @@ class Merged:
 
 
 def aggregator(plan: Plan, contributions: int) -> Aggregator:
-    """The aggregation rule of a plan, for a merge of so many contributions: of too few the mean."""
+    """Return the aggregation rule of a plan, for a merge of this many contributions: for too few
+    the mean.
+    """
     if contributions < plan.aggregate_from:
         return Mean()
     match plan.aggregate:
@@ -118,7 +120,7 @@ def aggregator(plan: Plan, contributions: int) -> Aggregator:
 def prepare(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Floats:
-    """The factors of a merge whose pieces are all here. Raises NotFinite."""
+    """Return the factors of a merge whose pieces are all here. Raises NotFinite."""
     return settle(rule, cohort, survey(rule, cohort, grid, threads))
 
 
@@ -147,7 +149,8 @@ def survey(
 
 
 def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) -> Floats:
-    """The factors of a merge from the surveys of all pieces in canonical order (of all shards).
+    """Return the factors of a merge from the surveys of all pieces in canonical order (of all
+    shards).
 
     Raises NotFinite.
     """

@@ -1,4 +1,4 @@
-"""The contributions of one merge, and the fixed grid on which everything walks over them.
+"""Contributions of one merge, and the fixed grid of pieces for all walks over them.
 
 Every pass of a merge goes piece by piece: a piece is at most `CHUNK_ELEMENTS` of one tensor, cut at
 multiples of that (and so never within a quantised block). The grid depends on the schema alone,
@@ -26,8 +26,8 @@ class DeltaReader(Protocol):
     """One contribution as decoded float32, read slice by slice from its (memory-mapped) file."""
 
     def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
-        """Elements [start, stop) of the flattened tensor `name`; `room` has place for them, and may
-        be used or not.
+        """Return elements [start, stop) of the flattened tensor `name`; `room` is optional scratch
+        for them.
         """
 
 
@@ -85,7 +85,7 @@ class Cohort:
     def read(
         self, index: int, piece: TensorPiece, start: int, stop: int, room: Floats | None = None
     ) -> Floats:
-        """Elements [start, stop) of a piece; `room` has place for them, and may be used or not.
+        """Return elements [start, stop) of a piece; `room` is optional scratch for them.
 
         Raises InvalidFrame when the reader gives another length.
         """

@@ -174,7 +174,7 @@ def rank_mean(cohort: Cohort, piece: TensorPiece, out: Floats, *, low: int, high
 def blocks(
     cohort: Cohort, piece: TensorPiece, size: int, room: int
 ) -> Iterator[tuple[int, int, list[Floats]]]:
-    """Blocks of `size` elements of a piece, each with the values of every contribution in it.
+    """Yield blocks of `size` elements of a piece, each with the values of every contribution in it.
 
     They are cut from longer reads, of `room` bytes of all contributions together: a read takes 4 us
     before it gives its first element, as long as converting 8,000 of them.

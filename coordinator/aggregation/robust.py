@@ -198,8 +198,8 @@ def _middle(values: Doubles, weights: Doubles) -> float:
 
 
 def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.bool_]:
-    """Return which contributions point where most do, by their cosine to the centre without their
-    own part. Short work has more noise in it: as much as its weight says is allowed.
+    """Return the contributions that point where most do, by their cosine to the centre of the
+    others. Short work is noisier, and allowed more as its weight is less.
     """
     norms, cross = np.diag(survey), _dot(survey, place)
     others = np.maximum(_dot(place, cross) - 2 * place * cross + place**2 * norms, 1e-300)
@@ -221,8 +221,8 @@ def _squared_distances(products: Doubles) -> Doubles:
 
 
 def _dot(left: Doubles, right: Doubles) -> Doubles:
-    """Products summed along the last axis without BLAS: from one survey every replica settles on
-    the same factors.
+    """Return products summed along the last axis without BLAS: every replica gets the same factors
+    from one survey.
     """
     found: Doubles = np.asarray((left * right).sum(axis=-1))
     return found

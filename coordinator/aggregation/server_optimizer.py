@@ -45,14 +45,14 @@ class Push:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """The counters after this merge and the numbers its step needs, the same for every piece."""
+    """Counters after this merge and the numbers of its step, the same for every piece."""
 
     counters: Mapping[str, float]
     numbers: Mapping[str, np.float32]
 
 
 class ServerOptimizer(Protocol):
-    """A rule theta <- theta - f(update, state). Hyper-parameters are bound when it is built."""
+    """Rule theta <- theta - f(update, state). Hyper-parameters are bound when it is built."""
 
     slots: ClassVar[tuple[str, ...]]  # state arrays the size of the parameters
     counters: ClassVar[tuple[str, ...]]  # single numbers, advanced once a merge
@@ -67,7 +67,7 @@ class ServerOptimizer(Protocol):
 
 
 def server_optimizer(plan: Plan) -> ServerOptimizer:
-    """The server optimiser of a plan (of one phase, as `in_phase` gives it)."""
+    """Return the server optimiser of a plan (of one phase, as from `in_phase`)."""
     match plan.optimizer:
         case "sgd":
             return Momentum(plan.lr, plan.momentum, ahead=False) if plan.momentum else Sgd(plan.lr)
@@ -156,7 +156,7 @@ class Momentum:
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
     """Nesterov for pushes that arrive one by one: each moves the weights by its part of the mean,
-    momentum once a window.
+    the momentum moves once a window.
 
     Each push: p -= lr a g / W; b += a g. At the end of a window of mass M: m = mu m + b / M; p -=
     lr mu m; b = 0. So the pushes of a window add up to one Nesterov step on their mean (Liu et al.

@@ -1,4 +1,4 @@
-"""Splitting a model into shards: each is its own job in a merge, with its own weights file and
+"""Splitting of a model into shards: each is its own job in a merge, with its own weights file and
 optimiser state.
 
 A shard is a set of pieces of the fixed grid (never smaller), so the arithmetic, and with it every
@@ -29,17 +29,17 @@ class Layout:
     whole: bool
 
     def place(self, piece: TensorPiece) -> tuple[str, int]:
-        """The tensor of the file that holds a piece, and the piece's first element in it."""
+        """Return the tensor of the file that holds a piece, and the piece's first element in it."""
         return (piece.spec.name, piece.start) if self.whole else (file_name(piece), 0)
 
 
 def layout_of_model(schema: Schema) -> Layout:
-    """One file with every tensor as it is."""
+    """Return the layout of one file with every tensor unchanged."""
     return Layout(pieces=pieces(schema), schema=schema, whole=True)
 
 
 def layout_of_shard(shard: Shard) -> Layout:
-    """One file with the pieces of a shard."""
+    """Return the layout of one file with the pieces of a shard."""
     return Layout(pieces=shard, schema=shard_schema(shard), whole=False)
 
 
@@ -74,14 +74,15 @@ def file_name(piece: TensorPiece) -> str:
 
 
 def shard_schema(shard: Shard) -> Schema:
-    """Return the schema of the file of a shard: tensors that are whole in it under their name,
-    others flat as "name[start:stop]".
+    """Return the schema of a shard's file: whole tensors under their name, others flat as
+    "name[start:stop]".
     """
     return tuple(piece.spec if piece.whole else _slice_spec(piece) for piece in shard)
 
 
 def reassemble(schema: Schema, shards: Sequence[Shard]) -> Iterator[tuple[TensorPiece, int, str]]:
-    """Every piece of the model in canonical order, its shard, and its name in that shard's file.
+    """Yield every piece of the model in canonical order, its shard, and its name in that shard's
+    file.
 
     Raises ValueError unless the shards hold each piece exactly once.
     """

@@ -1,4 +1,4 @@
-"""Sorting networks, cut down to the comparators that the sum of some ranks depends on.
+"""Sorting networks, cut down to the comparators that the sum of some ranks needs.
 
 Comparators are pairs of wires: the smaller value goes to the first wire, the larger to the second.
 The network depends on the number of rows and the ranks alone, so sums are added in the same order
@@ -60,7 +60,7 @@ def rank_network(count: int, low: int, high: int) -> Network:
 
 
 def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
-    """The comparators that the sum of the `wanted` wires depends on."""
+    """Return the comparators that the sum of the `wanted` wires depends on."""
     used, summed = set[int](), set(wanted)  # wires read later; wires of which only the sum counts
     kept: list[Needed] = []
     for left, right in reversed(comparators):
@@ -99,8 +99,8 @@ def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Need
 
 
 def _pairwise(count: int) -> Comparators:
-    """The pairwise sorting network (Parberry 1992): it leaves less than Batcher's when only some
-    ranks are wanted.
+    """Return the pairwise sorting network (Parberry 1992): fewer comparators than Batcher's when
+    only some ranks are wanted.
     """
     found: Comparators = []
     gap = 1

@@ -42,7 +42,7 @@ class OldState:
         return None if found is None else float(found[0])
 
     def piece(self, slot: str, piece: TensorPiece) -> Floats | None:
-        """One slot of a piece; None when the last merge did not know the slot.
+        """Return one slot of a piece; None when the last merge did not have the slot.
 
         Raises InvalidFrame when it is lost.
         """
@@ -61,8 +61,7 @@ class OldState:
 
 
 class NewState:
-    """The state of the next version: begun from the old one (or zero), changed in place, hashed
-    once.
+    """State of the next version: begun from the old one (or zero), changed in place, hashed once.
 
     The file is mapped, so that several slots can be written at once without a model's worth of
     memory. Unless it was closed, it is gone when `files` end.
@@ -106,7 +105,7 @@ class NewState:
                         np.copyto(values, before)
 
     def slots(self, piece: TensorPiece) -> dict[str, Floats]:
-        """Slot -> its part for a piece, (N,), to be written to."""
+        """Return the writable part of each slot for a piece, (N,)."""
         name, start = self._layout.place(piece)
         return {
             slot: self._arrays[f"{slot}/{name}"][start : start + piece.size]
@@ -128,7 +127,7 @@ class NewState:
         return Written(sha256=sha256, size=size)
 
     def _abort(self) -> None:
-        """Leave nothing behind; nothing to do after `close`."""
+        """Delete the partial file; a no-op after `close`."""
         if not self._file.closed:
             self._file.close()
             self._path.unlink(missing_ok=True)

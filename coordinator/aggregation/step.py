@@ -83,7 +83,7 @@ class MergeOrder:
 
     @property
     def rule(self) -> aggregate.Aggregator:
-        """The aggregation rule of so many contributions."""
+        """Return the aggregation rule for this number of contributions."""
         return aggregate.aggregator(self.plan, len(self.inputs))
 
 
@@ -186,7 +186,7 @@ def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | 
 def merge_shard(
     order: MergeOrder, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> MergeOutput:
-    """Write the part of the next version that a shard holds, given the surveys of all.
+    """Write a shard's part of the next version, given the surveys of all shards.
 
     Raises as `run`.
     """
@@ -206,7 +206,7 @@ def assemble(
     path: Path,
     metadata: Mapping[str, str],
 ) -> Written:
-    """Put the weights of all shards together, as `run` would have written them.
+    """Join the weights of all shards into the file that `run` would have written.
 
     Raises InvalidFrame.
     """
@@ -226,7 +226,7 @@ def assemble(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clipped:
-    """A contribution whose parameters are scaled to the size of its cohort."""
+    """Contribution with its parameters scaled to the size of its cohort."""
 
     reader: DeltaReader
     factor: np.float32
@@ -239,8 +239,8 @@ class _Clipped:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """An order and its contributions, open as long as `files` are: one that is packed was unpacked
-    to a file for it.
+    """Order and its contributions, open as long as `files` are; packed ones are unpacked to a file
+    first.
     """
 
     files: ExitStack
@@ -300,8 +300,8 @@ class _Walk:
     tick: Tick
 
     def run(self, factors: Floats) -> tuple[tuple[float, ...], tuple[MomentumFigures, ...]]:
-        """Write every piece; returns the squared norm of the aggregated update in each piece of a
-        parameter, and how it lies to the momentum, if there is some.
+        """Write every piece; return the squared norm of the aggregated update in each piece of a
+        parameter, and its figures against the momentum, if there is some.
         """
         rule = self.order.rule
         grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]

@@ -1,5 +1,5 @@
-"""Audits: recomputes that a vetted volunteer makes for another, as paid tasks of its own, where
-the server's line is long.
+"""Audits: recomputes that a vetted volunteer makes for another, as paid tasks, where the server's
+backlog is long.
 
     open       the task waits for an auditor, whom a lot chooses, or for the server
     answered   by sums of what came out, which the server compares with those of the update
@@ -69,7 +69,7 @@ log = structlog.get_logger("checks")
 
 
 class Audits(PlatformService):
-    """Opens the audits of one server, and takes in their answers."""
+    """Opens the audits of one server, and judges their answers."""
 
     def __init__(self, on: Platform, draws: Draws) -> None:
         super().__init__(on)
@@ -108,7 +108,7 @@ class Audits(PlatformService):
     # --- the answer ---
 
     async def check(self, row: ContributionRow) -> None:
-        """Decide the answer to an audit. Raises NotFound for one that is gone."""
+        """Decide the answer to an audit. Raises NotFound for an audit that was removed."""
 
         def read(conn: Connection) -> tuple[AuditRow, ContributionRow, RunRow]:
             audit = audits.by_task(conn, row.task_id)

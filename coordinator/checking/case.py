@@ -1,5 +1,5 @@
-"""A contribution to do again: its job, its base and its data, as its worker had them; and which
-are drawn.
+"""Case of a contribution to recompute: its job, base and data, as its worker had them; and the
+draws.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Local(Protocol):
 
 
 class _StoredCase(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a case that rows do not keep."""
+    """Part of a case that is stored in no row."""
 
     job: Job
     base_sha256: str
@@ -51,15 +51,15 @@ class _StoredCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(_StoredCase, frozen=True, kw_only=True):
-    """An update to check, and all that it takes."""
+    """Update to check, and the inputs of its recompute."""
 
     run: RunRow
     manifest: DatasetManifest  # of its data
 
     @classmethod
     def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
-        """Return the case of a contribution that has no verdict yet; None for one that is no update
-        on one base.
+        """Return the case of a contribution without a verdict; None unless it is an update on one
+        base.
         """
         if row.kind not in ("delta", "gradient"):
             return None
@@ -130,7 +130,7 @@ class Case(_StoredCase, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> float:
-        """Operations of the whole task, forward and backward."""
+        """Return the operations of the whole task, forward and backward."""
         about = definition(self.run)
         return about.workload.flops_per_sample(about.file.model) * (self.job.stop - self.job.start)
 
@@ -162,16 +162,16 @@ def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
 
 
 def silent(row: ContributionRow, *, keeps: bool) -> bool:
-    """Return True if a worker did not commit to the state of its optimiser, which it keeps, or to
-    what its codec left behind.
+    """Return True if a worker omitted the commitment to its optimiser's state, where that is
+    carried, or to its codec's residual.
     """
     said = decode(row.report, SubmitRequest).commitment
     return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)
 
 
 class Draws:
-    """Draws of one server, by a secret of its own. `usual` is their least probability where a run
-    file names none.
+    """Draws of one server, by its secret. `usual` is the least probability where a run file names
+    none.
     """
 
     def __init__(self, key: SigningKey, usual: float) -> None:

@@ -1,4 +1,4 @@
-"""Checkers: machines of the organiser's own that make recomputes, wherever they stand.
+"""Checkers: machines of the organiser's that make recomputes, anywhere.
 
     taken      held for ten minutes, and longer by renewing; a checker that dies lets it go
     reported   figures, which the same rules judge as those of the server's own recomputes
@@ -34,7 +34,7 @@ _KIND = re.compile(r"[a-z]{1,16}")
 
 
 class CheckerTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task to do again."""
+    """Recompute that is handed to a checker."""
 
     contribution: int
     case: Case
@@ -42,7 +42,7 @@ class CheckerTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a checker: a task, or none, and how many wait."""
+    """Answer to a checker: a recompute or none, and the number that wait."""
 
     task: CheckerTask | None
     revealed: int  # that could be done now, by whomever
@@ -50,7 +50,7 @@ class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a recompute; "" where others are to do it."""
+    """End of a recompute; "" where it waits for others."""
 
     result: str
     message: str
@@ -64,8 +64,8 @@ class Checkers(PlatformService):
         self._recomputes = recomputes
 
     async def take(self, name: str, machine: ComputeDevice, hold: str) -> CheckerOffer:
-        """Return a recompute for a checker, which has it under the name `hold`: the same again
-        gives the same. Raises BadRequest.
+        """Return a recompute for a checker, held under the name `hold`: a repeated call returns the
+        same. Raises BadRequest.
         """
         if not _HOLD.fullmatch(hold):
             raise BadRequest("a hold is named by 32 hexadecimal digits")
@@ -110,7 +110,7 @@ class Checkers(PlatformService):
     async def report(
         self, contribution: int, hold: str, found: Redone, on: ComputeDevice, seconds: float
     ) -> CheckerVerdict:
-        """Settle a recompute by its figures. Raises Conflict where it is another's by now."""
+        """Settle a recompute by its figures. Raises Conflict where another holds it by now."""
         row = await self._held(contribution, hold)
         if row.state != "done":
             prepared = await self._recomputes.prepare(row)
@@ -119,7 +119,7 @@ class Checkers(PlatformService):
         return await self._settled(contribution)
 
     async def refute(self, contribution: int, hold: str, why: str) -> CheckerVerdict:
-        """Settle a recompute whose evidence is of no use. Raises Conflict."""
+        """Settle a recompute with useless evidence. Raises Conflict."""
         row = await self._held(contribution, hold)
         if row.state != "done":
             await self._recomputes.refute(row, why)

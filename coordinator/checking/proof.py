@@ -68,7 +68,7 @@ def release(conn: Connection, account: VolunteerRow, now: float) -> None:
 
 
 def _admit(conn: Connection, row: ContributionRow, account: VolunteerRow, now: float) -> None:
-    """Let an update that waited for its proof be merged, if it is not too old by now."""
+    """Release a proven update for merging, if it is not too old by now."""
     run = runs.by_id(conn, row.run_id)
     plan = phases.at_head(run)
     weight = 0.0

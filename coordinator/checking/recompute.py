@@ -63,7 +63,7 @@ log = structlog.get_logger("checks")
 
 
 class PreparedRecompute(msgspec.Struct, frozen=True, kw_only=True):
-    """A contribution whose task is to be done again, and all that it takes."""
+    """Contribution whose task is recomputed, and the inputs."""
 
     contribution: ContributionRow
     case: Case
@@ -82,8 +82,8 @@ class Recomputes(PlatformService):
         self._begin_at_once = False  # one was ordered that needs no evidence
 
     def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> Drawn:
-        """Order the recompute of an update, with its verdict, if it is drawn; "never" where nobody
-        could do its task again.
+        """Order the recompute of a drawn update, with its verdict; "never" where no machine could
+        do its task again.
         """
         if not self._draws.possible(run):
             return ""
@@ -152,9 +152,7 @@ class Recomputes(PlatformService):
         return Forfeited(questions=len(rows), amount_micro=stake if rows else 0)
 
     async def next(self) -> bool:
-        """Make the next recompute in the line that is left to no checker; False when there is
-        none.
-        """
+        """Run the next recompute that is left to no checker; False when there is none."""
         async with self._choosing:
             row = self._under_way = await self._first()
         if row is None:
@@ -183,7 +181,7 @@ class Recomputes(PlatformService):
         )
 
     async def _attempt(self, row: RecomputeRow, compute: Compute) -> bool:
-        """Make a recompute, or let it wait with the reason; False where the server ends."""
+        """Run a recompute, or postpone it with the reason; False where the server ends."""
         try:
             why = await self._make(row, compute)
         except Unavailable as error:
@@ -257,7 +255,7 @@ class Recomputes(PlatformService):
         on: ComputeDevice,
         seconds: float,
     ) -> Result:
-        """End a recompute that was made on a machine, and took so many seconds; its result."""
+        """Judge a finished recompute; return its result."""
         contribution, case = prepared.contribution, prepared.case
         await self._db.write(lambda conn: contributions.checked(conn, contribution.id, seconds))
         precision = rules.precision_of(case.job.train.precision, on.kind)
@@ -266,7 +264,7 @@ class Recomputes(PlatformService):
         return result
 
     async def refute(self, row: RecomputeRow, why: str) -> None:
-        """End a recompute whose evidence is of no use."""
+        """End a recompute with useless evidence."""
         said = f"its evidence cannot be used: {why}"
         await self._end(row, "unproven", said[:SENTENCE_CHARS_MAX])
 

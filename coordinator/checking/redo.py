@@ -50,7 +50,7 @@ Tell = Callable[[int, int], None]  # steps done, steps in all
 
 
 class AuditSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums that a volunteer's audit found, and the seed that they were to be made with."""
+    """Sums of an audit, and the seed that they are made with."""
 
     seed: int
     sums: bytes  # float32
@@ -66,7 +66,7 @@ class SubmittedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of a recompute; None where there is nothing of the kind."""
+    """Files of a recompute; None for an absent one."""
 
     weights: Path  # of the base
     update: Path
@@ -79,7 +79,7 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     async def of(cls, case: Case, given: SubmittedUpdate, blobs: Local) -> RecomputeFiles:
-        """Return the files of a case. Raises NotFound for one that is gone."""
+        """Return the files of a case. Raises NotFound for a deleted one."""
         said = given.commitment
         return cls(
             weights=await blobs.local(case.base_sha256),
@@ -95,7 +95,7 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 def machine_of(device: str) -> tuple[str, ComputeDevice]:
     """Return the name, class and model of a device here; "auto" is the fastest. Raises
-    Configuration for one that is not here.
+    Configuration for an absent one.
     """
     import torch
 
@@ -291,8 +291,8 @@ def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
 
 
 def state_cosine(ours: Weights, theirs: Weights) -> float:
-    """Return the least likeness over the kinds of state ("exp_avg", "exp_avg_sq"): the cosine, by
-    what one is longer; -1 where one is missing or of another shape.
+    """Return the least likeness over the kinds of state ("exp_avg", "exp_avg_sq"): cosine less
+    excess length; -1 where one is missing or of another shape.
     """
     sums: dict[str, list[float]] = {}
     for name, mine in ours.items():

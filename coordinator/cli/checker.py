@@ -95,7 +95,7 @@ async def _work(
 
 
 class _Lines:
-    """Lines about an checker's work: one a recompute, and on a terminal one that moves."""
+    """Lines about a checker's work: one a recompute, and on a terminal a progress line."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json

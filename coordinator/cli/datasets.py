@@ -159,7 +159,7 @@ def _for(more: DatasetOptions) -> dict[str, Any]:
 
 
 def _told(paths: list[Path], more: DatasetOptions) -> dict[str, str]:
-    """Return licence and source as the folders say them, where the command names none."""
+    """Return licence and source from the folders, where the command names none."""
     from shared.workloads.data.table_rows import told
 
     licence, source = told(paths)

@@ -83,7 +83,7 @@ def when(at: float | None, never: str = "-") -> str:
 
 
 def results(found: Any) -> str:
-    """Say how many checks had which result, in a few words."""
+    """Return the results of checks in a few words."""
     names = ("passed", "failed", "unproven", "open")
     said = [(getattr(found, name), name) for name in names]
     return ", ".join(f"{count} {name}" for count, name in said if count)

@@ -120,7 +120,7 @@ def backup(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Save database, blobs and keys, while the server works, and read all of it again.
+    """Back up database, blobs and keys while the server works, and verify the copy.
 
     The folder holds secrets: keep it private. Backups of one folder share the blobs that did not
     change.
@@ -212,7 +212,7 @@ def prune_backups(
 
 
 async def _drill(settings: Settings, folder: Path) -> DrillReport:
-    """Restore a backup into a scratch directory, check everything there, and delete it."""
+    """Restore a backup into a scratch directory, check it there, and delete it."""
     import tempfile
     import time
 

@@ -63,7 +63,7 @@ def create(
 
 
 def _names(file: Path) -> list[str]:
-    """The first column, or the one headed "name"."""
+    """Return the first column, or the one headed "name"."""
     try:
         rows = list(csv.reader(file.expanduser().read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -229,7 +229,7 @@ def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 
 
 def _standing(person: Any) -> str:
-    """Describe the standing of an account in a few words."""
+    """Return the standing of an account in a few words."""
     if person.standing == "probation":
         return f"on probation, {person.proofs} of {PROOFS_MIN} draws passed"
     return f"suspended: {person.reason}" if person.standing == "suspended" else person.standing

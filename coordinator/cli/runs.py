@@ -226,7 +226,7 @@ def _moved(run: RunInfo, json: bool) -> None:
 
 
 def _plain(run: RunInfo) -> dict[str, Any]:
-    """A run for machines: one that was not started has no version, on the wire -1."""
+    """Return a run for machines: one that was not started has no version, on the wire -1."""
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(run)
@@ -336,7 +336,7 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
 
 
 def _bits(run: RunInfo) -> str | None:
-    """Return the newest measured bits of text a byte, which do not depend on the tokenizer."""
+    """Return the newest measured bits a byte of text, which do not depend on the tokenizer."""
     if run.bits is None:
         return None
     first = "" if run.bits_first is None else f" (first {run.bits_first:.4f})"
@@ -539,7 +539,7 @@ def _fetched(where: Where, chosen: dict[str, Any], to: Path) -> Any:
 
 
 def deed(done: Deed, json: bool) -> int:
-    """Print what was, or would be, done. Exit code 1 where nothing was."""
+    """Print the deed, or its preview. Exit code 1 where nothing was done."""
     if json:
         as_json(done)
     else:

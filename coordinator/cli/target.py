@@ -35,7 +35,7 @@ URLS = ("database", "blobs")  # which may hold a password
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """The coordinator a command is about: a data directory (the default), a database, or a running
+    """Coordinator that a command is about: a data directory (the default), a database, or a running
     server.
     """
 
@@ -52,25 +52,25 @@ class Where:
 
     @property
     def remote(self) -> str:
-        """The server to ask, or ""."""
+        """Return the address of the server, or ""."""
         return self.server or os.environ.get("COORDINATOR_SERVER", "")
 
     def settings(self) -> Any:
-        """The settings in force (a `Settings`)."""
+        """Return the settings in force (a `Settings`)."""
         from coordinator.config import load
 
         flags = {"data_dir": self.data_dir, "database": self.database, "blobs": self.blobs}
         return load(flags, config=self.config)
 
     def connection(self) -> Any:
-        """The server that was named (a `RemoteServer`)."""
+        """Return the named server (a `RemoteServer`)."""
         from coordinator.admin.remote_server import RemoteServer
 
         named = os.environ.get("COORDINATOR_TOKEN_FILE")
         return RemoteServer.of(self.remote, self.token_file or (Path(named) if named else None))
 
     def hint(self, text: str) -> str:
-        """The text; each of our commands in backticks is about the same coordinator as this one."""
+        """Return the text with our commands in backticks aimed at the same coordinator."""
         from coordinator.config import without_password
 
         given = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -82,7 +82,7 @@ HERE = Where()
 
 
 def call(where: Where, name: str, /, **request: Any) -> Any:
-    """Run a command of the registry; gives its reply struct, from here or from afar alike."""
+    """Run a command of the registry, here or on a server; return its reply struct."""
     try:
         return _call(where, name, request)
     except VolunteerError as error:
@@ -122,8 +122,8 @@ async def connected(where: Where) -> AsyncIterator[CommandSender]:
 async def reached(
     where: Where, timeout_s: float, needs: Needs = "database"
 ) -> AsyncIterator[tuple[CommandSender, Coordinator | RemoteServer]]:
-    """Commands on one coordinator as `connected` has them, and the coordinator itself or the way to
-    its server, which has so long to answer. Raises Configuration.
+    """Open commands on one coordinator as `connected` does, and the coordinator itself or the
+    client of its server with this timeout. Raises Configuration.
     """
     import asyncio
     from importlib import import_module
@@ -174,7 +174,7 @@ def _here(where: Where, command: OrganiserCommand, ask: Any) -> Any:
 
 
 async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tuple[Settings, bool]]:
-    """The settings to open, and whether there is no key.
+    """Return the settings to open, and whether there is no key.
 
     A mistyped place is refused here, because opening would make a new coordinator there.
 

@@ -132,8 +132,8 @@ _SIZES = select(uploads.c.sha256, uploads.c.size).where(
 
 
 def get(conn: Connection, contribution_id: int, *, lock: bool = False) -> AuditRow | None:
-    """Return the audit of a contribution; None where there is none. Who changes it locks it first,
-    and its recompute behind it.
+    """Return the audit of a contribution; None without one. Lock order: the audit, then its
+    recompute.
     """
     query = _GET.with_for_update() if lock else _GET
     row = conn.execute(query, {"its_contribution_id": contribution_id}).mappings().first()
@@ -149,7 +149,7 @@ def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> AuditRow |
 
 def to_open(conn: Connection, now: float) -> list[int]:
     """Return the contributions whose recompute has waited so long, or is so large, that volunteers
-    may make it, too.
+    may make it as well.
     """
     room = OPEN_MAX - int(conn.execute(_OPEN_NOW).scalar_one())
     given = {"before": now - OFFERED_AFTER_S, "most": max(0, room)}
@@ -171,7 +171,7 @@ def evidence_sizes(conn: Connection, contribution_id: int) -> dict[str, int]:
 def open_task(
     conn: Connection, row: ContributionRow, work: AuditLease, seed: int, now: float
 ) -> None:
-    """Let the task of an audit wait for its auditor."""
+    """Put the task of an audit into the queue."""
     job = work.job
     values = {
         "run_id": row.run_id,
@@ -207,8 +207,8 @@ def waiting(conn: Connection, ids: Sequence[int], now: float) -> dict[int, Waiti
 
 
 def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
-    """Offer an audit no more to an account that gave it back, or could not do it, on whichever
-    machine.
+    """Withhold an audit from an account that gave it back, or could not do it, on any of its
+    machines.
     """
     row = by_task(conn, task_id, lock=True)
     if row is not None:
@@ -259,7 +259,7 @@ def answer(conn: Connection, row: AuditRow, by: ContributionRow, sums: bytes, st
 
 
 def settle(conn: Connection, row: AuditRow, result: Result | Literal[""], now: float) -> None:
-    """End an audit; a task that nobody has is not given out any more."""
+    """End an audit; an unassigned task is withdrawn."""
     _change(conn, row.contribution_id, state="done", result=result)
     if row.task_id is not None:
         conn.execute(

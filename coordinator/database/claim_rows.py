@@ -1,4 +1,4 @@
-"""Claims of many waiters in one transaction: look, decide (the caller does, by rules), take.
+"""Claims of many waiters in one transaction: read, decide (the caller does, by rules), take.
 
 `view` locks the rows that `take` changes: the running runs, whose cursors move, and as many waiting
 tasks as may be given out. Two coordinators therefore never hand out one range, and wait for each

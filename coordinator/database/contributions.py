@@ -108,7 +108,7 @@ def add(conn: Connection, values: dict[str, Any], *, last: bool = True) -> Contr
 def by_id(
     conn: Connection, contribution_id: int, volunteer_id: str | None = None, *, lock: bool = False
 ) -> ContributionRow:
-    """Raises NotFound, also when it belongs to somebody else."""
+    """Return a contribution. Raises NotFound, also for another account's."""
     query = _BY_ID_LOCKED if lock else _BY_ID
     row = conn.execute(query, {"its_id": contribution_id}).mappings().first()
     if row is None or volunteer_id not in (None, row["volunteer_id"]):
@@ -152,18 +152,18 @@ _PROVED = (
 
 
 def wait_for_proof(conn: Connection, contribution_id: int) -> None:
-    """Let an accepted update be merged once its recompute passed."""
+    """Hold an accepted update back from merging until its recompute has passed."""
     conn.execute(_SET_UNPROVEN, {"its_id": contribution_id, "waits": True})
 
 
 def proved(conn: Connection, contribution_id: int, weight: float) -> None:
-    """Let an update that waited for its proof be merged, with the weight that it has by now."""
+    """Release a proven update for merging, with its present weight."""
     conn.execute(_PROVED, {"its_id": contribution_id, "now_weighs": weight})
 
 
 def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
-    """Updates that wait for a merge though they began below version `base`, or are not of the kind
-    that is merged now.
+    """Return waiting updates that began below version `base`, or are not of the kind that is merged
+    now.
     """
     given = {"its_run_id": run_id, "base": base, "kind": kind}
     return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
@@ -210,7 +210,7 @@ def newest_of(conn: Connection, volunteer_id: str) -> int:
 
 
 class PeerContribution(NamedTuple):
-    """One contribution as others are compared with it."""
+    """One contribution, as the cohort of others."""
 
     volunteer_id: str
     norm: float
@@ -257,7 +257,7 @@ _DISCREDITED = (
 
 def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
     """Return, by version from `first` on, the merged contributions whose account was suspended
-    since, or whose pay was taken back.
+    since, or whose pay was reversed.
     """
     found: dict[int, set[int]] = {}
     for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
@@ -298,7 +298,7 @@ def checked(conn: Connection, contribution_id: int, seconds: float) -> None:
 def merged_by(
     conn: Connection, run_id: int, volunteer_id: str, first: int, last: int
 ) -> dict[int, int]:
-    """Return how many of a volunteer's contributions went into each of the versions [first,
+    """Return how many of a volunteer's contributions were merged into each of the versions [first,
     last].
     """
     c = contributions.c

@@ -71,7 +71,7 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
 
 
 def serve(conn: Connection, dataset_id: int, files: Iterable[ChunkRef], now: float) -> None:
-    """Keep files that runs on a dataset need, and let volunteers fetch them."""
+    """Keep the files that a dataset's runs need, and let volunteers fetch them."""
     wanted = {file.sha256: file for file in files}
     register(conn, [(file.sha256, file.size, "asset") for file in wanted.values()], now)
     own = select(dataset_blobs.c.sha256).where(dataset_blobs.c.dataset_id == dataset_id)
@@ -158,7 +158,7 @@ def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:
 
 
 def registered(conn: Connection, older_than: float) -> list[tuple[str, int]]:
-    """Blobs noted before an instant."""
+    """Return the blobs registered before an instant."""
     return [
         (sha, size)
         for sha, size in conn.execute(

@@ -54,8 +54,8 @@ _FIRST_METRICS = _FIRST_LOSS.with_only_columns(_E.metrics)
 
 
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
-    """The newest waiting version of the run that waits longest; version 0 goes before all others of
-    its run.
+    """Return the newest waiting version of the longest-waiting run; version 0 goes before all
+    others of its run.
     """
     row = conn.execute(_NEXT_EVALUATION).mappings().first()
     return None if row is None else EvaluationRow(**row)
@@ -70,7 +70,7 @@ def set_evaluation(conn: Connection, run_id: int, version: int, **values: Any) -
 
 
 def prune_all(conn: Connection, run_id: int) -> None:
-    """Let the files of every version of a run go, with what they drew and said."""
+    """Release the files of every version of a run, samples included."""
     conn.execute(
         update(evaluations)
         .where(evaluations.c.run_id == run_id)
@@ -103,7 +103,7 @@ def evaluation(conn: Connection, run_id: int, version: int) -> EvaluationRow:
 
 
 class VersionLoss(NamedTuple):
-    """A loss, and the version it is of."""
+    """Loss of a version."""
 
     version: int
     loss: float
@@ -166,8 +166,8 @@ def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled
 
 
 def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
-    """Hashes of the pictures of a run, oldest first: of more than `most` so many, evenly spread,
-    the first and the last among them.
+    """Return the hashes of a run's pictures, oldest first: at most `most`, evenly spread, including
+    the first and the last.
     """
     drawn = and_(_E.run_id == run_id, _E.state == "done", _E.sample_sha256.is_not(None))
     count = conn.execute(select(func.count()).select_from(evaluations).where(drawn)).scalar_one()
@@ -214,7 +214,7 @@ def samples(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Sampl
 
 
 def neighbours(conn: Connection, run_id: int, version: int) -> tuple[int | None, int | None]:
-    """Return the nearest versions before and after this one that made a sample."""
+    """Return the nearest earlier and later version with a sample."""
     older = select(func.max(_E.version)).where(_shown(run_id), _E.version < version)
     newer = select(func.min(_E.version)).where(_shown(run_id), _E.version > version)
     return conn.execute(older).scalar(), conn.execute(newer).scalar()
@@ -239,7 +239,7 @@ def first_metrics(conn: Connection, run_id: int) -> str:
 
 
 def best(conn: Connection, run_id: int) -> int | None:
-    """The version with the lowest loss; the earlier one of equals."""
+    """Return the version with the lowest loss; the earlier one of equals."""
     e = evaluations.c
     query = select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
     return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
@@ -264,7 +264,7 @@ class SuiteScoreRow(NamedTuple):
 
 
 def put(conn: Connection, run_id: int, scores: list[SuiteScoreRow], now: float) -> None:
-    """Store scores; one of the same version on the same suite gives way."""
+    """Store scores; an older score of the same version on the same suite is replaced."""
     for score in scores:
         its = (_S.run_id == run_id, _S.suite == score.suite, _S.version == score.version)
         conn.execute(delete(suite_scores).where(*its))

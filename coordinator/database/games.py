@@ -111,7 +111,7 @@ def next_chunk(conn: Connection, run_id: int) -> int:
 
 
 def window(conn: Connection, run_id: int, games: int) -> list[ChunkRow]:
-    """The newest chunks that hold at least so many games, oldest first."""
+    """Return the newest chunks that hold at least this many games, oldest first."""
     query = select(chunks).where(chunks.c.run_id == run_id, chunks.c.retired_at.is_(None))
     found: list[ChunkRow] = []
     for row in conn.execute(query.order_by(chunks.c.number.desc())).mappings():
@@ -122,7 +122,7 @@ def window(conn: Connection, run_id: int, games: int) -> list[ChunkRow]:
 
 
 def retire(conn: Connection, run_id: int, below: int, now: float) -> None:
-    """The chunks below a number have left the window."""
+    """Retire the chunks below a number, which have left the window."""
     c = chunks.c
     old = (c.run_id == run_id) & (c.number < below) & c.retired_at.is_(None)
     conn.execute(update(chunks).where(old).values(retired_at=now))
@@ -142,7 +142,7 @@ def blobs_in_use(conn: Connection, now: float) -> set[str]:
 
 
 def per_hour(conn: Connection, run_id: int, now: float) -> float:
-    """Return the games that were sealed lately, told for an hour; 0 before there are two chunks."""
+    """Return the rate of sealed games an hour; 0 before there are two chunks."""
     c = chunks.c
     query = select(c.games, c.sealed_at).where(c.run_id == run_id).order_by(c.number.desc())
     lately = [row for row in conn.execute(query.limit(LATELY)) if row.sealed_at >= now - 3600.0]
@@ -208,8 +208,8 @@ def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
 
 
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
-    """Tasks of a kind that are of no pass: they have an index of their own, for games are many
-    more.
+    """Return the condition for tasks of a kind outside the pass, which have an index of their
+    own.
     """
     t = tasks.c
     of_no_pass = t.pass_no == literal_column("0")  # SQLite must see it to use that index
@@ -239,7 +239,7 @@ def add_match(conn: Connection, row: MatchRow) -> None:
 
 
 def matches_of(conn: Connection, run_id: int) -> list[MatchRow]:
-    """Oldest first."""
+    """Return the matches of a run, oldest first."""
     query = select(matches).where(matches.c.run_id == run_id).order_by(matches.c.contribution_id)
     return [MatchRow(**row) for row in conn.execute(query).mappings()]
 

@@ -25,7 +25,7 @@ from coordinator.database.tasks import TaskRow, rows_of
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease that was heard of. Pausing adds `extra_s` to the time it may take."""
+    """Renewed lease. Pausing adds `extra_s` to its time."""
 
     task: int
     attempt: int
@@ -34,7 +34,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign of life of a worker; `state` is "" when it told none."""
+    """Heartbeat of a worker; `state` is "" when it reported none."""
 
     worker_id: str
     at: float
@@ -104,6 +104,6 @@ def held_by(conn: Connection, worker_id: str, ids: Sequence[int]) -> list[TaskRo
 
 
 def all_held(conn: Connection) -> set[tuple[int, int]]:
-    """Every task in hand with its attempt."""
+    """Return every leased task with its attempt."""
     query = select(tasks.c.id, tasks.c.attempt).where(tasks.c.state == "doing")
     return {(row.id, row.attempt) for row in conn.execute(query)}

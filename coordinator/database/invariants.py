@@ -1,4 +1,4 @@
-"""Invariants between the rows of queue, contributions and versions: a sentence for each breach."""
+"""Invariants between queue, contributions and versions: a sentence for each breach."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def counted(conn: Connection) -> dict[str, int]:
 
 
 def _passes(conn: Connection) -> Iterator[str]:
-    """The tasks of a pass cover its samples from the first to the cursor, each once."""
+    """Check that the tasks of a pass cover its samples from the first to the cursor, each once."""
     about = {row.id: row for row in conn.execute(select(runs)) if row.samples_total}
     query = select(tasks.c.run_id, tasks.c.pass_no, tasks.c.start, tasks.c.stop, tasks.c.id)
     query = query.where(tasks.c.kind.not_in(BESIDE))
@@ -83,7 +83,7 @@ def _done(conn: Connection) -> Iterator[str]:
 
 
 def _versions(conn: Connection) -> Iterator[str]:
-    """Versions are numbered without a gap up to the head of their run."""
+    """Check that versions are numbered without a gap up to the head of their run."""
     v = versions.c
     query = select(v.run_id, func.count(), func.min(v.version), func.max(v.version))
     found = {row[0]: row[1:] for row in conn.execute(query.group_by(v.run_id))}
@@ -94,8 +94,8 @@ def _versions(conn: Connection) -> Iterator[str]:
 
 
 def _merged(conn: Connection) -> Iterator[str]:
-    """A contribution says it is merged exactly when one version lists it, and no task is merged
-    twice.
+    """Check that each contribution is merged exactly when one version lists it, and no task is
+    merged twice.
     """
     said: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     per_task: defaultdict[int, int] = defaultdict(int)

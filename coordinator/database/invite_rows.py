@@ -54,9 +54,7 @@ def add_invites(
 def add_link(
     conn: Connection, volunteer_id: str, code_hash: str, expires_at: float, now: float
 ) -> None:
-    """Insert a link code; an account has one at a time, so an earlier one is worthless from here
-    on.
-    """
+    """Insert a link code, which replaces the account's earlier one."""
     conn.execute(delete(codes).where(codes.c.kind == "link", codes.c.volunteer_id == volunteer_id))
     conn.execute(
         insert(codes).values(
@@ -72,7 +70,7 @@ def add_link(
 
 
 def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
-    """The code behind a hash. Raises Forbidden with why it opens nothing."""
+    """Return the code of a hash. Raises Forbidden with the reason why it admits nobody."""
     row = conn.execute(select(*_COLUMNS).where(codes.c.code_hash == code_hash)).mappings().first()
     if row is None:
         raise Forbidden("this code is not known here: check it, or ask for a new one")
@@ -87,7 +85,7 @@ def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
 
 
 def use(conn: Connection, code: CodeRow) -> None:
-    """Take one use. Raises Forbidden when somebody else has just taken the last one."""
+    """Take one use. Raises Forbidden when another registration has just taken the last one."""
     spent = (
         update(codes)
         .where(codes.c.id == code.id, codes.c.uses_left > 0, codes.c.revoked_at.is_(None))

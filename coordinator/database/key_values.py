@@ -26,9 +26,7 @@ _LOCKED = _GET.with_for_update()
 
 
 def get(conn: Connection, key: str, *, lock: bool = False) -> str | None:
-    """Return a value; with `lock` nobody else changes one that is there before the transaction
-    ends.
-    """
+    """Return a value; with `lock` an existing one is locked until the transaction ends."""
     return conn.execute(_LOCKED if lock else _GET, {"its_key": key}).scalar()
 
 
@@ -39,7 +37,7 @@ def put_new(conn: Connection, key: str, value: str) -> bool:
 
 
 def locked(conn: Connection, key: str) -> str:
-    """Return a value that nobody else changes before the end of this transaction; "" of none."""
+    """Return a value locked until the end of this transaction; "" without one."""
     conn.execute(insert_new(conn, meta, "key").values(key=key, value=""))
     query = select(meta.c.value).where(meta.c.key == key).with_for_update()
     return str(conn.execute(query).scalar_one())

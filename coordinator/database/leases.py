@@ -50,8 +50,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
-    """Turn assignments into leases, in their order, with one statement for the reissued and one for
-    the new.
+    """Write assignments as leases, in their order, with one statement for reissued and one for new
+    ones.
     """
     again = [item for item in wanted if item.assignment.task_id is not None]
     fresh = [item for item in wanted if item.assignment.task_id is None]
@@ -249,7 +249,7 @@ _TAKEN_BACK = (
 def tell(
     conn: Connection, task_id: int, worker_id: str, attempt: int, base: int, now: float
 ) -> tuple[Begun, bool]:
-    """Bind this version, perhaps after the lease ran out.
+    """Bind this version to the attempt, perhaps after the lease ran out.
 
     When work began nobody knows better than: after the claim.
 

@@ -33,7 +33,7 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Files in the blob store that one part of a merge produced."""
+    """Stored files of one part of a merge."""
 
     sha256: str  # weights, or a survey
     size: int
@@ -69,12 +69,12 @@ _DROP = delete(merge_parts).where(its(merge_parts.c.merge_id))
 
 
 def drop(conn: Connection, merge_id: int) -> None:
-    """The merge is over, one way or the other."""
+    """Delete the parts of a finished merge."""
     conn.execute(_DROP, {"its_merge_id": merge_id})
 
 
 def of_merge(conn: Connection, merge_id: int) -> list[PartRow]:
-    """All parts of a merge, in the order of their shards within each phase."""
+    """Return all parts of a merge, in the order of their shards within each phase."""
     p = merge_parts.c
     query = select(merge_parts).where(p.merge_id == merge_id).order_by(p.id)
     return [PartRow(**row) for row in conn.execute(query).mappings()]
@@ -83,7 +83,7 @@ def of_merge(conn: Connection, merge_id: int) -> list[PartRow]:
 def take(
     conn: Connection, owner: str, now: float, lease_s: float, merge_id: int | None = None
 ) -> PartRow | None:
-    """Lease the next part, of one merge or of any that is under way.
+    """Lease the next part, of one merge or of any running one.
 
     None when there is nothing to do just now.
 
@@ -119,7 +119,7 @@ def _ours(part: PartRow) -> ColumnElement[bool]:
 
 
 def renew(conn: Connection, part: PartRow, until: float) -> bool:
-    """False when somebody else has taken the part over, or the merge has ended."""
+    """Renew a part's lease; False when another process took it over, or the merge has ended."""
     return (
         conn.execute(update(merge_parts).where(_ours(part)).values(lease_until=until)).rowcount == 1
     )
@@ -133,8 +133,8 @@ def finish(conn: Connection, part: PartRow, made: MergedPart) -> bool:
 
 
 def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> None:
-    """Content that cannot be merged fails the merge; a disk or a network gets a second try, by
-    whoever takes it.
+    """Fail the merge for unmergeable content; a fault of disk or network gets a second try, by any
+    process.
     """
     over = content or part.failures + 1 >= FAILURES_MAX
     values = {"state": "failed" if over else "todo", "failures": part.failures + 1}
@@ -142,17 +142,17 @@ def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> Non
 
 
 def release(conn: Connection, part: PartRow) -> None:
-    """Give a part back untouched."""
+    """Release a part untouched."""
     conn.execute(update(merge_parts).where(_ours(part)).values(state="todo"))
 
 
 def made_by(part: PartRow) -> MergedPart:
-    """The files of a part that is done."""
+    """Return the files of a finished part."""
     return decode(part.result, MergedPart)
 
 
 def files_of(rows: Sequence[PartRow]) -> list[str]:
-    """The weights and surveys that parts have made: nobody else refers to them."""
+    """Return the weights and surveys that parts have made, which nothing else refers to."""
     return [made_by(row).sha256 for row in rows if row.state == "done"]
 
 
@@ -166,7 +166,7 @@ def blobs_in_use(conn: Connection) -> set[str]:
 
 
 def drop_old(conn: Connection, before: float) -> None:
-    """Forget the parts of merges that nobody has been at since."""
+    """Delete the parts of abandoned merges."""
     old = exists().where(merges.c.id == merge_parts.c.merge_id, merges.c.lease_until < before)
     conn.execute(delete(merge_parts).where(old))
 
@@ -175,7 +175,7 @@ def drop_old(conn: Connection, before: float) -> None:
 
 
 def add_state(conn: Connection, state_sha256: str, files: Sequence[StateFile]) -> None:
-    """Note which files a state consists of; the same list is the same state."""
+    """Insert the list of a state's files; the same list is the same state."""
     known = select(state_parts.c.shard).where(state_parts.c.state_sha256 == state_sha256).limit(1)
     if files and conn.execute(known).first() is None:
         rows = [{"state_sha256": state_sha256, **file._asdict()} for file in files]
@@ -183,7 +183,7 @@ def add_state(conn: Connection, state_sha256: str, files: Sequence[StateFile]) -
 
 
 def state_files(conn: Connection, state_sha256: str | None) -> tuple[str, ...]:
-    """The files of a version's state: none, one, or one a shard."""
+    """Return the files of a version's state: none, one, or one a shard."""
     if not state_sha256:
         return ()
     s = state_parts.c
@@ -192,7 +192,7 @@ def state_files(conn: Connection, state_sha256: str | None) -> tuple[str, ...]:
 
 
 def drop_states(conn: Connection, used: set[str]) -> None:
-    """Forget the files of states that no kept version refers to."""
+    """Delete the lists of states that no kept version refers to."""
     noted = set(conn.execute(select(state_parts.c.state_sha256).distinct()).scalars())
     gone = sorted(noted - used)
     if gone:

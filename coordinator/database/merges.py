@@ -1,4 +1,4 @@
-"""Merges: leases on the making of a version, fenced so that a slow owner cannot commit."""
+"""Merges: leases on making a version, fenced so that a slow owner cannot commit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _END_MERGE = update(merges).where(its(_M.id), its(_M.fence), _M.state == "leased
 
 
 def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> MergeRow | None:
-    """Lease the merge of `base`, or take it over when its owner is gone.
+    """Lease the merge of `base`, or take it over when its owner is dead.
 
     `fresh` says who has locked the run and saw that nobody has begun it. None when somebody else
     is at it.
@@ -83,7 +83,7 @@ def of_base(conn: Connection, run_id: int, base: int) -> MergeRow | None:
 
 
 def by_id(conn: Connection, merge_id: int) -> MergeRow:
-    """A merge that is known to be there."""
+    """Return an existing merge."""
     return MergeRow(**conn.execute(select(merges).where(merges.c.id == merge_id)).mappings().one())
 
 
@@ -104,6 +104,6 @@ def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any
 
 
 def abandon(conn: Connection, now: float) -> None:
-    """Free every leased merge. Only for a server that has the database for itself."""
+    """Abandon every leased merge. Only for a server that has the database for itself."""
     leased = update(merges).where(merges.c.state == "leased")
     conn.execute(leased.values(state="abandoned", ended_at=now))

@@ -1,4 +1,4 @@
-"""Passes: how far the samples of a run are cut into tasks, and the pace of the last ones."""
+"""Passes: the cursor of a run's samples, and the pace of the last tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACE_MIN = 3  # fewer say nothing
 
 
 def open_pass(conn: Connection, run_id: int) -> int:
-    """Begin the next pass at its first sample, in an order of its own.
+    """Open the next pass at its first sample, with its own order.
 
     Gives its number, 1 for the first.
     """
@@ -76,7 +76,7 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
 
 def _voice(own: list[tuple[float, float]]) -> tuple[float, float, float]:
     """Return the medians of a volunteer's tasks: seconds a step, operations a step, and the speed
-    of its machines, 0 where one is unknown.
+    of its machines; 0 = unknown.
     """
     speeds = [flops for _, flops in own]
     known = median(speeds) if min(speeds) > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Recomputes: contributions that were drawn, from asking for the evidence to the result.
+"""Recomputes: drawn contributions, from the request for evidence to the result.
 
     asked ──evidence arrives──> revealed ──done again──> done
 
@@ -83,7 +83,7 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the stored work that names files."""
+    """File names within the stored case."""
 
     window: DatasetManifest | None = None
 
@@ -211,8 +211,8 @@ _POSTPONE = (
 def hold(
     conn: Connection, holder: str, own: str, served: Collection[str], now: float
 ) -> RecomputeRow | None:
-    """Return the recompute that a checker has under this name, or gets now: the next of its own
-    class of devices, or of one that nobody else can compare; None where none waits for it.
+    """Return the recompute that a checker holds under this name, or gets now: the next of its own
+    class of devices, or of one that no other can compare; None without one.
     """
     known = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
     if known is not None:
@@ -243,12 +243,12 @@ def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bo
 
 
 def again(conn: Connection, row: RecomputeRow) -> bool:
-    """Have a task done once more that was just done; False after as many tries as it has."""
+    """Requeue a finished recompute; False after its last try."""
     return bool(conn.execute(_AGAIN, {"its_contribution_id": row.contribution_id}).rowcount)
 
 
 def postpone(conn: Connection, contribution_id: int, until: float, why: str) -> None:
-    """Let a recompute wait that could not be made, with the reason that the organiser reads."""
+    """Postpone a recompute that could not be made, with the reason for the organiser."""
     given = {"its_contribution_id": contribution_id, "until": until, "why": why}
     conn.execute(_POSTPONE, given)
 
@@ -286,7 +286,7 @@ def add(conn: Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRo
 
 
 def get(conn: Connection, contribution_id: int) -> RecomputeRow | None:
-    """Return the recompute of a contribution; None where there is none."""
+    """Return the recompute of a contribution; None without one."""
     row = conn.execute(_GET, {"its_contribution_id": contribution_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)
 
@@ -300,7 +300,7 @@ _REVEALED = (
 
 
 def wants(conn: Connection, contribution_id: int, volunteer_id: str, sha256: str) -> bool:
-    """Return True if a volunteer is asked for this file as evidence for its contribution."""
+    """Return True if this file is requested from a volunteer as evidence."""
     row = get(conn, contribution_id)
     if row is None or row.volunteer_id != volunteer_id or row.state != "asked":
         return False
@@ -308,7 +308,7 @@ def wants(conn: Connection, contribution_id: int, volunteer_id: str, sha256: str
 
 
 def arrive(conn: Connection, contribution_id: int) -> bool:
-    """Note that evidence has arrived; True when it is all there now."""
+    """Count arrived evidence; True when it is complete."""
     row = get(conn, contribution_id)
     if row is None or row.state != "asked":
         return False
@@ -346,9 +346,9 @@ _OF_MACHINE = (
 
 
 def follows(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if the state and the residual that a task began with are none, or such as earlier
-    tasks of the same machine left, which were good and which no task went on from since: made up, a
-    residual turns honest work into anything, and left once it must not do so many times.
+    """Return True if a task's initial state and residual are empty, or left by earlier accepted
+    tasks of the same machine and used by no task since: an invented residual could turn honest work
+    into anything, and one left once must not be used many times.
     """
     said = commitment_of(row)
     if not (said.inner or said.residual):
@@ -421,9 +421,7 @@ def open_of(conn: Connection, volunteer_id: str) -> list[int]:
 
 
 def proven_to(conn: Connection, volunteer_id: str, after: int) -> int:
-    """Return the newest draw that passed and has no open one before it, `after` another; 0 where
-    there is none.
-    """
+    """Return the newest passed draw that no open one precedes, `after` another; 0 without one."""
     before = conn.execute(_ANSWERED_OF, {"its_auditor_id": volunteer_id}).scalar() or NO_ID
     before = min([before, *open_of(conn, volunteer_id)[:1]])
     given = {"its_volunteer_id": volunteer_id, "after": after, "before": before}
@@ -490,7 +488,7 @@ _NEWEST = select(_K.kind, func.max(_K.seen_at)).group_by(_K.kind)
 
 
 def see_checker(conn: Connection, name: str, kind: str, now: float) -> bool:
-    """Note that a checker is at work; True if it was not known. Those long gone are forgotten."""
+    """Store that a checker is at work; True if it is new. Long absent ones are deleted."""
     told = {"kind": kind, "seen_at": now}
     if conn.execute(_SEEN.values(**told), {"its_name": name}).rowcount:
         return False
@@ -500,5 +498,5 @@ def see_checker(conn: Connection, name: str, kind: str, now: float) -> bool:
 
 
 def served(conn: Connection, now: float) -> frozenset[str]:
-    """Return the classes of devices whose tasks are left to checkers."""
+    """Return the classes of devices that checkers cover."""
     return frozenset(kind for kind, seen in conn.execute(_NEWEST) if is_served(kind, seen, now))

@@ -54,7 +54,7 @@ def append(
 
 
 def entries(conn: Connection, before: int | None = None, limit: int = 100) -> list[RecordLine]:
-    """Newest first; `before` (the id of the last line seen) continues the listing."""
+    """Return lines newest first; `before` (the id of the last line seen) continues the listing."""
     columns = [record_lines.c[name] for name in RecordLine.__struct_fields__]
     query = (
         select(*columns).order_by(record_lines.c.id.desc()).limit(max(1, min(limit, LISTING_MAX)))
@@ -73,10 +73,10 @@ def about(conn: Connection, subject: str, actions: Collection[str], limit: int) 
 
 
 def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
-    """Chain the next lines; how many. Alone in its transaction (see chain.py)."""
+    """Chain the next lines; return their number. Alone in its transaction (see hash_chain.py)."""
     return hash_chain.seal(conn, record_lines, RECORD_SEALED, limit)
 
 
 def check(conn: Connection) -> list[str]:
-    """A sentence where the chain is broken; empty when all is well."""
+    """Return a sentence where the chain is broken; empty otherwise."""
     return list(hash_chain.check(conn, record_lines, RECORD_SEALED))

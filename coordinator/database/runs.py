@@ -119,7 +119,7 @@ _IN_STATES = _EVERY.where(among(runs.c.state, "states"))
 
 
 def by_name(conn: Connection, name: str) -> RunRow:
-    """Raises NotFound, naming the runs that exist."""
+    """Find a run by name. Raises NotFound, which lists the existing runs."""
     row = conn.execute(_BY_NAME, {"its_name": name}).mappings().first()
     if row is None:
         known = (
@@ -130,7 +130,7 @@ def by_name(conn: Connection, name: str) -> RunRow:
 
 
 def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
-    """Raises NotFound."""
+    """Find a run by id. Raises NotFound."""
     query = _BY_ID_LOCKED if lock else _BY_ID
     row = conn.execute(query, {"its_id": run_id}).mappings().first()
     if row is None:
@@ -145,7 +145,7 @@ def every(conn: Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
 
 
 def move(conn: Connection, run: RunRow, state: RunState, **values: Any) -> None:
-    """Change the state. Raises Conflict when that makes no sense from where the run is."""
+    """Change the state. Raises Conflict for an impossible transition."""
     if (run.state, state) not in TRANSITIONS:
         raise Conflict(f'the run "{run.name}" is {run.state}, so it cannot become {state}')
     changed = conn.execute(
@@ -162,7 +162,7 @@ _SET_HEAD = _SET.where(its(runs.c.head))
 
 
 def set_head(conn: Connection, run_id: int, base: int, **values: Any) -> bool:
-    """Compare-and-set of the head: False when somebody else has moved it."""
+    """Compare-and-set the head: False when another process has moved it."""
     given = {"its_id": run_id, "its_head": base, "head": base + 1}
     return conn.execute(_SET_HEAD, given | values).rowcount == 1
 
@@ -172,7 +172,7 @@ def set_values(conn: Connection, run_id: int, **values: Any) -> None:
 
 
 def _at_work() -> ColumnElement[bool]:
-    """Return the condition that a worker was heard of since an instant, and holds a task of a run
+    """Return the condition that a worker was heard from since an instant, and holds a task of a run
     or waits for its next merge.
     """
     doing = one_of(tasks.c.state, ("doing",))
@@ -215,7 +215,7 @@ _HEAD_AT = select(_V.created_at).where(its(_V.run_id), _V.version == bindparam("
 
 
 class Turnout(msgspec.Struct, frozen=True, kw_only=True):
-    """Updates that wait for the next merge of a run, and the workers that steer it."""
+    """Updates waiting for a run's next merge, and the workers that steer it."""
 
     count: int
     steps: int
@@ -243,7 +243,7 @@ _TURNOUT = {vetted: _turnout(vetted) for vetted in (True, False)}
 
 
 def live_workers(conn: Connection, run_id: int, since: float) -> int:
-    """Return how many workers were heard of since an instant and are at work for a run."""
+    """Return how many workers heard from since an instant are at work for a run."""
     given = {"its_run_id": run_id, "since": since}
     return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
 
@@ -270,7 +270,7 @@ def running(conn: Connection) -> list[tuple[RunRow, bool]]:
 
 
 def workers_of(conn: Connection, run_id: int) -> list[dict[str, Any]]:
-    """Workers with a task of the run in hand, and that task."""
+    """Return the workers with a leased task of the run, and that task."""
     t, w = tasks.c, workers.c
     query = select(w.id, w.hostname, w.state, w.last_seen_at, w.benchmark)
     query = query.add_columns(t.device, t.id.label("task_id"))

@@ -1,5 +1,5 @@
-"""Standing of the accounts as the organiser reads it, the draws of each, the recomputes that wait;
-and the counts that alerts go by.
+"""Standing of the accounts for the organiser: their draws, the recompute backlog, and the counts
+behind alerts.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def cost(conn: Connection, run_id: int) -> CostOfChecks:
 
 
 def registered(conn: Connection, since: float) -> int:
-    """Return how many accounts were made since an instant that nobody vouches for."""
+    """Return how many uninvited accounts were made since an instant."""
     query = select(func.count()).where(_V.created_at >= since, _V.invited.is_(False))
     return int(conn.execute(query).scalar_one())
 

@@ -67,7 +67,7 @@ class LeaderboardStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Work that was decided within one stretch of time."""
+    """Work decided within one stretch of time."""
 
     place: int  # counted from the first
     at: float  # its beginning
@@ -211,7 +211,7 @@ def stretches(conn: Connection, run_id: int, since: float, width_s: float) -> li
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
-    """Marks of one volunteer on some runs, which only ever grow."""
+    """Lifetime marks of one volunteer on some runs."""
 
     first_at: float | None = None  # of the first contribution that was found good
     versions: int = 0  # with work of theirs in it
@@ -395,7 +395,7 @@ def _with_totals(
 
 
 def _invited(conn: Connection) -> list[VolunteerSummary]:
-    """Named invites that nobody has used."""
+    """Return the unused named invites."""
     used = select(volunteers.c.invite_id).where(volunteers.c.invite_id.is_not(None))
     query = (
         select(codes.c.label)

@@ -32,7 +32,7 @@ WAITING = ("received", "checking")
 
 
 class NextPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The next part to be submitted: fixed by the task, never by the client."""
+    """Next part to be submitted: fixed by the task, never by the client."""
 
     steps: int
     samples: int
@@ -50,7 +50,7 @@ _STANDS = select(_PARTS, _LATE)
 
 
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
-    """The number of the part that the current attempt hands in next, and how often that part was
+    """Return the number of the part that the current attempt submits next, and how often it was
     refused as too late.
     """
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
@@ -59,7 +59,7 @@ def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission as it meets its task: all that is stored about both."""
+    """Submission and its task: the stored facts of both."""
 
     run: RunRow
     known: int | None  # the contribution, if it was sent before
@@ -211,8 +211,8 @@ def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
 
 
 def held(conn: Connection, row: ContributionRow) -> TaskRow | None:
-    """Return the task of a contribution, locked; None unless it is still that of the attempt which
-    handed it in.
+    """Return the task of a contribution, locked; None unless the submitting attempt is still
+    current.
     """
     task = holder(conn, row.task_id)
     ours = task.attempt == row.attempt and task.state in ("doing", "todo", "cancelled")
@@ -254,15 +254,15 @@ def once_more(conn: Connection, row: ContributionRow, now: float) -> None:
 
 
 def goes_on(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if a refused part is wanted again from the same lease."""
+    """Return True if the same lease may repeat a refused part."""
     task = holder(conn, row.task_id, for_update=False)
     held = (task.state, task.attempt, task.worker_id) == ("doing", row.attempt, row.worker_id)
     return held and wanted(conn, task) == (row.part, row.tries + 1)
 
 
 def task_of(conn: Connection, row: ContributionRow) -> int:
-    """The task that a good contribution has done: the part that was split off with it, or its
-    lease's own.
+    """Return the task that a good contribution completed: the split-off part, or its lease's
+    own.
     """
     query = select(tasks.c.id).where(tasks.c.contribution_id == row.id)
     found = conn.execute(query).scalar()

@@ -99,7 +99,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """Work has begun: the base version is bound."""
+    """Start of work: the base version is bound."""
 
     task: TaskRow
     run: str
@@ -149,8 +149,8 @@ def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRo
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
-    """Raises NotFound for a task that was never this worker's, Gone when it is somebody else's by
-    now, Cancelled.
+    """Check that an attempt may submit. Raises NotFound for another worker's task, Gone when
+    another holds it by now, Cancelled.
     """
     if row.worker_id != worker_id:
         if 0 < attempt < row.attempt:
@@ -175,7 +175,7 @@ _PARAMETERS = select(runs.c.parameters).where(its(runs.c.id))
 
 
 def grant_bytes(conn: Connection, row: TaskRow) -> int:
-    """The most bytes that one update for this task may have."""
+    """Return the maximum size of one update for this task."""
     if row.kind == AUDIT:
         return AUDIT_BYTES
     if row.kind in GAMES:
@@ -229,8 +229,8 @@ def begin(
     *,
     newest: bool = False,
 ) -> tuple[Begun, bool]:
-    """Bind the newest version as the base; the same again for the same attempt, unless `newest` is
-    asked for. True with what had begun before: parts of it may be there.
+    """Bind the newest version as the base; a repeated call returns the same, unless `newest` is
+    asked for. True with an earlier base, whose parts may be there.
 
     Raises NotFound, Gone, Cancelled.
     """
@@ -279,8 +279,8 @@ _AWAITS = (
 
 
 def awaits_merge(conn: Connection, task_id: int, worker_id: str) -> tuple[int, int] | None:
-    """Return run and phase of a task that this worker has not begun, if something that it handed
-    in for the run waits to be merged.
+    """Return run and phase of a task not begun yet, if a contribution of its worker to the run
+    waits for a merge.
     """
     found = conn.execute(_AWAITS, {"its_id": task_id, "its_worker_id": worker_id}).first()
     return None if found is None else (int(found[0]), int(found[1]))
@@ -310,8 +310,8 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
     now: float,
     settings: TaskSettings,
 ) -> TaskState:
-    """Back to todo, or to discarded after failures by several distinct workers; `kind` None counts
-    nothing.
+    """Return a task to todo, or to discarded after failures by several distinct workers; `kind`
+    None counts nothing.
 
     A task that others hold by now only has the failure noted. Gives the state it ends in. Raises
     NotFound.
@@ -342,7 +342,7 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
 
 
 def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: float) -> bool:
-    """Return True if enough different volunteers have failed a task, or let it time out.
+    """Return True if enough different volunteers have failed a task, or timed out on it.
 
     One volunteer is one voice, whatever number of machines it has, and only vetted ones count where
     any works for the run. A vetted volunteer decides alone only where nobody else works for it.
@@ -394,7 +394,7 @@ def _at_work(conn: Connection, run_id: int, now: float) -> dict[str, bool]:
 
 
 def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
-    """Put back the tasks whose time ran out, counting a timeout each; their holders may hand in
+    """Requeue the tasks whose time ran out, counting a timeout each; their holders may submit
     late.
     """
     late = and_(tasks.c.state == "doing", (tasks.c.renew_by < now) | (tasks.c.finish_by < now))
@@ -415,22 +415,22 @@ def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
 
 
 def discard(conn: Connection, ids: Sequence[int], now: float) -> None:
-    """todo -> discarded: kept on the failed list until somebody requeues it."""
+    """todo -> discarded: listed as failed until requeued."""
     if ids:
         values = {"state": "discarded", "returned": False, "ended_at": now, **FREE}
         conn.execute(update(tasks).where(tasks.c.id.in_(ids)).values(**values))
 
 
 def cancel_run(conn: Connection, run_id: int, now: float) -> int:
-    """Cancel all that has not ended: the run has. Gives how many."""
+    """Cancel all unfinished tasks of an ended run; return their number."""
     open_tasks = and_(tasks.c.run_id == run_id, tasks.c.state.in_(("todo", "doing")))
     values = {"state": "cancelled", "returned": False, "ended_at": now, **FREE}
     return conn.execute(update(tasks).where(open_tasks).values(**values)).rowcount
 
 
 def reopen_run(conn: Connection, run_id: int) -> int:
-    """Open again what the end of a run cancelled. Gives how many; the attempt grows, so that
-    whoever held one learns that it is gone.
+    """Reopen the tasks that the end of a run cancelled; return their number. The attempt grows, so
+    that former holders get 410.
     """
     ended = and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled")
     values = {"state": "todo", "attempt": tasks.c.attempt + 1, "ended_at": None}
@@ -438,7 +438,7 @@ def reopen_run(conn: Connection, run_id: int) -> int:
 
 
 def recall(conn: Connection, run_id: int, *, above: int) -> int:
-    """Take back the leases on versions above `above`, which a rollback reverts; nothing is counted.
+    """Cancel the leases on versions above `above`, which a rollback reverts; nothing is counted.
 
     Gives how many.
 
@@ -448,9 +448,7 @@ def recall(conn: Connection, run_id: int, *, above: int) -> int:
 
 
 def overtake(conn: Connection, run_id: int, *, head: int) -> int:
-    """Take back the leases on versions below `head`, which a merge has left behind, as `recall`
-    does.
-    """
+    """Cancel the leases on versions below `head`, which a merge has overtaken, as `recall` does."""
     return _take_back(conn, run_id, tasks.c.base_version < head)
 
 
@@ -471,7 +469,7 @@ def _unsubmitted() -> ColumnElement[bool]:
 
 
 def awaits_verdict() -> ColumnElement[bool]:
-    """Return the condition that the current attempt has handed in and nobody has decided yet."""
+    """Return the condition that the current attempt has submitted and awaits its verdict."""
     c = contributions.c
     waiting = select(c.id).where(
         c.task_id == tasks.c.id, c.attempt == tasks.c.attempt, c.state.in_(("received", "checking"))
@@ -480,7 +478,7 @@ def awaits_verdict() -> ColumnElement[bool]:
 
 
 def bases_in_use(conn: Connection, run_id: int) -> list[int]:
-    """The versions that leases of a run are based on: their files must stay."""
+    """Return the base versions of a run's leases: their files must stay."""
     open_ = tasks.c.state.in_(("doing", "todo"))
     held = (tasks.c.state == "doing") | tasks.c.returned
     query = select(tasks.c.base_version).distinct()

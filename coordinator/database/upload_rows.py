@@ -45,8 +45,8 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _handed_in() -> ColumnElement[bool]:
-    """Return the condition that a contribution of the worker refers to an upload that is whole, or
-    asked for it: what names another's hash, and is never whole, lies around like anything else.
+    """Return the condition that a contribution of the worker uses an upload, or requested it as
+    evidence: an upload under another's hash is never complete, and unused.
     """
     return _named() | uploads.c.evidence_of.is_not(None)
 
@@ -107,7 +107,7 @@ def get(conn: Connection, upload_id: str, worker_id: str) -> UploadRow | None:
 
 
 def same(conn: Connection, row: UploadRow) -> UploadRow | None:
-    """The upload of the same bytes for the same place that was begun before."""
+    """Return an earlier upload of the same bytes for the same place."""
     place = ("task_id", "attempt", "part", "tries", "sha256")
     given = {f"its_{name}": getattr(row, name) for name in place}
     known = conn.execute(_SAME, given).mappings().first()
@@ -141,20 +141,18 @@ def use(conn: Connection, volunteer_id: str, row: UploadRow) -> Use:
 
 
 def waiting_unvetted(conn: Connection) -> int:
-    """Return how many bytes of all volunteers that are not vetted are evidence, or such as no
-    contribution refers to yet.
-    """
+    """Return the bytes of unvetted volunteers' evidence and unsubmitted uploads."""
     return int(conn.execute(_UNVETTED).scalar_one())
 
 
 def abandoned(conn: Connection, before: float, limit: int) -> list[str]:
-    """Return uploads begun before a time whose lease ended without their being submitted."""
+    """Return uploads begun before a time whose lease ended without a submission."""
     return list(conn.execute(_ABANDONED, {"before": before, "most": limit}).scalars())
 
 
 def arrived(conn: Connection) -> set[str]:
-    """Blobs that have arrived and may still be handed in: no orphans, though nothing else refers to
-    them.
+    """Return complete uploads that may still be submitted: no orphans, though nothing else refers
+    to them.
     """
     open_ = uploads.c.evidence_of.is_not(None) | ~_handed_in()
     query = select(uploads.c.sha256).where(uploads.c.complete, open_)

@@ -135,7 +135,9 @@ _UNPAID = (
 
 
 def unpaid(conn: Connection, ids: Sequence[int], why: str) -> None:
-    """Say in the verdicts of this transaction on merged or superseded work that it is not paid."""
+    """Add to this transaction's verdicts on merged or superseded work the reason why it is not
+    paid.
+    """
     conn.execute(_UNPAID, {"ids": ids, "why": why})
 
 
@@ -219,7 +221,7 @@ _NEWEST = (
 def news(
     conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
 ) -> tuple[list[Verdict], int]:
-    """Verdicts a worker has not seen, and the number to ask from next time.
+    """Return a worker's unseen verdicts, and the number to continue from.
 
     Numbers are given before a transaction commits, so one may appear below `since`: what is younger
     than `recent_at` is sent again and the client drops what it knows.
@@ -234,7 +236,7 @@ def news(
 def newest_of(
     conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
 ) -> tuple[list[Verdict], int]:
-    """Return the newest verdicts of a worker behind number `since` that are younger than
+    """Return the newest verdicts of a worker after number `since` that are younger than
     `recent_at`, in their order, and the number of the last.
     """
     given = {"its_worker_id": worker_id, "since": since, "recent_at": recent_at, "most": limit}
@@ -265,7 +267,7 @@ def history(
 
 
 def newest(conn: Connection) -> tuple[int, float]:
-    """Number and instant of the newest verdict of anybody; (0, 0.0) when there is none."""
+    """Return number and instant of the newest verdict; (0, 0.0) without one."""
     query = select(verdicts.c.id, verdicts.c.at).order_by(verdicts.c.id.desc()).limit(1)
     row = conn.execute(query).first()
     return (0, 0.0) if row is None else (int(row[0]), float(row[1]))

@@ -115,7 +115,7 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
 
 def pace(conn: Connection, run_id: int, head: int) -> tuple[float, float]:
     """Return when the newest version was made, and the usual seconds between two of the newest; 0
-    where there is one alone.
+    for a single one.
     """
     v, first = versions.c, max(0, head - PACE_VERSIONS)
     query = select(v.created_at).where(v.run_id == run_id, v.version.in_((first, head)))
@@ -140,7 +140,7 @@ def phase_starts(conn: Connection, run_id: int) -> list[tuple[int, int]]:
 
 
 def content_before(conn: Connection, row: VersionRow) -> int | None:
-    """Return the newest version before a rollback that has its content: the one it went back to."""
+    """Return the newest version before a rollback with the same content: its target."""
     v = versions.c
     query = select(func.max(v.version)).where(
         v.run_id == row.run_id, v.version < row.version, v.master_sha256 == row.master_sha256
@@ -203,7 +203,7 @@ _OUTER_SCALE = select(versions.c.outer_scale).where(its(versions.c.run_id), its(
 
 
 def outer_scale(conn: Connection, run_id: int, version: int) -> float:
-    """Return the part of the outer rate that a version was stepped by; 1 where there is none."""
+    """Return the factor on the outer rate that a version was stepped by; 1 without one."""
     given = {"its_run_id": run_id, "its_version": version}
     found: float | None = conn.execute(_OUTER_SCALE, given).scalar()
     return 1.0 if found is None else found
@@ -215,7 +215,7 @@ def outer_scale(conn: Connection, run_id: int, version: int) -> float:
 def prunable(
     conn: Connection, run_id: int, keep: Sequence[int], newest: int, every: int
 ) -> list[VersionRow]:
-    """Versions whose files may go: below `newest`, not among `keep`, not an `every`-th, not waiting
+    """Return versions to prune: below `newest`, not among `keep`, not an `every`-th, not waiting
     for evaluation.
     """
     join = versions.join(
@@ -272,8 +272,8 @@ _PUBLIC = tuple(
 
 
 def is_published(conn: Connection, sha256: str) -> bool:
-    """Return True if volunteers may have this blob: published weights, a shorter way to them, or
-    what a version drew.
+    """Return True if volunteers may fetch this blob: published weights, a link or snapshot, or a
+    sample.
     """
     given = {"sha256": sha256}
     return any(conn.execute(statement, given).first() is not None for statement in _PUBLIC)

@@ -218,7 +218,7 @@ def strangers_of(conn: Connection, network: str, since: float) -> int:
 
 
 def add(conn: Connection, row: VolunteerRow) -> bool:
-    """Insert an account; False when its id or the look of its nickname is taken."""
+    """Insert an account; False when its id is taken, or a nickname that looks alike."""
     statement = insert_new(conn, volunteers, "").values(**msgspec.structs.asdict(row))
     return conn.execute(statement.returning(volunteers.c.id)).first() is not None
 
@@ -230,7 +230,7 @@ def add_worker(conn: Connection, row: WorkerRow) -> bool:
 
 
 def devices_since(conn: Connection, since: float) -> list[Device]:
-    """Devices of workers that were heard of since an instant: of the newest thousand."""
+    """Return devices of workers heard from since an instant: of the newest thousand."""
     w = workers.c
     query = select(w.hardware).where(w.last_seen_at >= since, w.revoked_at.is_(None))
     rows = conn.execute(query.order_by(w.last_seen_at.desc()).limit(DEVICES_OF)).scalars()
@@ -258,7 +258,7 @@ def set_volunteer(conn: Connection, volunteer_id: str, **values: Any) -> None:
 
 
 def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool:
-    """Give another nickname; False when somebody else has one that looks like it."""
+    """Rename an account; False when another has a nickname that looks alike."""
     other = select(
         exists().where(volunteers.c.nickname_key == key, volunteers.c.id != volunteer_id)
     )
@@ -304,9 +304,7 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
 
 
 def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now: float) -> None:
-    """Record that somebody saw a run's licence and agreed; another licence later is recorded
-    anew.
-    """
+    """Record the consent to a run's licence; another licence later is recorded anew."""
     c = consents.c
     mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
     if conn.execute(select(c.licence).where(mine)).scalar() == licence:
@@ -326,7 +324,7 @@ _HARDWARE = select(workers.c.hardware).where(its(workers.c.id))
 
 
 def model_of(conn: Connection, worker_id: str, device: str) -> str:
-    """Return the name of a device's model, as its machine registered it; "" where it told none."""
+    """Return the registered model of a device; "" without one."""
     stored = conn.execute(_HARDWARE, {"its_id": worker_id}).scalar() or "{}"
     return next((d.name for d in decode(stored, Hardware).devices if d.id == device), "")
 
@@ -353,8 +351,8 @@ def set_trust(
     *,
     accepted_micro: int | None = None,
 ) -> int:
-    """Move the trust of a volunteer and, where one is named, the streak of its worker. Return the
-    contribution up to which the account has lost its pay.
+    """Move the trust of a volunteer and, for a named worker, its streak. Return the contribution up
+    to which the account has lost its pay.
 
     `move` is a rule of trust.py. The pay of an accepted contribution, where there is one, is
     counted with it: draws go by the mean. Both rows are locked, so that of two verdicts at one

@@ -49,7 +49,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Glance(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of the run at a moment."""
+    """Progress of the run at one instant."""
 
     run: RunInfo
     versions: tuple[VersionInfo, ...]
@@ -59,9 +59,7 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(options: DemoOptions) -> None:
-    """Raise InvalidRunFile for options of which no demo can be made, Configuration for a missing
-    extra.
-    """
+    """Check the options of a demo. Raises InvalidRunFile, Configuration for a missing extra."""
     demo_run(options.workload, 1)
     if extra := missing_extra(options.workload):
         raise lacking(f'the demo of "{options.workload}"', extra)
@@ -75,7 +73,9 @@ def check(options: DemoOptions) -> None:
 
 
 def demo(options: DemoOptions) -> int:
-    """Run it and print the summary. Exit code 0 when the model got better and the books balance."""
+    """Run the demo and print the summary. Exit code 0 when the model got better and the books
+    balance.
+    """
     from coordinator.demo.demo_view import DemoView
 
     check(options)
@@ -144,7 +144,7 @@ async def prepare(base: Path, plan: DemoRun) -> None:
 
 @contextlib.asynccontextmanager
 async def _coordinator(base: Path) -> AsyncIterator[Any]:
-    """The services on the demo's data directory, as an organiser's command opens them."""
+    """Open the services on the demo's data directory, as an organiser's command does."""
     from coordinator.config import Settings
     from coordinator.http.app import opened
 

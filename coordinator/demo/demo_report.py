@@ -33,8 +33,8 @@ class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strength(msgspec.Struct, frozen=True, kw_only=True):
-    """The last version against version 0, both colours of fixed openings; ratings by these and all
-    checked matches.
+    """Result of the last version against version 0, both colours of fixed openings; ratings by
+    these and all checked matches.
     """
 
     version: int
@@ -48,7 +48,7 @@ class Strength(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def points(self) -> float:
-        """Share of the points, a draw being half of one."""
+        """Return the share of the points, a draw being half of one."""
         return (self.wins + self.draws / 2) / max(1, self.wins + self.draws + self.losses)
 
 
@@ -81,8 +81,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def improved(self) -> bool:
-        """Return True if the last version is better than the first: it won, where versions play;
-        else its loss is lower.
+        """Return True if the last version is better than the first: by games, where versions play;
+        otherwise by loss.
         """
         if self.strength is not None:
             return self.strength.wins > self.strength.losses
@@ -101,7 +101,7 @@ class DemoPictures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a report that the coordinator does not know."""
+    """Figures of a report that the coordinator does not have."""
 
     workload: str
     prompt: str
@@ -144,8 +144,8 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
 
 
 async def strength(services: Any, name: str) -> Strength | None:
-    """Return the strength of the newest version of a run; None where versions do not play, or
-    there is only one.
+    """Return the strength of the newest version of a run; None where versions do not play, or only
+    one exists.
     """
     run = await services.db.read(lambda conn: runs.by_name(conn, name))
     if definition(run).workload.games is None or run.head == ANCHOR:
@@ -194,7 +194,7 @@ def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
 
 
 def traffic_of(path: Path) -> ProcessTraffic:
-    """The last word of a volunteer: its `Stopped` event, or its last `ProcessTraffic`."""
+    """Return the traffic of a volunteer: from its `Stopped` event, or its last `Traffic`."""
     found, complaint = ProcessTraffic(), ""
     for line in path.read_bytes().splitlines():
         try:
@@ -213,7 +213,7 @@ def traffic_of(path: Path) -> ProcessTraffic:
 
 
 async def drawn(services: Any, found: Report) -> DemoPictures | None:
-    """The pictures of the first and the last version, where the workload draws."""
+    """Return the pictures of the first and the last version, where the workload draws."""
     pictures = [version.picture.sha256 for version in found.history if version.picture]
     if not pictures:
         return None

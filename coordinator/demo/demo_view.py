@@ -29,7 +29,7 @@ TABLE_ROWS = 8
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """A curve of one text line: the newest `width` values, scaled between their extremes."""
+    """Return a curve of one text line: the newest `width` values, scaled between their extremes."""
     shown = list(values)[-width:]
     if not shown:
         return ""
@@ -77,7 +77,7 @@ class DemoView:
                 self._out.flush()
 
     def draw(self, glance: Glance) -> None:
-        """The panel, in place on a terminal; elsewhere one line every ten seconds."""
+        """Draw the panel, in place on a terminal; elsewhere one line every ten seconds."""
         if self._tty:
             lines = panel(glance)
             back = f"\x1b[{self._drawn}F" if self._drawn else ""
@@ -194,7 +194,9 @@ def played(strength: Strength) -> list[str]:
 
 
 def table(history: Sequence[VersionInfo]) -> list[str]:
-    """Rating and other figures of some versions, the first and the last among them."""
+    """Return a table of rating and other figures for some versions, including the first and the
+    last.
+    """
     count = min(len(history), TABLE_ROWS)
     rows = [history[index * (len(history) - 1) // max(1, count - 1)] for index in range(count)]
     every = dict.fromkeys(name for row in rows for name in row.metrics)
@@ -214,7 +216,7 @@ def table(history: Sequence[VersionInfo]) -> list[str]:
 
 
 def changed(report: Report) -> list[tuple[str, float, float]]:
-    """The other figures that the first and the last measured version differ in."""
+    """Return the other figures in which the first and the last measured version differ."""
     if not report.history:
         return []
     first, last = report.history[0].metrics, report.history[-1].metrics
@@ -226,7 +228,7 @@ def changed(report: Report) -> list[tuple[str, float, float]]:
 
 
 def record(strength: Strength) -> list[str]:
-    """A game of the last version against the first."""
+    """Return a game of the last version against the first."""
     title = f"  version {strength.version} (X) against version 0 (O):"
     return ["", title, *(f"    {line}".rstrip() for line in strength.game.splitlines()), ""]
 
@@ -239,7 +241,7 @@ def samples(report: Report) -> list[str]:
 
 
 def beside(version: int, drawn: DemoPictures, *, colour: bool) -> list[str]:
-    """Part of both pictures side by side: coloured half blocks, or dots."""
+    """Return parts of both pictures side by side: coloured half blocks, or dots."""
     sides = [_picture(data, colour=colour) for data in (drawn.first, drawn.last)]
     titles = f"  {'version 0':<{PICTURE_CELLS}}  version {version}"
     return [titles, *(f"  {left}  {right}" for left, right in zip(*sides, strict=True))]

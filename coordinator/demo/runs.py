@@ -1,4 +1,4 @@
-"""The runs of the demo: small enough for two minutes on two cores, real all the same."""
+"""Runs of the demo: real, and small enough for two minutes on two cores."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ DEMOS: dict[str, Callable[[int], DemoRun]] = {
 
 
 def demo_run(workload: str, volunteers: int) -> DemoRun:
-    """The demo of a workload. Raises InvalidRunFile for one that has none."""
+    """Return the demo of a workload. Raises InvalidRunFile for one without a demo."""
     if workload not in DEMOS:
         raise InvalidRunFile(
             f'there is no demo of "{workload}"; there is one of: {", ".join(DEMOS)}'

@@ -35,7 +35,9 @@ log = structlog.get_logger("http")
 
 
 class Door:
-    """Outermost: names each request, counts it, and turns every exception into a reply."""
+    """Outermost application: names each request, counts it, and turns every exception into a
+    reply.
+    """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:
         self._app = app
@@ -141,7 +143,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
             yield
 
     async def not_routed(request: Request, error: Exception) -> Response:
-        """Starlette's own refusals (no such path, no such method) in our form."""
+        """Return Starlette's own refusals (no such path, no such method) in our form."""
         status = getattr(error, "status_code", 500)
         if status == 405:
             raise BadRequest(f"{request.method} is not possible here; see /api/v1/openapi.json")

@@ -69,7 +69,7 @@ class ConnectionGuard:
         return len(self._connections)
 
     def admit(self, connection: Any, address: str, now: float) -> ConnectionProgress | None:
-        """Begin to watch a connection; None when there are too many already.
+        """Admit a connection and begin to watch it; None when there are too many already.
 
         An address counts as one: an IPv6 /64 is given to one home. When all places are taken, the
         connection that has been idle for longest makes room, for it costs its owner nothing.
@@ -114,7 +114,7 @@ class ConnectionGuard:
             self._timer = loop.call_later(SWEEP_S, self._tick, loop)
 
     def sweep(self, now: float) -> None:
-        """Look at every connection once."""
+        """Check every connection once."""
         for connection, watch in list(self._connections.items()):
             if watch.closing_since is not None:
                 if now - watch.closing_since > LINGER_S:
@@ -149,7 +149,7 @@ _PHRASES = {
 
 
 def raw_reply(status: int, message: str) -> bytes:
-    """A whole HTTP reply, for connections that have no request to answer."""
+    """Return a whole HTTP reply for a connection without a request."""
     code = "unavailable" if status == 503 else "bad_request"
     body = msgspec.json.encode(ErrorBody(code=code, message=message))
     head = (
@@ -162,7 +162,7 @@ def raw_reply(status: int, message: str) -> bytes:
 
 
 def _trusted(settings: Settings) -> Callable[[str], bool]:
-    """Return a test for the addresses of the organiser's proxies; there are none without `url`."""
+    """Return a test for the addresses of the organiser's proxies; false for all without `url`."""
     if not settings.url:
         return lambda address: False
     from uvicorn.middleware.proxy_headers import _TrustedHosts
@@ -174,7 +174,7 @@ def _trusted(settings: Settings) -> Callable[[str], bool]:
 def protocol(
     guard: ConnectionGuard, kind: Literal["auto", "httptools", "h11"] = "auto"
 ) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with deadlines; "auto" takes httptools where it is installed."""
+    """Return uvicorn's protocol with deadlines; "auto" takes httptools where it is installed."""
     if kind == "h11":
         return _on_h11(guard)
     try:
@@ -204,7 +204,7 @@ def _on_h11(guard: ConnectionGuard) -> type[asyncio.Protocol]:
 
 
 class _Watched:
-    """Base of both protocols; stands before uvicorn's class in the order of inheritance."""
+    """Base of both protocols, placed before uvicorn's class in the order of inheritance."""
 
     _guard: ConnectionGuard
     _framing = 0  # bytes behind the headers of a message that are no body of it
@@ -234,8 +234,8 @@ class _Watched:
         super().resume_writing()  # type: ignore[misc]
 
     def _while(self, receiving: Phase) -> Phase:
-        """The phase to judge by: the client is not to blame while we have stopped reading, or have
-        not asked yet.
+        """Return the phase to judge by: the client is not slow while we have stopped reading, or
+        have not asked yet.
         """
         if self.flow.write_paused:
             return "reply"
@@ -249,7 +249,9 @@ class _Watched:
         return self.transport.get_write_buffer_size()
 
     def refuse(self, status: int, message: str) -> None:
-        """Say why, where that cannot be taken for the answer to another request, and close."""
+        """Send the reason, unless it could be taken for the answer to another request, and
+        close.
+        """
         self._refused = True
         if self.transport.is_closing():
             return

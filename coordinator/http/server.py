@@ -85,8 +85,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _certificate(settings: Settings) -> certificates.Certificate | None:
-    """Return the certificate: the organiser's, our own beyond loopback, none on loopback or
-    behind a proxy.
+    """Return the certificate: the organiser's, our own beyond loopback, none on loopback or behind
+    a proxy.
     """
     if settings.tls_cert:
         return certificates.given(Path(settings.tls_cert), Path(settings.tls_key))
@@ -138,7 +138,7 @@ def address(
 
 
 def outward_address() -> str:
-    """The address other machines most likely reach this one by; nothing is sent to find out."""
+    """Return the address by which other machines most likely reach this one; no packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # a documentation address, RFC 5737
@@ -210,8 +210,8 @@ def connections_possible(wanted: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our signals: it neither passes them on afterwards nor needs two for
-    SIGTERM.
+    """uvicorn's server with our signals: one SIGTERM is enough, and none is passed on
+    afterwards.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        """Say that this server is to be left out, while it serves, and stop a little later."""
+        """Report this server as draining while it still serves, and stop a little later."""
         self._coordinator.draining.set()
         self._loop.call_later(self._coordinator.settings.drain_s, self._stop)
 
@@ -334,7 +334,7 @@ def _is_unguarded(run: RunRow) -> bool:
 
 
 def _invited(invite: ServerInvite) -> str:
-    """Say how far the code of the join link goes."""
+    """Return the reach of the join link's code in words."""
     until = ""
     if invite.expires_at is not None:
         until = time.strftime(" until %Y-%m-%d", time.gmtime(invite.expires_at))
@@ -342,7 +342,7 @@ def _invited(invite: ServerInvite) -> str:
 
 
 def _next(known: Sequence[RunRow]) -> str:
-    """The command that brings the newest run on: to make one, to start it, or to look at it."""
+    """Return the command for the newest run's next step: create, start, or show."""
     newest = known[-1] if known else None
     if newest is None or newest.state in ENDED:
         return "coordinator run create --example"

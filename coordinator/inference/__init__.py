@@ -1,1 +1,1 @@
-"""Answers of a version to prompts: engines, keys, prices, and the record of use."""
+"""Answers of a version to prompts: engines, keys, prices, metering."""

@@ -39,11 +39,11 @@ REST_S = 60.0  # for a machine that did not answer in time
 
 
 class Silent(Exception):
-    """A machine stopped in the middle of an answer."""
+    """Failure of a machine that stopped in the middle of an answer."""
 
 
 class Waiting:
-    """A machine that waits for a prompt."""
+    """Machine waiting for a prompt."""
 
     def __init__(self, principal: Principal, runs: Collection[str]) -> None:
         self.worker_id = principal.worker_id
@@ -53,7 +53,7 @@ class Waiting:
 
 
 class AnswerPart:
-    """Tokens that one machine makes of an answer."""
+    """Tokens of an answer from one machine."""
 
     def __init__(self, waiting: Waiting, task: AnswerTask) -> None:
         self.id = task.id
@@ -80,8 +80,8 @@ class AnswerPart:
         return not self.finish
 
     async def arriving(self) -> AsyncGenerator[int]:
-        """Yield tokens as they come, until the end. Raises Silent, also for a machine that has
-        been far too slow.
+        """Yield tokens as they arrive, until the end. Raises Silent, also for a far too slow
+        machine.
         """
         told, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
         began = now()
@@ -115,11 +115,11 @@ class Answerers:
 
     @property
     def waiting(self) -> int:
-        """Machines that would answer now."""
+        """Return how many machines wait for prompts."""
         return len(self._waiting)
 
     async def offer(self, principal: Principal, request: AnswerOffer) -> AnswerWork:
-        """Wait for a prompt as long as the request says; an earlier offer of this machine ends.
+        """Wait for a prompt as long as the request allows; an earlier offer of this machine ends.
 
         Raises Forbidden for an account that is not vetted.
         """
@@ -142,8 +142,8 @@ class Answerers:
                 del self._waiting[waiting.worker_id]
 
     def begin(self, run: str, task: AnswerTask, *, but: Collection[str]) -> AnswerPart | None:
-        """Give a task to a machine that waits, of an account that is not among `but`; None where
-        there is none. One volunteer is one voice, whatever number of machines.
+        """Assign a task to a waiting machine of an account outside `but`; None without one. One
+        volunteer is one voice, whatever number of machines.
         """
         now = self._clock.monotonic()
         self._rests = {worker: until for worker, until in self._rests.items() if until > now}
@@ -166,14 +166,14 @@ class Answerers:
         return part
 
     def end(self, part: AnswerPart, *, silent: bool = False) -> None:
-        """Forget a part; a machine that was silent rests."""
+        """Remove a part; its machine gets no prompts for a while if it was silent."""
         part.wanted = False
         self._parts.pop(part.id, None)
         if silent:
             self._rests[part.worker_id] = self._clock.monotonic() + REST_S
 
     async def tokens(self, principal: Principal, answer: str, request: AnswerTokens) -> AnswerGoOn:
-        """Take in the next tokens of an answer."""
+        """Accept the next tokens of an answer."""
         part = self._parts.get(answer)
         if part is None or part.worker_id != principal.worker_id:
             return AnswerGoOn(go_on=False)

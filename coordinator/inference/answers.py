@@ -1,4 +1,4 @@
-"""Answers: which versions may be asked, how a prompt becomes a paid stream of pieces."""
+"""Answers: the versions that may be asked, and the way from a prompt to a paid stream of pieces."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A text to continue, and how."""
+    """Prompt to continue, and its sampling options."""
 
     kind: str
     prompt: str | Turns
@@ -97,12 +97,12 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def field(self) -> str:
-        """The field of the request that has the text."""
+        """Return the field of the request with the text."""
         return "prompt" if self.kind == "completion" else "messages"
 
 
 class Streams:
-    """Sequences under way in this process."""
+    """Counts of running sequences in this process."""
 
     def __init__(self) -> None:
         self.queued = 0  # without a token
@@ -110,7 +110,7 @@ class Streams:
 
 
 class AnswerStream:
-    """An answer under way: pieces of its sequences as they come, then its price."""
+    """Running answer: pieces of its sequences as they arrive, then its price."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class AnswerStream:
     async def pieces(
         self, gone: asyncio.Future[None]
     ) -> AsyncGenerator[tuple[int, AnswerPiece], None]:
-        """Yield the next piece of any sequence, with its number, until all ended or `gone` is done.
+        """Yield the next piece of any sequence, with its number, until all end or `gone` is done.
 
         Each is counted when it arrives, also where nobody waits for it any more.
         """
@@ -186,7 +186,7 @@ async def _next(sequence: AsyncIterator[AnswerPiece]) -> AnswerPiece | None:
 
 
 class Answers:
-    """The door to the engine: models, limits, and metered answers."""
+    """Entrance to the engine: models, limits, and metered answers."""
 
     def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
         self._db = db
@@ -198,7 +198,7 @@ class Answers:
         self._only: Mapping[str, int] = {}
 
     def connect(self, engine: InferenceEngine, only: Mapping[str, int] | None = None) -> None:
-        """Name the engine that computes answers, and of which runs it has one version `only`."""
+        """Set the engine, and the runs of which it has one version `only`."""
         self._engine, self._only = engine, only or {}
 
     # --- models ---
@@ -303,11 +303,11 @@ class Answers:
             await asyncio.shield(self.close(answer))
 
     async def settle(self, metered: Metered) -> int:
-        """Settle a request; its price."""
+        """Settle a request; return its price."""
         return await self.meter.end(metered)
 
     async def close(self, answer: AnswerStream) -> int:
-        """Stop and settle an answer before its price is told; the price."""
+        """Stop and settle an answer before its price is sent; return the price."""
         if not answer.metered.ended:
             await answer.stop()
             answer.cost_micro = await self.settle(answer.metered)
@@ -438,7 +438,7 @@ def _version(conn: Connection, run: RunRow, which: str) -> int:
 
 
 def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> list[ModelCard]:
-    """Return the newest version, and the best one where there is one; or the `only` one."""
+    """Return the newest version, and the best one if any; or the `only` one."""
     if only is not None:
         return [_card(conn, run, run.name, only, templates)] if only <= run.head else []
     found = [_card(conn, run, run.name, run.head, templates)]

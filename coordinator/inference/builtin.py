@@ -1,4 +1,4 @@
-"""The engine that comes with the coordinator: versions answer in a process of its own.
+"""Built-in inference engine: versions answer in a process of its own.
 
 The process starts with the first prompt, and again, ever later, after it died: whatever it was
 working on is Unavailable then, and nothing else is.
@@ -176,7 +176,7 @@ class BuiltinEngine:
     async def _ordered(
         self, order: Prepare | Generate | DrawPictures | Compare
     ) -> AsyncIterator[_Events]:
-        """Send an order; its events come until the block is left, which cancels it."""
+        """Send an order; yield its events until the block is left, which cancels it."""
         its_id = order.sequence.id if isinstance(order, Generate) else order.id
         events: _Events = asyncio.Queue()
         writer = await self._connected()

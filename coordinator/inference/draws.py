@@ -77,12 +77,12 @@ class AnswerDraws:
 
     @property
     def waiting(self) -> int:
-        """Answers that are settled, and drawn or not looked at yet."""
+        """Return the settled answers that are drawn or not examined yet."""
         return len(self._settled) + sum(len(queue) for queue in self._queues.values())
 
     @property
     def busy(self) -> set[str]:
-        """Accounts of which enough draws wait."""
+        """Return the accounts with enough waiting draws."""
         return {who for who, queue in self._queues.items() if len(queue) >= WAITING_MAX}
 
     def keep(self, request: Generation, part: AnswerPart) -> None:

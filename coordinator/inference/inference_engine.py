@@ -78,7 +78,7 @@ class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceEngine(Protocol):
-    """A place that computes answers.
+    """Source of answers to prompts.
 
     Every method raises Unavailable while nothing computes (with the seconds to wait), and NotFound
     for a version whose files are gone.
@@ -103,7 +103,7 @@ class InferenceEngine(Protocol):
 
 
 def check_length(characters: int, context: int) -> None:
-    """Raise BadRequest for a prompt that is not worth counting: others wait while it is read."""
+    """Raise BadRequest for a prompt too long to tokenize: others wait meanwhile."""
     if characters > context * CHARACTERS_MAX:
         raise BadRequest(
             f"the prompt has {characters:,} characters, and {context} tokens fit, answer "

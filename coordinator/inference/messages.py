@@ -32,14 +32,14 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Generate a sequence."""
+    """Order to generate a sequence."""
 
     model: ModelFiles
     sequence: Sequence
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """Forget a sequence."""
+    """Order to drop a sequence."""
 
     id: str
 
@@ -54,7 +54,7 @@ class DrawPictures(msgspec.Struct, frozen=True, kw_only=True, tag="images"):
 
 
 class Compare(msgspec.Struct, frozen=True, kw_only=True, tag="compare"):
-    """Read a sequence together with the tokens that another machine chose for it."""
+    """Order to compare another machine's tokens with this version's choices."""
 
     id: str
     model: ModelFiles
@@ -67,7 +67,7 @@ Order = Prepare | Generate | Cancel | DrawPictures | Compare
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
-    """A prompt in tokens."""
+    """Prompt in tokens."""
 
     id: str
     tokens: tuple[int, ...]
@@ -104,7 +104,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
 
 
 class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """An order that cannot be carried out: the error's code, and its message."""
+    """Failure of an order: the error's code, and its message."""
 
     id: str
     code: str

@@ -78,7 +78,7 @@ class MeteredRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metered:
-    """A request under way: counts its tokens."""
+    """Running request with its token count."""
 
     def __init__(self, request_id: str, began: float, order: MeteredRequest) -> None:
         self.id = request_id
@@ -114,7 +114,7 @@ class Meter:
 
     @property
     def waiting(self) -> int:
-        """Requests under way in this process."""
+        """Return the running requests of this process."""
         return len(self._live)
 
     async def begin(self, order: MeteredRequest) -> Metered:
@@ -284,8 +284,8 @@ class Meter:
                 each.written = out[each.id].out
 
     async def recover(self, *, everything: bool = False) -> int:
-        """Settle requests of processes that are gone, for the tokens written down; how many. Draws
-        that waited there cannot be compared: their prompts are gone, too.
+        """Settle requests of dead processes by their logged tokens; return their number. Their
+        waiting draws cannot be compared: the prompts died with the process.
 
         `everything`: no other process answers, so whatever this one does not is left behind.
         """

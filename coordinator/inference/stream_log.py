@@ -38,7 +38,7 @@ class _StreamSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamLog:
-    """The slots of this process; the file is made with the first one, and locked."""
+    """Slots of this process; the file is made with the first one, and locked."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,14 +59,14 @@ class StreamLog:
         self._put(slot, msgspec.json.encode(_StreamSlot(id=request_id, streamed=streamed)))
 
     def forget(self, request_id: str) -> None:
-        """Empty the slot of a request that was settled."""
+        """Clear the slot of a settled request."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self._free.append(slot)
             self._put(slot, b"")
 
     def close(self) -> None:
-        """Let go of the file; one without requests is deleted."""
+        """Close the file; one without requests is deleted."""
         if self._path is not None:
             os.close(self._file)
             if not self._slots:
@@ -118,7 +118,7 @@ class OrphanStreams:
         return left
 
     def release(self, *, settled: bool) -> None:
-        """Let go of the files; `settled`: nothing in them is open any more, so delete them."""
+        """Close the files; with `settled`, delete them."""
         for path, file in self._files.items():
             file.close()
             if settled:

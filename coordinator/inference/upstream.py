@@ -1,4 +1,4 @@
-"""The engine at an address: an OpenAI-compatible server that the organiser runs computes answers.
+"""Inference engine at an address: an OpenAI-compatible server of the organiser computes answers.
 
 It gets texts through `/completions` and pictures through `/images/generations`. Prompts are counted
 with the run's tokenizer; what it writes is counted a token a chunk, and at the end by its `usage`,
@@ -64,7 +64,9 @@ log = structlog.get_logger("inference")
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """The server, and its names of models by run (with {version}) or by version (RUN@40)."""
+    """Server at the address, and its names of models by run (with {version}) or by version
+    (RUN@40).
+    """
 
     url: str
     names: Mapping[str, str] = {}
@@ -197,7 +199,7 @@ class UpstreamEngine:
     async def _reply(
         self, path: str, model: ModelVersion, body: Mapping[str, Any]
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request; its reply, whose head is read, until the block is left."""
+        """Send a request; lend its reply, whose head is read, until the block is left."""
         body = {"model": self._upstream.name_of(model), **body}
         asked = self._http.build_request("POST", self._upstream.url.rstrip("/") + path, json=body)
         try:
@@ -267,7 +269,7 @@ class UpstreamEngine:
 
 
 class _TextStream:
-    """A text as it comes: counts its tokens, and ends it where it has to end."""
+    """Streamed text: counts its tokens, and ends it at its limits."""
 
     def __init__(self, request: Generation) -> None:
         self._most = request.max_tokens

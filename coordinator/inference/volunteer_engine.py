@@ -1,4 +1,4 @@
-"""The engine that asks volunteers: their machines compute, and the organiser's own where none does.
+"""Engine that asks volunteers: their machines compute, and the organiser's own where none does.
 
 Prompts are read, and answers compared, by the engine at hand. An answer that breaks off goes on
 elsewhere from the tokens that exist; since the random number of a token depends on the seed and its
@@ -160,7 +160,7 @@ class VolunteerEngine:
 
 
 class _Answer:
-    """An answer as its tokens come from one place or another."""
+    """Answer whose tokens come from one machine after another."""
 
     def __init__(self, request: Generation, text: PromptText) -> None:
         self._request = request

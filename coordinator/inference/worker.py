@@ -82,14 +82,14 @@ class LoadedVersion:
 
     @property
     def conversation(self) -> Conversation:
-        """Writer of conversations. Raises BadRequest where there can be none."""
+        """Return the writer of conversations. Raises BadRequest for a model without one."""
         if isinstance(self._judged, str):
             raise BadRequest(self._judged)
         return self._judged
 
     @cached_property
     def _judged(self) -> Conversation | str:
-        """The same, or why not: judged once."""
+        """Return the writer, or the reason against one: judged once."""
         if self._template is None:
             return "the tokenizer of this model has no chat template here"
         try:
@@ -99,7 +99,7 @@ class LoadedVersion:
 
 
 class Worker:
-    """Carries out the orders of a server, one token of each sequence at a time."""
+    """Executes the orders of a server, one token of each sequence at a time."""
 
     def __init__(self, server: socket.socket, memory: VersionMemory) -> None:
         self._server = server
@@ -113,7 +113,7 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Work until the server goes away."""
+        """Work until the server closes the socket."""
         Thread(target=self._listen, daemon=True).start()
         while True:
             busy = [each for each in self._loaded.values() if len(each.texts)]
@@ -133,7 +133,7 @@ class Worker:
         os._exit(0)  # the server is gone, also in the middle of a computation
 
     def _take(self, wait: bool) -> bool:
-        """Carry out the orders that are here; wait for one where there is nothing else to do."""
+        """Execute the waiting orders; block for one where there is nothing else to do."""
         try:
             while (order := self._orders.get(block=wait)) is not None:
                 self._obey(order)
@@ -198,7 +198,7 @@ class Worker:
         return found
 
     def _drop(self, everything: bool = False) -> bool:
-        """Forget the version that was asked least lately, or all; none that is being asked."""
+        """Unload the least recently asked idle version, or all idle ones."""
         idle = [key for key, each in self._loaded.items() if not len(each.texts)]
         for key in idle if everything else idle[:1]:
             del self._loaded[key]
@@ -275,13 +275,13 @@ def _token(loaded: LoadedVersion, made: NextToken) -> Token:
 
 
 def _too_large(error: Exception) -> bool:
-    """Return True where an allocator said no: PyTorch's raises RuntimeError."""
+    """Return True if an allocator refused: PyTorch's raises RuntimeError."""
     said = str(error)
     return isinstance(error, MemoryError) or "alloc" in said or "out of memory" in said
 
 
 class DrawingVersion:
-    """A version that draws pictures."""
+    """Loaded version that draws pictures."""
 
     def __init__(self, model: ModelFiles) -> None:
         from coordinator.runs.definition import of_file
@@ -303,7 +303,7 @@ class DrawingVersion:
 
 
 class VersionMemory:
-    """Memory that versions may take, on the device that answers."""
+    """Memory limit of the loaded versions, on the device that answers."""
 
     def __init__(self, bytes_max: int, device: str) -> None:
         self.device = device
@@ -320,7 +320,7 @@ class VersionMemory:
             resource.setrlimit(resource.RLIMIT_DATA, (self.bytes_max, self.bytes_max))
 
     def holds(self, more: float) -> bool:
-        """Return True if there is room for so many bytes more."""
+        """Return True if `more` bytes fit."""
         return self._used() + more <= ROOM * self.bytes_max
 
     def _used(self) -> int:
@@ -365,7 +365,7 @@ def _load(model: ModelFiles, device: str) -> LoadedVersion:
 
 
 def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
-    """Serve the socket of this number with so many threads and so much memory on a device."""
+    """Serve the socket of this number with these limits of threads and memory on a device."""
     if wanted == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries look for memory where a GPU is
     with gc_freeze.spared():
@@ -387,7 +387,7 @@ if __name__ == "__main__":
 
 
 class Conversation:
-    """Asks a model that learnt dialogues as it learnt them."""
+    """Writes prompts for a model of dialogues in the form that it learnt."""
 
     def __init__(self, template: Path, reader: Reader) -> None:
         """Read a template as a dataset keeps it. Raises InvalidRunFile where that cannot be."""

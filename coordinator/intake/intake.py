@@ -1,4 +1,4 @@
-"""Taking in contributions: durable first, then checked off the event loop, then decided, each step
+"""Intake of contributions: stored first, then checked off the event loop, then decided, each step
 in one transaction.
 
     submit ── received durably (checking) ──> measured in a thread ──> accepted: pending credit, task done
@@ -115,7 +115,7 @@ class Intake(PlatformService):
     async def take_in(
         self, principal: Principal, task_id: int, request: SubmitRequest
     ) -> tuple[int, bool]:
-        """Store and check one contribution; its number, and whether it was not known before.
+        """Store and check one contribution; return its number, and whether it is new.
 
         The same key and content is the same contribution however often it is sent. Raises NotFound
         for a task or upload of somebody else, Gone when another worker holds the task by now,
@@ -141,7 +141,7 @@ class Intake(PlatformService):
     def _receive(
         self, conn: Connection, principal: Principal, task_id: int, request: SubmitRequest
     ) -> tuple[ContributionRow, bool]:
-        """Return the contribution, and whether it was not known before."""
+        """Return the contribution, and whether it is new."""
         now = self._clock.now()
         content = _digest(request)
         task = tasks.holder(conn, task_id)  # locked first: the same may be sent twice at once
@@ -181,7 +181,7 @@ class Intake(PlatformService):
         return contributions.by_id(conn, row.id), True
 
     async def _check(self, row: ContributionRow) -> None:
-        """Check a contribution once, however often it is sent meanwhile, and to the end, also when
+        """Check a contribution once, for any number of repeated requests, and to the end, also when
         its sender hangs up.
         """
         under_way = self._under_way.get(row.id)
@@ -302,7 +302,7 @@ class Intake(PlatformService):
         plan: Plan,
         measured: Measurement,
     ) -> Judgement:
-        """Judge the content first: work that the run no longer needs is only paid when it is good.
+        """Judge the content first: superseded work is only paid when it is good.
 
         `plan` is the one that holds at the head.
         """
@@ -334,8 +334,8 @@ class Intake(PlatformService):
         return judgement
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
-        """A newer version was there first: computed again from it, so many times; then the task
-        fails.
+        """Reject an overtaken update: it is recomputed from the newer version, a few times; then
+        the task fails.
         """
         now, limit = self._clock.now(), REDO_MAX
         again = row.tries < limit
@@ -374,7 +374,9 @@ class Intake(PlatformService):
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
     ) -> None:
-        """Back into the queue: counted as a failure only when the content was at fault."""
+        """Reject a contribution; its task is requeued, with a failure counted only for bad
+        content.
+        """
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
         self._put_back(conn, row, run, kind, judgement.message, now)
@@ -393,7 +395,7 @@ class Intake(PlatformService):
         return len(left)
 
     async def verdict(self, principal: Principal, contribution_id: int) -> Verdict:
-        """Return where a contribution of this volunteer stands. Raises NotFound."""
+        """Return the state of a contribution of this volunteer. Raises NotFound."""
         return await self._db.read(lambda conn: self.stands(conn, principal, contribution_id))
 
     def stands(
@@ -403,8 +405,8 @@ class Intake(PlatformService):
         contribution_id: int,
         newest: Sequence[Verdict] = (),
     ) -> Verdict:
-        """Return where a contribution of this volunteer stands: as the newest verdicts of its
-        worker say, if it is among them. Raises NotFound.
+        """Return the state of a contribution of this volunteer: from its worker's newest verdicts,
+        if it is among them. Raises NotFound.
         """
         told = [each for each in newest if each.contribution == contribution_id]
         if told and told[-1].reason != Reason.STALE:
@@ -447,7 +449,7 @@ def _digest(request: SubmitRequest) -> str:
 def _cohort(
     conn: Connection, about: Definition, run: RunRow, kind: str, effort: float
 ) -> list[float]:
-    """Return the norm by effort of each volunteer whose vetted work was accepted lately."""
+    """Return the norm by effort of each volunteer with recently accepted vetted work."""
     most, total = validation.COHORT, about.total_steps(run)
     peers = contributions.cohort(conn, run.id, kind, COHORT_ROWS * most)
 

@@ -1,5 +1,5 @@
-"""Uploads that go on where they broke off: streamed to disk, counted against their grant, hashed
-and synced on the way, then a blob.
+"""Resumable uploads: streamed to disk, counted against their grant, hashed and synced on the way,
+then a blob.
 
 Memory stays flat whatever the size: at most two batches of an upload are in memory, the one being
 received and the one being hashed and written in a thread. There is one writer at a time; a newer
@@ -63,7 +63,7 @@ EXPIRE_MAX = 500
 
 
 class Digest(Protocol):
-    """A hash that is still being fed."""
+    """Unfinished hash."""
 
     def update(self, data: bytes | memoryview, /) -> None: ...
 
@@ -71,7 +71,7 @@ class Digest(Protocol):
 
 
 class _UploadWriter:
-    """The request that is writing an upload."""
+    """Request that is writing an upload."""
 
     def __init__(self) -> None:
         self.scope = asyncio.timeout(None)
@@ -111,8 +111,8 @@ class _PartialFile:
 
     @contextmanager
     def _safe(self) -> Iterator[None]:
-        """A sync that failed is told once, and a later one would say nothing: everything has to
-        come again.
+        """Fail the upload after a failed sync, which the system reports once only: all bytes have
+        to be sent again.
         """
         try:
             with storage_errors():
@@ -122,7 +122,7 @@ class _PartialFile:
             raise
 
     def close(self) -> None:
-        """Leave no byte behind that is not part of the hash."""
+        """Close the file, cut to the hashed bytes."""
         try:
             with self._safe():
                 self._syncing.end()
@@ -132,7 +132,7 @@ class _PartialFile:
 
 
 class Uploads(PlatformService):
-    """Takes in the bytes of contributions."""
+    """Receives the bytes of contributions."""
 
     def __init__(self, on: Platform) -> None:
         super().__init__(on)
@@ -148,7 +148,7 @@ class Uploads(PlatformService):
     # --- begin ---
 
     async def create(self, principal: Principal, request: UploadRequest) -> UploadInfo:
-        """Grant an upload to the holder of a lease; the same request again finds the same upload.
+        """Grant an upload to the holder of a lease; a repeated request finds the same upload.
 
         Raises Gone when somebody else holds the task, TooLarge beyond the grant, TooManyRequests
         beyond the quota.
@@ -165,7 +165,7 @@ class Uploads(PlatformService):
     def _begin(
         self, conn: Connection, principal: Principal, request: UploadRequest, free: float
     ) -> tuple[UploadRow, bool]:
-        """The upload, and whether it was not there before."""
+        """Return the upload, and whether it is new."""
         now = self._clock.now()
         row = UploadRow(
             id=secrets.token_hex(16),
@@ -232,7 +232,7 @@ class Uploads(PlatformService):
     # --- go on ---
 
     async def info(self, principal: Principal, upload_id: str) -> UploadInfo:
-        """Return how far an upload is. Raises NotFound for one of somebody else."""
+        """Return the progress of an upload. Raises NotFound for another account's."""
         return await self._info(await self._row(principal, upload_id))
 
     async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
@@ -298,7 +298,7 @@ class Uploads(PlatformService):
             return self._view(row, there)
 
     async def _append_all(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
-        """Append to the file of the upload. Gives how many bytes are there."""
+        """Append to the file of the upload. Return its size."""
         receive = self._receive_small if row.size - offset <= SMALL_BYTES else self._receive
         return await receive(row, offset, stream)
 
@@ -317,7 +317,7 @@ class Uploads(PlatformService):
         return there
 
     async def _stage(self, row: UploadRow, offset: int, piece: str) -> int:
-        """Store a piece that was received; an upload of one piece needs no store. Its bytes."""
+        """Store a received piece; an upload of one piece skips the staging. Return its bytes."""
         size, path = await in_pool(self._offset, piece), self._path(piece)
         known = self._hashes.pop(piece, None)
         if size == row.size:
@@ -331,7 +331,7 @@ class Uploads(PlatformService):
 
     @asynccontextmanager
     async def _alone(self, upload_id: str) -> AsyncIterator[_UploadWriter]:
-        """Be the only writer of this upload, ending an older one.
+        """Take the exclusive right to write this upload, ending an older request.
 
         Raises Conflict when ended by a newer one.
         """
@@ -394,7 +394,8 @@ class Uploads(PlatformService):
         return part
 
     async def _fill(self, row: UploadRow, part: _PartialFile, stream: AsyncIterator[bytes]) -> None:
-        """Fill one buffer while the other is written. What came before a broken connection is kept.
+        """Fill one buffer while the other is written. Bytes received before a broken connection are
+        kept.
 
         The buffers are made once: megabytes allocated anew for each batch cost more system time
         than the disk.
@@ -468,8 +469,8 @@ class Uploads(PlatformService):
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
 
     async def expire(self) -> int:
-        """Forget uploads past their time or whose lease ended without their being submitted, and
-        files that no row knows.
+        """Delete uploads past their time or whose lease ended without a submission, and files
+        without a row.
 
         Returns how many rows went.
         """
@@ -507,7 +508,7 @@ def _check_share(conn: Connection, size: int, free: float) -> None:
 def _check_evidence(
     conn: Connection, principal: Principal, request: UploadRequest, run_id: int
 ) -> None:
-    """Raise NotFound for evidence that nobody asked for, TooLarge for more than there can be."""
+    """Raise NotFound for evidence that was not requested, TooLarge beyond its possible size."""
     number, volunteer = request.evidence_of, principal.volunteer_id
     if not recomputes.wants(conn, number, volunteer, request.sha256):
         raise NotFound(f"nobody asks for {request.sha256[:12]}... as evidence for {number}")

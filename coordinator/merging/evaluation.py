@@ -1,5 +1,5 @@
-"""Evaluating versions on held-out data: after the merge, one at a time, always the newest; it moves
-`best`.
+"""Evaluation of versions on held-out data: after the merge, one at a time, always the newest; it
+moves `best`.
 
 The computing is not done here but where `Compute` says. Version 0 is always measured, so that
 every run has a beginning.
@@ -52,7 +52,7 @@ class EvaluatedVersion(msgspec.Struct, frozen=True, kw_only=True):
 def measure(
     stop: Stop, run: RunRow, path: Path, data: LocalData | None, sample: bool
 ) -> EvaluatedVersion | None:
-    """Measure a weights file on held-out data; None when it was stopped before the end."""
+    """Measure a weights file on held-out data; None when stopped before the end."""
     about = definition(run)
     weights = read_weights(path, about)
     file, workload = about.file, about.workload
@@ -133,7 +133,7 @@ class Evaluation(PlatformService):
         return await self.measure(run, path, sample=version.version % every == 0)
 
     async def measure(self, run: RunRow, path: Path, *, sample: bool) -> EvaluatedVersion | None:
-        """Metrics of a weights file on the held-out data; None when the server is stopping
+        """Return the metrics of a weights file on the held-out data; None when the server stops
         meanwhile.
         """
         data = await self._heldout(run)
@@ -153,8 +153,8 @@ class Evaluation(PlatformService):
         return await heldout(row.manifest, self._blobs, about.workload.files(about.file.model))
 
     async def _try_suites(self, run: RunRow, version: VersionRow) -> None:
-        """Measure a version on the suites that are due. One that cannot be measured fails alone:
-        its loss stays.
+        """Measure a version on the due suites. A failing suite fails alone: the version keeps its
+        loss.
         """
         now = await self._db.read(lambda conn: runs.by_id(conn, run.id))
         wanted = await self._db.read(lambda conn: due(conn, now, version.version))
@@ -192,8 +192,8 @@ class Evaluation(PlatformService):
         return False, self._left(conn)
 
     def _left(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
-        """Return the version 0 of a run that has no score of its suites yet, after a crash, or
-        the last version of one that has ended.
+        """Return the version 0 of a run without scores of its suites, after a crash, or the last
+        version of an ended run.
         """
         for run in runs.every(conn, (*runs.OPEN, "completed")):
             if run.head < 0 or not definition(run).file.evaluation.suites:

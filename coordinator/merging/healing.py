@@ -1,4 +1,4 @@
-"""Versions that were made with the work of accounts suspended since, and the way back from them.
+"""Healing: rollback from versions made with the work of accounts suspended since.
 
 A merge is never undone by itself. Where contributions whose account was suspended, or whose pay was
 taken back, had more than `heal_share` of a version's weight, going back to the version before it is
@@ -38,7 +38,7 @@ log = structlog.get_logger("healing")
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollback that is proposed: to the version before the first that is spoilt."""
+    """Proposed rollback: to the version before the first spoilt one."""
 
     run: str
     version: int  # the first that is spoilt
@@ -85,7 +85,7 @@ def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
 
 
 def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int]) -> float:
-    """Return how much of a version's weight some of its contributions had."""
+    """Return the share of a version's weight from some of its contributions."""
     if not spoilt or row.parent is None:
         return 0.0
     made = recipe.of_contributions(
@@ -101,7 +101,7 @@ def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int
 
 
 class Healing:
-    """Proposes rollbacks to the organiser, or makes them where the run file says so."""
+    """Proposes rollbacks to the organiser, or makes them where the run file allows it."""
 
     def __init__(self, db: Database, signals: Signals, runs: Runs) -> None:
         self._db = db
@@ -110,7 +110,7 @@ class Healing:
         self._logged: dict[int, Proposal] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look after all runs until `stop` is set."""
+        """Watch all runs until `stop` is set."""
         watch = self._signals.watch("runs")
         while not stop.is_set():
             try:

@@ -135,7 +135,7 @@ class Merger(PlatformService):
             renewing.cancel()
 
     async def _renew(self, job: MergeJob) -> None:
-        """Keep the lease while the merge is under way; a lost one shows at the commit."""
+        """Renew the lease during the merge; a lost one shows at the commit."""
         while True:
             await self._clock.sleep(self.lease_s / 3)
             until = self._clock.now() + self.lease_s
@@ -193,7 +193,7 @@ class Merger(PlatformService):
         return [run for run, _ in running], due
 
     def _lease(self, conn: Connection, run_id: int) -> MergeJob | None:
-        """The trigger again, now under the lock of the run, and the lease."""
+        """Check the trigger again under the lock of the run, and take the lease."""
         run = runs.by_id(conn, run_id, lock=True)
         state, live = self._runs.queries.readiness(conn, run)
         if run.state != "running" or not state.now:
@@ -271,9 +271,7 @@ class Merger(PlatformService):
         return found if same and all(row.state == "accepted" for row in found.rows) else None
 
     async def _build(self, job: MergeJob) -> tuple[Content, VersionDraft]:
-        """Aggregate, step and write; the files end up in the blob store, where nothing refers to
-        them yet.
-        """
+        """Aggregate, step and write; the files end up in the blob store, still unreferenced."""
         recipe, about = job.recipe, job.recipe.about
         path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
         try:
@@ -314,7 +312,7 @@ class Merger(PlatformService):
         )
 
     async def _gate(self, run: RunRow, weights: Path) -> None:
-        """`gate = true`: measure before anything is published.
+        """Measure before publishing, where `gate = true`.
 
         Raises InvalidFrame when the model got much worse.
         """
@@ -416,7 +414,7 @@ class Merger(PlatformService):
         self._signals.notify("queue")
 
     async def _culprits(self, job: MergeJob) -> list[tuple[ContributionRow, str]]:
-        """Return whose content it is.
+        """Return the contributions that fail a merge when tried alone.
 
         What disk, network or a stop did is no contribution's fault.
         """

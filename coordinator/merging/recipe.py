@@ -44,7 +44,7 @@ class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A base version, contributions in the order of the merge, and terms."""
+    """Base version, contributions in the order of the merge, and terms."""
 
     run: RunRow
     base: VersionRow
@@ -58,24 +58,24 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> int:
-        """The one that will be made."""
+        """Return the number of the version to make."""
         return self.base.version + 1
 
     @property
     def plan(self) -> Plan:
-        """The plan of the phase that holds at the base."""
+        """Return the plan of the phase at the base."""
         return in_phase(self.about.plan, self.base.phase)
 
     @property
     def cooled(self) -> Plan:
-        """The same with the outer rate that momentum has so near to the end of the run."""
+        """Return the recipe with the outer rate reduced near the end of the run."""
         plan = self.plan
         lr = plan.lr * (self.terms.cooling if plan.momentum else 1.0)
         return msgspec.structs.replace(plan, lr=lr)
 
     @property
     def progress(self) -> TrainingProgress:
-        """Return how far training has come then.
+        """Return the training progress after the merge.
 
         Global steps go on by the mean of the local ones: they ran side by side.
         """
@@ -89,14 +89,14 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The model in shards; some may be empty.
+        """Return the model in shards; some may be empty.
 
         Raises InvalidPlan for more shards than pieces.
         """
         return split(self.about.schema, self.terms.shards, self.terms.shard_by)
 
     def alone(self, row: ContributionRow) -> MergeRecipe:
-        """The same with one contribution only."""
+        """Return the recipe with one contribution only."""
         return msgspec.structs.replace(self, rows=(row,))
 
     def metadata(self, **more: str) -> dict[str, str]:
@@ -105,7 +105,9 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> list[float]:
-        """Weights of its contributions: work x staleness x trust, within the shares of a merge."""
+        """Return the weights of its contributions: work x staleness x trust, within the shares of a
+        merge.
+        """
         update = self.plan.update
         return shares(
             [
@@ -121,12 +123,12 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def volunteers(self) -> list[str]:
-        """Volunteers behind the contributions that have weight, in their order."""
+        """Return the volunteers of the contributions with weight, in their order."""
         found = zip(self.rows, self.weights, strict=True)
         return [row.volunteer_id for row, weight in found if weight]
 
     async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.MergeOrder:
-        """The files to work on.
+        """Return the order with its files.
 
         `part` marks files that are not a whole version. Raises NotFound.
         """
@@ -141,7 +143,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
     async def order_on(
         self, blobs: BlobStore, *, base: Path, state: Sequence[Path], threads: int, part: str = ""
     ) -> step.MergeOrder:
-        """The same on other files of the base. Raises NotFound."""
+        """Return the order on other files of the base. Raises NotFound."""
         plan = self.plan
         inputs = [
             step.Input(
@@ -166,8 +168,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _push(self, plan: Plan) -> Push:
-        """Return how far this merge may step: staleness and few arrivals shorten it where the plan
-        says so.
+        """Return the scale of this merge's step: staleness and few arrivals shorten it where the
+        plan says so.
         """
         terms = [
             Term(
@@ -188,7 +190,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(conn: Connection, merge: MergeRow) -> MergeRecipe:
-    """The recipe of a merge that has begun."""
+    """Return the recipe of a running merge."""
     return of_contributions(
         conn,
         run=runs.by_id(conn, merge.run_id),
@@ -206,7 +208,7 @@ def of_contributions(
     rows: Sequence[ContributionRow],
     terms: MergeTerms,
 ) -> MergeRecipe:
-    """The recipe of these contributions, in the order of a merge, on a version."""
+    """Return the recipe of these contributions, in the order of a merge, on a version."""
     return MergeRecipe(
         run=run,
         base=base,

@@ -46,7 +46,7 @@ log = structlog.get_logger("parts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionDraft:
-    """A version that nobody has seen yet."""
+    """Unpublished version."""
 
     weights: Written  # in a scratch file
     norm: float  # of the update
@@ -67,7 +67,7 @@ class VersionDraft:
         return self.state
 
     def blobs(self) -> list[tuple[str, int, str]]:
-        """Hash, size and kind of the files of a state in shards, to be registered."""
+        """Return hash, size and kind of the files of a state in shards, to be registered."""
         return [(file.sha256, file.size, "state") for file in self.states]
 
 
@@ -115,7 +115,7 @@ class Parts(PlatformService):
         return await self._put_together(recipe, rows, weights)
 
     async def _see_through(self, merge_id: int) -> None:
-        """One thread's worth of work, until all parts of a merge are done or one has failed."""
+        """Make parts on one thread, until all parts of a merge are done or one has failed."""
         watch = self._signals.watch(TOPIC)
         while True:
             part = await self._take(merge_id)
@@ -149,7 +149,7 @@ class Parts(PlatformService):
         return await self._db.write(take_part)
 
     async def _make(self, part: PartRow) -> None:
-        """Make one part, and say so. Raises StorageFull, after giving it back."""
+        """Make one part and store its result. Raises StorageFull, after releasing the part."""
         renewing = asyncio.ensure_future(self._renew(part))
         try:
             made = await self._made(part)
@@ -190,7 +190,7 @@ class Parts(PlatformService):
                 log.warning("part lease not renewed", merge=part.merge_id, error=error.message)
 
     async def _made(self, part: PartRow) -> MergedPart:
-        """The work itself, in a thread; the files are in the store when this returns."""
+        """Compute one part in a thread and store its files."""
         recipe = await self._db.read(
             lambda conn: recipes.read(conn, merges.by_id(conn, part.merge_id))
         )

@@ -29,14 +29,14 @@ SLOTS = 8  # answers that are written at once
 
 
 class SuiteFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite, and where its file is: a hash in the store, or a path on this machine."""
+    """Suite and the place of its file: a hash in the store, or a path on this machine."""
 
     name: str
     file: str
 
 
 class SuiteOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of a version by the names of the suites, and why others have none."""
+    """Scores of a version by suite, and the reasons of missing ones."""
 
     scores: dict[str, SuiteTally]
     failures: dict[str, str]
@@ -59,7 +59,7 @@ def due(conn: Connection, run: RunRow, version: int) -> tuple[SuiteFile, ...]:
 def measure_suites(
     stop: Stop, run: RunRow, weights: Path, data: LocalData, wanted: tuple[SuiteFile, ...]
 ) -> SuiteOutcome:
-    """Measure a weights file on suites, each for an equal part of the time that is left."""
+    """Measure a weights file on suites, each for an equal part of the remaining time."""
     about = definition(run)
     config, workload = about.file.model, about.workload
     files = {name: data.asset(name) for name in workload.files(config)}

@@ -82,7 +82,7 @@ class Site:
         return made("text/plain; charset=utf-8", ROBOTS, keep="max-age=86400")
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the state of a run while somebody looks."""
+        """Stream the state of a run to a viewer."""
         row = await self.public.find(_run(scope))
 
         async def state() -> Live:
@@ -97,7 +97,7 @@ class Site:
 
 
 class _PageHandler:
-    """A page as an ASGI application: every refusal is a page too."""
+    """Page as an ASGI application: every refusal is a page too."""
 
     def __init__(self, site: Site, path: str, handle: Handle | None) -> None:
         self._site = site

@@ -18,7 +18,7 @@ TICKS = 4
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Value at a version, and how far off it may be."""
+    """Value at a version, and its error."""
 
     x: float
     y: float
@@ -42,7 +42,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> str:
-        """Points as `x:y:left:top` in thousandths of the picture, for the cursor of the script."""
+        """Return points as `x:y:left:top` in thousandths of the picture, for the cursor of the
+        script.
+        """
         low, high = float(self.labels[-1]), float(self.labels[0])
         span = (self.last - self.first) or 1.0
         return " ".join(
@@ -61,7 +63,7 @@ def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
 
 
 def line(points: Sequence[Point], marks: Sequence[tuple[float, str]] = ()) -> Line | None:
-    """Draw values over versions, and marks between them; None where there is no value."""
+    """Draw values over versions, and marks between them; None without a value."""
     drawn = thinned([p for p in points if math.isfinite(p.y)])
     if not drawn:
         return None
@@ -97,7 +99,7 @@ def line(points: Sequence[Point], marks: Sequence[tuple[float, str]] = ()) -> Li
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round values, evenly spread, from below the lowest to above the highest."""
+    """Return round values, evenly spread, from below the lowest to above the highest."""
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
     rough = (high - low) / TICKS
@@ -117,7 +119,7 @@ class ChartColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def columns(values: Sequence[tuple[int, float, str]], places: int) -> list[ChartColumn]:
-    """Draw columns: (place, value, title) each, of so many places."""
+    """Draw columns from (place, value, title), at one of `places` places each."""
     most = max((value for _, value, _ in values), default=0.0) or 1.0
     width = WIDTH / max(1, places)
     return [

@@ -49,7 +49,7 @@ class Channel:
         self.closed = False
 
     def enter(self, viewer: Viewer) -> None:
-        """Add a viewer; the first one starts the look once a second."""
+        """Add a viewer; the first one starts the reads once a second."""
         self.viewers.add(viewer)
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
@@ -88,14 +88,14 @@ class Channel:
         self._wake()
 
     async def next(self, known: bytes) -> bytes:
-        """Return the newest state once it is another than `known`, or a beat after a while."""
+        """Return the newest state once it differs from `known`, or a beat after a while."""
         if self.newest in (b"", known) and not self.closed:
             await self._changed.wait()
         return BEAT if self.newest == known else self.newest
 
 
 class Broadcast:
-    """Streams of all runs; so many viewers and no more."""
+    """Streams of all runs, with a maximum of viewers."""
 
     def __init__(self, clock: Clock, viewers_max: int, stopping: asyncio.Event) -> None:
         self._clock = clock
@@ -112,8 +112,8 @@ class Broadcast:
     async def serve(
         self, name: str, state: State, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Send the state of a run now and whenever it changes. Raises Unavailable when there are
-        too many viewers, or the server stops.
+        """Send the state of a run now and at each change. Raises Unavailable when there are too
+        many viewers, or the server stops.
         """
         if self.viewers >= self._viewers_max or self._stopping.is_set():
             raise Unavailable("too many are watching; look again in a minute", retry_after_s=60.0)

@@ -1,4 +1,4 @@
-"""Lines that install the program on another machine: one for each kind of device and installer."""
+"""Install lines for another machine: one for each kind of device and installer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uv(self) -> str:
-        """The line where uv runs pipx: `uv tool install` ignores the hash of an address (0.13)."""
+        """Return the line in which uv runs pipx: `uv tool install` ignores the hash of an address
+        (0.13).
+        """
         return f"uvx {self.pipx}"
 
 
 def install_lines(wheel: Wheel, url: str, *, pinned: bool) -> tuple[InstallLine, ...]:
-    """Return the lines for a server at `url`. A `pinned` certificate is one that no authority
-    vouches for: the hash in the line says what is installed.
+    """Return the lines for a server at `url`. No authority vouches for a `pinned` certificate: the
+    hash in the line verifies the program.
     """
     trust = f"--trusted-host {url.partition('://')[2]}" if pinned else ""
     address = f'"{url}/install/{wheel.name}#sha256={wheel.sha256}"'

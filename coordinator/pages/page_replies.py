@@ -1,4 +1,4 @@
-"""Replies of the page: whole ones with a tag and gzip, and the headers that hold for all."""
+"""Replies of the page: whole ones with a tag and gzip, and the headers of all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAFE: Headers = [
 
 
 class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished document: made once, sent to many."""
+    """Finished document: made once, sent to many."""
 
     kind: str
     body: bytes
@@ -42,7 +42,7 @@ class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def made(kind: str, content: str | bytes, **fields: Any) -> FinishedPage:
-    """Finish a document: its bytes, their gzip and their tag."""
+    """Finish a document: compute its bytes, their gzip and their tag."""
     body = content.encode() if isinstance(content, str) else content
     small = len(body) < ZIPPED_BYTES_MIN or not kind.startswith(ZIPPED)
     return FinishedPage(

@@ -128,7 +128,7 @@ def board(text: str) -> PlayedGame | None:
 
 
 def amount(number: float) -> str:
-    """970, 12.4 k, 1.2 M."""
+    """Return a number in few characters: 970, 12.4 k, 1.2 M."""
     for one, unit in UNITS:
         if abs(number) >= one * 0.9995:
             return f"{number / one:.3g} {unit}"
@@ -136,12 +136,12 @@ def amount(number: float) -> str:
 
 
 def loss(value: float | None) -> str:
-    """Four digits, or a dash where nothing was measured."""
+    """Return four digits, or a dash for an unmeasured loss."""
     return "–" if value is None else f"{value:.4g}"
 
 
 def ago(seconds: float) -> str:
-    """just now, 5 minutes ago, 3 days ago."""
+    """Return an age in words: just now, 5 minutes ago, 3 days ago."""
     for one, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= one:
             count = int(seconds // one)
@@ -150,7 +150,7 @@ def ago(seconds: float) -> str:
 
 
 def hours(seconds: float) -> str:
-    """Device time: 40 s, 12 min, 3.4 h, 120 h."""
+    """Return device time: 40 s, 12 min, 3.4 h, 120 h."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 3600:
@@ -159,12 +159,12 @@ def hours(seconds: float) -> str:
 
 
 def iso(at: float) -> str:
-    """RFC 3339, UTC."""
+    """Return an instant in RFC 3339, UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def day(at: float) -> str:
-    """2026-11-23 17:05, UTC."""
+    """Return an instant for people: 2026-11-23 17:05, UTC."""
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
 
 

@@ -42,7 +42,7 @@ WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """Words of a run's page that change while somebody looks, as the page writes them."""
+    """Changing words of a run's page, as the page writes them."""
 
     state: str
     version: str
@@ -117,7 +117,7 @@ class Views:
     # --- the server ---
 
     async def home(self) -> FinishedPage:
-        """Runs that are shown."""
+        """Return the page of all public runs."""
 
         async def make() -> FinishedPage:
             rows = await self._public.listing()
@@ -136,7 +136,7 @@ class Views:
         return self._coordinator.settings.by_invitation
 
     async def join(self) -> FinishedPage:
-        """Ways to join: the link, its picture, and a line for each system."""
+        """Return the page of ways to join: the link, its picture, and a line for each system."""
 
         async def make() -> FinishedPage:
             server = self._coordinator.server
@@ -235,7 +235,7 @@ class Views:
         return await self._once(f"version {name} {number}", make)
 
     async def model(self, name: str) -> RunPage:
-        """Contents of a run's page, at most a second old. Raises NotFound."""
+        """Return the content of a run's page, at most a second old. Raises NotFound."""
         return await self._models.get(name, lambda: self._read(name))
 
     async def _read(self, name: str) -> RunPage:

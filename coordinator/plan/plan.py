@@ -1,4 +1,4 @@
-"""A run's plan: how contributions become versions, as data.
+"""Plan of a run: how contributions become versions, as data.
 
 Presets, overrides, phases, and the questions a plan answers.
 
@@ -80,8 +80,8 @@ def improvement(losses: Sequence[float], window: int) -> float | None:
 def phase_index(
     whole: Plan, version: int, tokens: int, losses: Sequence[float] = (), reached: int = 0
 ) -> int:
-    """Return which phase holds (`len(phases)` = the plan itself), never before the one already
-    reached.
+    """Return the index of the present phase (`len(phases)` = the plan itself), never before the one
+    already reached.
 
     `losses` are the held-out losses measured since phase `reached` began, the oldest first: of a
     later phase there are none.
@@ -100,7 +100,7 @@ def phase_index(
 
 
 def in_phase(whole: Plan, index: int) -> Plan:
-    """The plan with the overrides of one of its phases, and no phases of its own."""
+    """Return the plan with the overrides of one of its phases, and no phases of its own."""
     if not whole.phases:
         return whole
     return _phase(msgspec.json.encode(whole), index)
@@ -140,7 +140,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quorum_of(plan: Plan, live_workers: int) -> int:
-    """Contributions that make a merge, with so many workers at hand."""
+    """Return how many contributions make a merge, for this number of workers."""
     wanted = max(plan.quorum, math.ceil(plan.quorum_share * live_workers))
     return min(wanted, max(1, live_workers))
 
@@ -209,7 +209,7 @@ def staleness_weight(plan: Plan, gap: int) -> float:
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One contribution as the server knows it: never the client's own word."""
+    """One contribution by the server's own figures, never the client's."""
 
     work: float  # steps or samples, fixed by the task
     gap: int = 0  # versions
@@ -217,7 +217,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Weighing(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights for `cohort`, in the order of the terms, and how far the step goes (see `Push`)."""
+    """Weights for `cohort`, in the order of the terms, and the scale of the step (see `Push`)."""
 
     weights: tuple[float, ...]
     scale: float
@@ -225,7 +225,7 @@ class Weighing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def weigh(plan: Plan, terms: Sequence[Term], live_workers: int = 1) -> Weighing:
-    """Work x staleness x trust for each contribution.
+    """Return work x staleness x trust for each contribution.
 
     Raises ValueError for work or trust that is no finite number >= 0.
 

@@ -16,7 +16,7 @@ COORDINATE_RULES = ("trimmed-mean", "median")
 
 
 def known_preset(name: object, presets: Mapping[str, object]) -> str:
-    """The preset's name. Raises InvalidPlan with the nearest one."""
+    """Return the preset's name. Raises InvalidPlan with the nearest one."""
     if not isinstance(name, str) or name not in presets:
         raise InvalidPlan(f"unknown preset {_shown(name)}: {hint(name, presets)}")
     return name
@@ -33,8 +33,8 @@ def check(plan: Plan, where: str = "") -> None:
 
 
 def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -> None:
-    """Raise InvalidPlan when tasks of so many steps do not come out even in gradients, or in too
-    many of them.
+    """Raise InvalidPlan when tasks of this length do not divide into gradients, or into too many of
+    them.
 
     `max_steps` is 0 where every task has `local_steps`.
     """

@@ -19,7 +19,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stretch of the run at its beginning with other keys.
+    """First stretch of a run with other keys.
 
     It ends at the first of the conditions that are given.
     """

@@ -1,4 +1,4 @@
-"""Advice on run files that are valid and still a bad idea, as sentences for their authors."""
+"""Advice on run files that are valid but unwise, as sentences for their authors."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit that waits for an auditor."""
+    """Audit without an auditor yet."""
 
     seed: int
     age_s: float
@@ -64,7 +64,7 @@ class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
-    """A volunteer that asks for work and knows how to audit."""
+    """Volunteer that asks for work and can audit."""
 
     person: AccountMarks
     machine: ComputeDevice
@@ -73,7 +73,7 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ticket(seed: int, lot: str) -> float:
-    """Return when the lot of a person comes up, in [0, 1) of the time over which they spread."""
+    """Return when an identity's lot comes up, in [0, 1) of the time over which lots spread."""
     said = sha256(f"{seed} {lot}".encode()).digest()
     return int.from_bytes(said[:8], "big") / TICKETS
 
@@ -95,8 +95,8 @@ def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
 
 
 def confirmed_chance(gained: int, stake: int | None) -> float:
-    """Return the probability that an answer which agrees is done again by the organiser all the
-    same: so large that who answers for an account of its own loses as much as that gains.
+    """Return the probability that the organiser recomputes an agreeing answer all the same: so
+    large that an auditor of its own second account loses as much as that gains.
 
     `gained` is the pay that the answer frees, that of the work and that of the answer itself;
     `stake` what its auditor would lose beside, None for one that the organiser vouched for.

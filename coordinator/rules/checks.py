@@ -43,12 +43,12 @@ DRAWS = float(1 << 64)
 
 
 def floor_of(trust: TrustSettings, usual: float) -> float:
-    """Return the least probability of a draw in a run: that of its file, else the usual one."""
+    """Return the least probability of a draw in a run: its file's, else the usual one."""
     return usual if trust.recompute is None else trust.recompute
 
 
 def chance(draws: int, price: int, mean: float, floor: float) -> float:
-    """Return the probability that a contribution is drawn, of an account with so many draws.
+    """Return the probability that a contribution is drawn, by its account's earlier draws.
 
     `price` and `mean`, that of the account's contributions, are micro-credits. Floor 0 is none.
     """
@@ -67,14 +67,14 @@ def bond(draws: int, mean: float) -> int:
 
 
 def drawn(secret: bytes, kind: Kind, contribution: int, digest: str, chance: float) -> bool:
-    """Return True if this contribution is drawn. `digest` is of all that was submitted."""
+    """Return True if this contribution is drawn. `digest` covers the whole submission."""
     said = f"{kind}\n{contribution}\n{digest}".encode()
     value = int.from_bytes(hmac.new(secret, said, sha256).digest()[:8], "big")
     return value < chance * DRAWS
 
 
 def overtakes(flops: float, under_way: float) -> bool:
-    """Return True if a recompute is made while a larger one, that is under way, waits."""
+    """Return True if a recompute may overtake a running, larger one."""
     return flops * OVERTAKES_FROM <= under_way
 
 
@@ -114,7 +114,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """The device that computed: its class ("cpu", "cuda"), and its model where that is known."""
+    """Device that computed: its class ("cpu", "cuda"), and its model where known."""
 
     kind: str
     model: str = ""
@@ -126,8 +126,9 @@ def device_kind(device: str) -> str:
 
 
 def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
-    """Return True if a difference between two devices' results proves anything: processors, which
-    are measured, and graphics cards of the same model, which add up alike but for the order.
+    """Return True if a difference between two devices' results proves anything: for processors,
+    which are measured, and graphics cards of the same model, which differ in the order of sums
+    only.
     """
     if worker.kind != checker.kind:
         return False
@@ -136,7 +137,7 @@ def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
 
 
 def precision_of(precision: str, kind: str) -> str:
-    """Return the precision whose tolerance holds: a graphics card may shorten the factors of
+    """Return the precision whose tolerance applies: a graphics card may shorten the factors of
     float32.
     """
     return precision if kind == HERE else "bfloat16"
@@ -148,7 +149,7 @@ def is_served(kind: str, seen_at: float, now: float) -> bool:
 
 
 def unprovable(kind: str, flops: float, served: Collection[str]) -> str:
-    """Return why nobody at work here can do a task of this class again; "" where somebody can."""
+    """Return why no machine at work can recompute a task of this class; "" where one can."""
     if flops <= RECOMPUTE_FLOPS_MAX or kind in served:
         return ""
     return "it is larger than what this server does again: a checker can (`coordinator checker`)"

@@ -1,4 +1,4 @@
-"""Negotiation of the codec, where a worker does not speak the one that its run wants."""
+"""Negotiation of the codec, for a worker that lacks its run's own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = structlog.get_logger("codecs")
 
 
 def agreed(wanted: str, spoken: Collection[str]) -> str:
-    """The codec for an update: the run's own, or the next best that the worker speaks; "" when
-    there is none.
+    """Return the codec for an update: the run's own, or the next best that the worker has; ""
+    without one.
 
     Floats travel packed where the worker can. One that names no codec is believed to speak all that
     were there at first.
@@ -31,8 +31,8 @@ def agreed(wanted: str, spoken: Collection[str]) -> str:
 
 
 def grantable(plan: Plan) -> frozenset[str]:
-    """Every codec that a lease of this run may name: a lease of one phase may be handed in in the
-    next.
+    """Return every codec that a lease of this run may name: a lease of one phase may be submitted
+    in the next.
 
     Which of them a lease did name is not kept: all of them say what was trained well enough for the
     plan.
@@ -43,14 +43,14 @@ def grantable(plan: Plan) -> frozenset[str]:
 
 
 class Agreements:
-    """Says once for each worker and run that another codec than the run's own was agreed on."""
+    """Logs once for each worker and run that another codec than the run's own was agreed on."""
 
     def __init__(self, to: Any = log) -> None:
         self._log = to
         self._told: set[tuple[str, str]] = set()
 
     def note(self, worker_id: str, run: str, wanted: str, granted: str) -> None:
-        """A lease was given with this codec."""
+        """Log a lease with a codec other than the run's."""
         if granted in (wanted, PACKED.get(wanted)) or (worker_id, run) in self._told:
             return
         if len(self._told) >= TOLD_MAX:

@@ -1,4 +1,4 @@
-"""Codes and secrets: how they are made, read and compared.
+"""Codes and secrets: making, parsing and comparing them.
 
 Pure; the database only ever sees their SHA-256.
 
@@ -45,7 +45,7 @@ def new_code(chars: int, random: Random = secrets.randbelow) -> str:
 
 
 def derived(secret: bytes, chars: int) -> str:
-    """The code that follows from a secret of 32 bytes, at most as many letters."""
+    """Return the code derived from a secret of 32 bytes, in at most as many letters."""
     letters = iter(secret)
     return new_code(chars, lambda below: next(letters) % below)
 
@@ -78,14 +78,14 @@ def same(one: str, other: str) -> bool:
 
 
 def check_id(name: str, value: str) -> str:
-    """Raises BadRequest unless `value` can be an id made by a client."""
+    """Raise BadRequest unless `value` can be an id made by a client."""
     if not _ID.fullmatch(value):
         raise BadRequest(f"{name} must be 16 to 64 letters, digits, '-' or '_'")
     return value
 
 
 def check_secret(secret: str) -> str:
-    """Raises BadRequest unless the secret can hold 128 bits."""
+    """Raise BadRequest unless the secret can hold 128 bits."""
     if not _SECRET.fullmatch(secret) or len(set(secret)) < 8:
         raise BadRequest(
             f"the secret must be {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} random letters, "

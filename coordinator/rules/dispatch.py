@@ -60,7 +60,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease to be made.
+    """Lease to be made.
 
     `task_id` is None for a new range; `rest_stop` > stop when a task is split.
     """
@@ -100,7 +100,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Share:
-    """A run while work is handed out."""
+    """Run while work is handed out."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -115,7 +115,7 @@ class _Share:
 
     @property
     def given(self) -> tuple[float, int]:
-        """Return its work for its weight: the least goes first."""
+        """Return the run's recent work by its weight: the least served run goes first."""
         return max(self.work, self.lately) / self.run.weight, self.run.id
 
     @property
@@ -354,7 +354,7 @@ def dispatch(
     leases_max: int,
     bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
-    """Decide for every waiter: a lease, or why there is none.
+    """Decide for every waiter: a lease, or the reason against one.
 
     `bench` are those to whom a task beside the pass may be left.
     """
@@ -377,7 +377,7 @@ class FairShares:
         self._at = 0.0
 
     def lately(self, weights: Mapping[int, float], now: float) -> dict[int, float]:
-        """Return the operations that each of the running runs was given lately.
+        """Return the operations recently given to each running run.
 
         A run that has just started owes nothing and is owed nothing: it begins with the least.
         """

@@ -13,7 +13,7 @@ from shared.protocol.limits import memory_on
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that asks for work on one of its devices."""
+    """Worker that asks for work on one of its devices."""
 
     claim_id: str
     worker_id: str
@@ -36,7 +36,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Todo(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that came back."""
+    """Returned task."""
 
     id: int
     run_id: int
@@ -86,7 +86,7 @@ def misfit(run: Run, waiter: Waiter) -> str:
 
 
 def speed(run: Run, waiter: Waiter) -> float:
-    """Return the speed by which a waiter's work of a run is sized; 0 = unknown."""
+    """Return the speed that sizes a waiter's work of a run; 0 = unknown."""
     if waiter.vouched:
         return waiter.flops
     return clamped(run, waiter.flops, waiter.step_s.get(run.id, 0.0))

@@ -34,7 +34,7 @@ _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
 
 
 def judge(seen: Overview, limits: Thresholds = DEFAULT) -> tuple[Trouble, tuple[Trouble, ...]]:
-    """Return the verdict in one line, and all that it was made of."""
+    """Return the verdict in one line, and all troubles behind it."""
     found = [*_servers(seen), *_storage(seen), *_work(seen), *_trust(seen)]
     for run in seen.runs:
         found += _run(run, seen.at, limits)
@@ -49,7 +49,7 @@ def judge(seen: Overview, limits: Thresholds = DEFAULT) -> tuple[Trouble, tuple[
 
 
 def alive(replica: ReplicaLine, now: float) -> bool:
-    """Return True if a serving process was heard of lately."""
+    """Return True if a serving process has beaten recently."""
     return now - replica.beat_at <= SILENT_S
 
 

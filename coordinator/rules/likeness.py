@@ -23,7 +23,7 @@ from coordinator.rules.checks import Redone, Result
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one recompute."""
+    """Bounds of one recompute."""
 
     difference: float  # of the updates, by the length of ours; at most
     state: float  # cosine of the optimiser's states; at least
@@ -75,7 +75,7 @@ def bound(found: Redone, precision: str, *, comparable: bool) -> Bound:
 
 
 def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Result:
-    """Judge a recompute. `comparable` is False where the worker's arithmetic is not ours."""
+    """Judge a recompute. `comparable` is False where the worker's arithmetic differs from ours."""
     here = bound(found, precision, comparable=comparable)
     if not within(found, here):
         return "failed" if comparable else "unproven"

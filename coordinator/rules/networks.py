@@ -16,7 +16,7 @@ UNKNOWN = ""  # loopback, private, or no address: says nothing about who it is
 
 @lru_cache(maxsize=KEYS_KEPT)
 def address_key(address: str) -> str:
-    """Return the key by which rates of an address are counted: an IPv4 address, or an IPv6 /64."""
+    """Return the key that counts rates of an address: an IPv4 address, or an IPv6 /64."""
     found = _parsed(address)
     if isinstance(found, IPv6Address):
         return str(ip_network((found, 64), strict=False))

@@ -64,7 +64,7 @@ _PAIRS = (("rn", "m"), ("vv", "w"))  # drawn like one letter
 
 
 def normal(raw: str) -> str:
-    """The nickname as it is stored: NFKC, inner blanks single.
+    """Return the stored form of a nickname: NFKC, single inner blanks.
 
     Raises InvalidName with what to change.
     """
@@ -115,7 +115,7 @@ def _marks_in_a_row(name: str) -> int:
 
 
 def _script(char: str) -> str:
-    """First word of a character's Unicode name, which for letters is the script."""
+    """Return the first word of a character's Unicode name, which for letters is the script."""
     return re.split("[ -]", unicodedata.name(char, "?"))[0]
 
 
@@ -127,8 +127,8 @@ def _check_scripts(name: str) -> None:
 
 
 def _seen(char: str) -> str:
-    """The character as a skimming eye keeps it: digits of any script by value, no signs, no raised
-    letters.
+    """Return a character as a skimming eye reads it: digits of any script by value, no signs, no
+    raised letters.
     """
     kind = unicodedata.category(char)
     if kind == "Nd":
@@ -152,14 +152,14 @@ def skeleton(name: str) -> str:
 
 
 def alternatives(name: str) -> Iterator[str]:
-    """Names like this one, the nearest first: "mia" gives "mia 2", "mia 3" and so on."""
+    """Return names like this one, the nearest first: "mia" gives "mia 2", "mia 3" and so on."""
     base = name[: NICKNAME_MAX - 4].rstrip(" -_.'")
     for number in range(2, 1000):
         yield f"{base} {number}"
 
 
 def suggestion(name: str, taken: Callable[[str], bool]) -> str:
-    """The nearest name whose skeleton is free; `taken` answers for a skeleton."""
+    """Return the nearest name with a free skeleton; `taken` answers for a skeleton."""
     for other in alternatives(name):
         if not taken(skeleton(other)):
             return other

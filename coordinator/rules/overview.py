@@ -27,7 +27,7 @@ class Trouble(OverviewPart, frozen=True, kw_only=True):
 
 
 class Flow(OverviewPart, frozen=True, kw_only=True):
-    """Work that went one way, an hour."""
+    """Work in one direction, an hour."""
 
     contributions: float = 0.0
     samples: float = 0.0
@@ -63,7 +63,7 @@ class TaskCount(OverviewPart, frozen=True, kw_only=True):
 
 
 class FailedLine(OverviewPart, frozen=True, kw_only=True):
-    """A task that was discarded, with its last failure."""
+    """Discarded task with its last failure."""
 
     id: int
     run: str
@@ -90,7 +90,7 @@ class WorkerLine(OverviewPart, frozen=True, kw_only=True):
 
 
 class MergeLine(OverviewPart, frozen=True, kw_only=True):
-    """One merge, under way or ended."""
+    """One merge, running or ended."""
 
     run: str
     version: int
@@ -113,7 +113,7 @@ class RefusalCount(OverviewPart, frozen=True, kw_only=True):
 
 
 class ContributionWindow(OverviewPart, frozen=True, kw_only=True):
-    """The newest contributions, which rates, refusals and staleness are of."""
+    """Newest contributions, the source of rates, refusals and staleness."""
 
     since: float
     contributions: int
@@ -134,7 +134,7 @@ class CheckCounts(OverviewPart, frozen=True, kw_only=True):
 
 
 class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
-    """Figures that a serving process alone knows of itself."""
+    """Figures of a serving process itself."""
 
     name: str = ""
     url: str = ""

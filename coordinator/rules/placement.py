@@ -22,7 +22,7 @@ MACHINES_MAX = 4096  # devices that are remembered
 
 
 class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that asked for work lately, and the seconds until it is free."""
+    """Device that recently asked for work, and the seconds until it is free."""
 
     waiter: Waiter
     free_s: float = 0.0
@@ -70,7 +70,7 @@ class Placement:
         return True
 
     def note(self, run: Run, price: int, waiter: Waiter) -> None:
-        """Count a task that a waiter was given: it is busy for so much longer."""
+        """Count an assigned task: its device is busy for that much longer."""
         place = _place(waiter)
         if place in self._free_s:
             self._free_s[place] += took_s(run, price, speed(run, waiter))
@@ -85,7 +85,7 @@ class Placement:
 
 
 class Machines:
-    """Remembers the devices that asked for work lately, and when they will be free.
+    """Devices that recently asked for work, and the times when they will be free.
 
     Kept in memory: after a restart a task goes to whoever asks first, and each of several replicas
     knows those that ask it.
@@ -106,7 +106,7 @@ class Machines:
             del self._seen[next(iter(self._seen))]
 
     def gave(self, run: Run, price: int, waiter: Waiter) -> None:
-        """Remember that a device was given a task, and for how long it is busy."""
+        """Store that a device was assigned a task, and until when it is busy."""
         place = _place(waiter)
         if place in self._seen:
             known, seen, until = self._seen[place]
@@ -131,7 +131,7 @@ class Machines:
         )
 
     def left(self, tasks: Iterable[int], now: float) -> None:
-        """Remember since when tasks are left to a faster machine."""
+        """Store since when tasks are reserved for a faster machine."""
         for task in tasks:
             self._left.setdefault(task, now)
 

@@ -22,7 +22,7 @@ RATE_MAX = 1e24  # operations or bytes a second: more than all machines there ar
 
 
 def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:
-    """One printable line: no control, format or unassigned characters, so nothing that moves a
+    """Return one printable line: no control, format or unassigned characters, so none that moves a
     terminal's cursor.
     """
     kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text[: chars * 4])
@@ -30,7 +30,7 @@ def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:
 
 
 def hardware(told: Hardware) -> Hardware:
-    """The report with every text, list and number within its limit."""
+    """Return the report with every text, list and number within its limit."""
     return Hardware(
         hostname=line(told.hostname),
         system=line(told.system),
@@ -54,7 +54,7 @@ def _device(told: Device) -> Device:
 
 
 def benchmarks(told: Sequence[Benchmark]) -> tuple[Benchmark, ...]:
-    """One result for each device, the last one told, within limits."""
+    """Return one result for each device, the last reported, within limits."""
     kept = {line(b.device, 32): b for b in told[: 4 * DEVICES_MAX]}
     return tuple(
         Benchmark(
@@ -71,7 +71,7 @@ def benchmarks(told: Sequence[Benchmark]) -> tuple[Benchmark, ...]:
 
 
 def workloads(told: Sequence[str]) -> tuple[str, ...]:
-    """Names of installed workloads."""
+    """Return the names of installed workloads."""
     return tuple(dict.fromkeys(line(name, NAME_CHARS_MAX) for name in told[:WORKLOADS_MAX]))
 
 

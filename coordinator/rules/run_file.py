@@ -1,4 +1,4 @@
-"""The run file: one TOML table that says all about a run.
+"""Run file: one TOML table that defines a run.
 
 Every key that is not given has a default that works.
 
@@ -63,7 +63,7 @@ class TaskSettings(Settings):
 
 
 class StopSettings(Settings):
-    """`[stop]`: whichever comes first. 0 or empty = never."""
+    """`[stop]`: conditions of the end; the first one met counts. 0 or empty = never."""
 
     versions: Versions = 0
     passes: Versions = 0
@@ -105,7 +105,7 @@ class EvaluationSettings(Settings):
 
 
 class TrustSettings(Settings):
-    """`[trust]`: the least share of the contributions that is done again. Not given: 0.03 on a
+    """`[trust]`: the least share of the contributions that is recomputed. Not given: 0.03 on a
     server that is open to strangers, elsewhere 0.
     """
 
@@ -123,7 +123,7 @@ class RetentionSettings(Settings):
 
 
 class TierSettings(Settings):
-    """`[[serve.tiers]]`: limits of an account that has earned so much."""
+    """`[[serve.tiers]]`: limits of an account by its earned credits."""
 
     credits: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # earned, ever
     requests_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 30
@@ -141,7 +141,7 @@ def _tier(credits: float, requests: int, tokens: int) -> TierSettings:
 
 
 class ChatSettings(Settings):
-    """`[serve.chat]`: how a conversation is written for the model; {content} is the message."""
+    """`[serve.chat]`: the text form of a conversation for the model; {content} is the message."""
 
     system: Line = "System: {content}\n"
     user: Line = "User: {content}\n"
@@ -177,7 +177,7 @@ class PageSettings(Settings):
 
 
 class RunFile(Settings):
-    """A whole run file. `plan` stays a raw table here: `coordinator.plan.plan.plan` reads it."""
+    """Whole run file. `plan` stays a raw table here: `coordinator.plan.plan.plan` reads it."""
 
     name: Line
     workload: Line
@@ -202,8 +202,8 @@ class RunFile(Settings):
 
 
 def fits_a_path(name: str) -> bool:
-    """Return True if a run or dataset may have this name: it stands in paths, addresses and command
-    lines.
+    """Return True if a run or dataset may have this name: it appears in paths, addresses and
+    command lines.
     """
     plain = all(c.isalnum() or c in "-_." for c in name)
     return 0 < len(name) <= NAME_CHARS_MAX and plain and name[0].isalnum()
@@ -216,7 +216,7 @@ def stop_at(stop: StopSettings) -> datetime:
 
 
 def check_stop(stop: StopSettings, now: float) -> None:
-    """Raise InvalidRunFile for a date that has passed: such a run would end as it starts."""
+    """Raise InvalidRunFile for a past date: such a run would end as it starts."""
     if stop.date and stop_at(stop).timestamp() <= now:
         raise InvalidRunFile(f"[stop] date {stop.date} (UTC) has passed: choose a later one")
 
@@ -252,7 +252,7 @@ def _check_together(run: RunFile) -> None:
 
 
 def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> RunFile:
-    """Read a run file; `defaults` are tables for keys that it does not give.
+    """Parse a run file; `defaults` are tables for missing keys.
 
     Raises InvalidRunFile with what is wrong.
     """
@@ -265,7 +265,7 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) ->
 
 
 def from_table(table: Mapping[str, Any]) -> RunFile:
-    """The run file of an already decoded table. Raises InvalidRunFile."""
+    """Return the run file of a decoded table. Raises InvalidRunFile."""
     check_keys(table, RunFile.__struct_encode_fields__, "the run file")
     for key in ("name", "workload"):
         if not table.get(key):

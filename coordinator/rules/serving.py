@@ -52,12 +52,12 @@ def draw_chance(pay: int, mean: float, agreed: int) -> float:
 
 
 def is_of_model(looked: int, wrong: int) -> bool:
-    """Look whether an answer agrees with the model."""
+    """Return True if an answer agrees with the model."""
     return wrong <= WRONG_SHARE * looked
 
 
 def is_other_model(looked: int, wrong: int) -> bool:
-    """Look whether so many wrong tokens prove that another model answered; too few prove nothing.
+    """Return True if this many wrong tokens prove another model; too few prove nothing.
 
     Honest hardware differs in about one of a thousand tokens (docs/decisions/0019).
     """

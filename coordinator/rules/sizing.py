@@ -43,7 +43,7 @@ class RunPace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A running run, as far as handing out its work goes."""
+    """Running run, as the dispatch of work sees it."""
 
     id: int
     name: str
@@ -75,8 +75,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
-    """Return the speed by which the work of an account that nobody vouches for is sized; 0 =
-    unknown.
+    """Return the speed that sizes the work of an uninvited account; 0 = unknown.
 
     `step_s` is what its device took for a step of this run lately (0 = nothing is known), else its
     benchmark counts; either within a factor of the run's median, so that a made-up speed makes
@@ -107,17 +106,17 @@ def upload_bytes_max(parameters: int) -> int:
 
 
 def games_bytes_max(games: int) -> int:
-    """The most that a file of games can need."""
+    """Return the maximum size of a file of games."""
     return games * GAME_BYTES_MAX + UPLOAD_SLACK_BYTES
 
 
 def pass_seed(seed: int, pass_no: int) -> int:
-    """The seed of a pass's permutation, derived from the run's."""
+    """Return the seed of a pass's permutation, derived from the run's."""
     return _derived(f"pass {seed} {pass_no}")
 
 
 def task_seed(seed: int, pass_no: int, start: int) -> int:
-    """The seed of a task, derived from the run's and its place."""
+    """Return the seed of a task, derived from the run's and its place."""
     return _derived(f"task {seed} {pass_no} {start}")
 
 
@@ -162,8 +161,8 @@ def allowance_beside_s(run: Run, price: int, flops: float) -> float:
 
 
 def target_s(run: Run) -> float:
-    """Return how long a task should take: as `[task]` says, or as long as the median worker needs
-    for `local_steps`; 0 = unknown.
+    """Return the target time of a task: set in `[task]`, or the median worker's time for
+    `local_steps`; 0 = unknown.
     """
     settings = run.settings
     if settings.target_seconds > 0 or not settings.by_speed:
@@ -210,7 +209,7 @@ class Reached(NamedTuple):
 def total_steps(
     file: RunFile, plan: Plan, samples: int, sample_size: int = 1, reached: Reached | None = None
 ) -> int:
-    """Global steps that a run will make as far as `[stop]` tells; 0 = unknown.
+    """Return the global steps that a run will make, as far as `[stop]` tells; 0 = unknown.
 
     A pass has so many samples (0 = no end), each of `sample_size` items. The steps of a run that
     ends by samples or tokens depend on how many workers train side by side: the plan lets expect as
@@ -233,8 +232,8 @@ def total_steps(
 
 
 def share_done(file: RunFile, samples: int, sample_size: int, version: int, tokens: int) -> float:
-    """Return how much of a run is done, at a version and so many tokens, as far as `[stop]` tells;
-    0 where it names no end.
+    """Return the done share of a run at a version and token count, as far as `[stop]` tells; 0 for
+    an endless one.
     """
     stop = file.stop
     ends = [stop.passes * samples * sample_size, stop.tokens if samples else 0]
@@ -244,7 +243,7 @@ def share_done(file: RunFile, samples: int, sample_size: int, version: int, toke
 
 
 class PhaseLength(NamedTuple):
-    """A phase as far as `[stop]` lets it come."""
+    """Length of a phase within `[stop]`."""
 
     versions: float
     local_steps: int
@@ -310,8 +309,8 @@ def price_micro(run: Run, samples: int) -> int:
 
 
 def split_at(run: Run, start: int, stop: int, flops: float) -> int:
-    """Return where a range that came back ends for a worker of this speed: at `stop`, or sooner
-    when it is far too much.
+    """Return where a returned range ends for a worker of this speed: at `stop`, or sooner when it
+    is far too much.
     """
     settings = run.settings
     steps = steps_in(stop - start, settings.batch_size)

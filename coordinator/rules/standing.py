@@ -26,7 +26,7 @@ REST_S, REST_MAX_S = 10.0, 3600.0
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Standing of an account, and the figures it is decided by."""
+    """Standing of an account, and the figures behind it."""
 
     state: State
     invited: bool
@@ -47,8 +47,8 @@ def after_draw(account: Account, result: str, *, fresh: bool = True) -> Account:
 
 
 def rest_s(failures: int) -> float:
-    """Return how long a worker gets no work after so many tasks given back as failed in a row: the
-    first three cost nothing, then it doubles up to an hour.
+    """Return the time without work after consecutive tasks given back as failed: the first three
+    cost nothing, then it doubles up to an hour.
     """
     more = failures - FAILURES_FREE
     return 0.0 if more < 1 else min(REST_MAX_S, REST_S * 2.0 ** min(30, more - 1))

@@ -46,16 +46,16 @@ def window(share: float) -> int:
 
 
 def rest(most: int, falls: int) -> int:
-    """Return the number of versions at a lower scale, fallen to so many times, before the next is a
-    trial of the one above; `most` is a window.
+    """Return the number of versions at a lower scale, after `falls` falls to it, before the next
+    trial of the scale above; `most` is a window.
     """
     return min(REST_MAX, REST * most << min(16, max(0, falls - 1)))
 
 
 def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
-    """Return the scale of the next step, given the last versions of this phase, newest first: half
+    """Return the scale of the next step, from the last versions of this phase, newest first: half
     of theirs when the median of the newest `most`, made at one scale, turned back; the one above
-    when as many as `rest` at a lower one did not.
+    after `rest` steady ones at a lower scale.
     """
     if not recent:
         return 1.0
@@ -70,7 +70,7 @@ def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
 
 
 def cooling(done: float, version: int) -> float:
-    """Return the part of the outer rate with which a run steps that is done by so much.
+    """Return the reduced share of the outer rate for a run with this share done.
 
     Momentum takes each round several times, so the last versions swing around what they aim at,
     however low the rate of the workers is by then (docs/decisions/0027-cooling.md).

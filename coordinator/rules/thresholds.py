@@ -1,4 +1,4 @@
-"""Thresholds of trouble: the monitor's verdict and the alerts to people judge by these alike.
+"""Thresholds of trouble, shared by the monitor's verdict and the alerts to people.
 
 What was said stays said until it is well past its threshold, so that nothing is on and over by
 turns: `said` is True where it was said and is not over.
@@ -65,10 +65,10 @@ def many_refused(refused: int, decided: int, *, said: bool = False) -> bool:
 
 
 def disk_is_low(free: float, floor: float, *, said: bool = False) -> bool:
-    """Return True where little more is free than the floor below which nothing is accepted."""
+    """Return True where the free space is close to the floor."""
     return free < (ENOUGH_FLOORS if said else LOW_FLOORS) * floor
 
 
 def certificate_ends(left_s: float) -> bool:
-    """Return True for a certificate that is good for so long and no longer."""
+    """Return True for a certificate that expires within this time."""
     return left_s < CERTIFICATE_S

@@ -1,4 +1,4 @@
-"""Trust in a volunteer, moved by every verdict. Pure rules; the rows are in the store.
+"""Trust in a volunteer, moved by every verdict. Pure rules; the rows are in the database.
 
     trust    0..1 of a volunteer: multiplies the weight of a contribution in a merge. Begins at 1, +0.01 for accepted work,
              -0.1 for work refused for what was in it. One bad result takes ten good ones to mend.
@@ -19,7 +19,7 @@ STREAK_MAX = 1_000_000  # far above anything a rule asks for, far below the colu
 
 
 def accepted(trust: float, streak: int) -> tuple[float, int]:
-    """Trust and streak after work that was good, needed or not."""
+    """Return trust and streak after good work, needed or not."""
     return _bounded(trust + GAIN), min(STREAK_MAX, streak + 1)
 
 
@@ -29,7 +29,9 @@ def rejected(trust: float, streak: int) -> tuple[float, int]:
 
 
 def gave_up(trust: float, streak: int) -> tuple[float, int]:
-    """Trust and streak after a task was given back as failed: little, for machines do fail."""
+    """Return trust and streak after a task was given back as failed: a small loss, for machines do
+    fail.
+    """
     return _bounded(trust - LOSS_FAILED), streak
 
 

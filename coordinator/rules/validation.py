@@ -103,7 +103,7 @@ def measure(path: Path, schema: Schema, codec: str) -> Measurement:
 
 
 def reach(train: TrainSettings, steps: int, parameters: int) -> float:
-    """The L2 norm that honest local work cannot exceed.
+    """Return the L2 norm that honest local work cannot exceed.
 
     Adam moves each element by about lr a step, plus the decay, Muon by a fifth of it in the mean of
     a matrix; plain SGD at most lr x clip_norm in total. Without a bound on the gradient there is none on the norm.
@@ -124,8 +124,8 @@ def effort(update: str, train: TrainSettings, first: int, steps: int, total: int
 
 
 def by_effort(norm: float, its: float, ours: float) -> float:
-    """The norm by effort that a contribution of effort `its` lets expect, at most, of one of effort
-    `ours`.
+    """Return the largest plausible norm by effort at effort `ours`, from a contribution of effort
+    `its`.
 
     The steps of a task partly undo each other, so norms grow with something between the root of the
     steps and the steps themselves. Divided by its steps alone, an honest task of a tenth of the
@@ -153,8 +153,8 @@ def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[fl
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:
-    """The norm per step above which a contribution stands out: median + max(norm_limit x 1.4826
-    MAD, norm_room x median).
+    """Return the norm per step above which a contribution stands out: median + max(norm_limit x
+    1.4826 MAD, norm_room x median).
     """
     middle = median(cohort)
     spread = median(abs(norm - middle) for norm in cohort)
@@ -162,8 +162,8 @@ def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float
 
 
 def least(train: TrainSettings, effort: float, steps: int, parameters: int) -> float:
-    """Return the L2 norm below which an update of Adam's or Muon's is no work; 0 where none is
-    known.
+    """Return the L2 norm below which an update of Adam's or Muon's counts as no work; 0 where
+    unknown.
 
     `effort` is in steps at the full learning rate.
     """
@@ -227,7 +227,7 @@ def _loss(evidence: Evidence, settings: ValidationSettings) -> Judgement | None:
 def _norm(
     evidence: Evidence, settings: ValidationSettings, train: TrainSettings, plan: Plan
 ) -> Judgement | float:
-    """A rejection, or the factor that bounds the contribution to its cohort."""
+    """Return a rejection, or the factor that bounds the contribution to its cohort."""
     norm, steps = evidence.measurement.norm, evidence.task_steps
     if plan.update == "delta":
         most = reach(train, steps, evidence.parameters)
@@ -269,7 +269,7 @@ def _norm(
 def judge(
     evidence: Evidence, settings: ValidationSettings, train: TrainSettings, plan: Plan
 ) -> Judgement:
-    """The verdict, with a reason that a volunteer can read."""
+    """Return the verdict, with a reason for the volunteer."""
     if wrong := _content(evidence) or _loss(evidence, settings):
         return wrong
     bounded = _norm(evidence, settings, train, plan)

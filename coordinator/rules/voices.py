@@ -1,4 +1,4 @@
-"""Shares of a merge: no volunteer and no network decides alone, and newcomers only a little.
+"""Shares of a merge: no volunteer and no network decides alone, and newcomers count little.
 
     one volunteer     at most a third, where more than three volunteers take part
     one network       at most a third, where more than three known networks take part

@@ -30,7 +30,7 @@ Build = Callable[[Callable[[bytes], str]], DatasetManifest]
 
 
 class Datasets(PlatformService):
-    """Adds datasets and says which blobs a volunteer may fetch."""
+    """Adds datasets and decides which blobs a volunteer may fetch."""
 
     def __init__(self, on: Platform) -> None:
         super().__init__(on)
@@ -74,7 +74,7 @@ class Datasets(PlatformService):
         return manifest
 
     async def add_text(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """A token dataset from text files, folders, JSONL or a token `.bin`; see
+        """Add a token dataset from text files, folders, JSONL or a token `.bin`; see
         `shared.workloads.data.text_dataset.build_text`.
         """
         from shared.workloads.data.text_dataset import build_text
@@ -82,7 +82,7 @@ class Datasets(PlatformService):
         return await self._named(name, build_text, paths, options)
 
     async def add_chat(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """A dataset of dialogues from JSON lines; see
+        """Add a dataset of dialogues from JSON lines; see
         `shared.workloads.data.chat_dataset.build_chat`.
         """
         from shared.workloads.data.chat_dataset import build_chat
@@ -90,7 +90,7 @@ class Datasets(PlatformService):
         return await self._named(name, build_chat, paths, options)
 
     async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """A dataset of images from folders, zip archives, PNG and JPEG; see
+        """Add a dataset of images from folders, zip archives, PNG and JPEG; see
         `shared.workloads.data.image_dataset.build_images`.
         """
         from shared.workloads.data.image_dataset import build_images
@@ -98,7 +98,7 @@ class Datasets(PlatformService):
         return await self._named(name, build_images, paths, options)
 
     async def add_suite(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """A task suite from a file of JSON lines; see `shared.workloads.data.task_suite`."""
+        """Add a task suite from a file of JSON lines; see `shared.workloads.data.task_suite`."""
         from shared.workloads.data.task_suite import build_suite
 
         options.pop("skipped", None)  # none of its lines can be left out
@@ -107,7 +107,7 @@ class Datasets(PlatformService):
     async def add_for(
         self, workload: str, wanted: DatasetWanted, skipped: Skipped
     ) -> DatasetManifest:
-        """A dataset that a workload builds itself: of its kinds, under the name that is wanted.
+        """Add a dataset that a workload builds itself: of its kinds, under the wanted name.
 
         Raises NotFound, BadRequest, InvalidRunFile.
         """
@@ -157,7 +157,7 @@ class Datasets(PlatformService):
 
     async def may_read(self, sha256: str, worker_id: str) -> bool:
         """Return True if a volunteer may fetch this blob: served data, published weights and
-        samples, and what an audit in its hands begins from; never the held-out split.
+        samples, and the inputs of its audit; never the held-out split.
         """
 
         def read(conn: Connection) -> bool:
@@ -174,9 +174,7 @@ class Datasets(PlatformService):
 async def heldout(
     manifest: DatasetManifest, blobs: BlobStore, more: Mapping[str, ChunkRef]
 ) -> LocalData:
-    """The held-out split, looking like a dataset whose chunks are the held-out ones; `more` are the
-    files of its run.
-    """
+    """Return the held-out split as a dataset of its own; `more` are the files of its run."""
     split = msgspec.structs.replace(
         manifest, chunks=manifest.heldout or manifest.chunks[:1], heldout=()
     )

@@ -71,11 +71,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         return total_steps(self.file, self.plan, samples, run.sample_size, reached)
 
     def share_done(self, run: RunRow, version: int, tokens: int) -> float:
-        """Return how much of the run is done at a version; 0 where nobody knows its end."""
+        """Return the done share of the run at a version; 0 without a known end."""
         return share_done(self.file, self._samples(run), run.sample_size, version, tokens)
 
     def _samples(self, run: RunRow) -> int:
-        """Samples of a pass; 0 for a run that makes its own, without an end."""
+        """Return the samples of a pass; 0 for a run that makes its own, without an end."""
         return run.samples_total if self.play is None else 0
 
     @property
@@ -87,7 +87,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=64)
 def of_file(stored: str) -> Definition:
-    """The definition of a stored run file.
+    """Return the definition of a stored run file.
 
     Raises NotFound when its workload is not installed here, InvalidPlan for a plan that cannot work
     with its model.
@@ -136,8 +136,8 @@ def table_defaults(
 def _for_strangers(
     file: RunFile, tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of a run that strangers may join. A file that names its rule keeps it
-    for any number of contributions, and one that says when to merge keeps that.
+    """Return the defaults of an open run. A file that names its rule keeps it for any number of
+    contributions, and one that says when to merge keeps that.
     """
     said = {**tables.get("plan", {}), **file.plan}
     preset = PRESETS.get(str(said.get("preset", "fedavg")), {})
@@ -151,8 +151,8 @@ def _for_strangers(
 
 
 def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
-    """Return a file that names no preset with the one that suits it: its workload's default, or
-    "fedavg" where the run ends within the phases of that one.
+    """Return the file with a preset where it names none: its workload's default, or "fedavg" where
+    the run ends within that one's phases.
 
     Settled when a run is created and stored with it.
     """
@@ -178,20 +178,20 @@ def definition(run: RunRow) -> Definition:
 
 
 def step_price_micro(file: RunFile, step_flops: float) -> int:
-    """Micro-credits of one step of the reference batch, at least one."""
+    """Return the micro-credits of one step of the reference batch, at least one."""
     price = file.credit.credits_per_step or step_flops / CREDIT_FLOPS
     return max(1, round(price * MICRO))
 
 
 def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
-    """Micro-credits of other work of the same run, at the price of its steps: equal device time
-    earns alike.
+    """Return the micro-credits of other work of the same run, at the price of its steps: equal
+    device time earns alike.
     """
     return max(1, round(price_micro * flops / max(1.0, step_flops)))
 
 
 def check_model(parameters: int, available: Callable[[], int] = free_memory_bytes) -> None:
-    """Raises InvalidRunFile when making and evaluating a model of this size needs more than is
+    """Raise InvalidRunFile when making and evaluating a model of this size needs more memory than
     available.
     """
     wanted, free = parameters * BYTES_A_PARAMETER, available()

@@ -1,5 +1,5 @@
-"""A version as a folder: tensors that safetensors reads, or files of the library whose format was
-asked for. Only the second runs without this program.
+"""Export of a version as a folder: tensors for safetensors, or files of another library's format.
+Only the second runs without this program.
 
 model.safetensors   the tensors, a tied head written out      config.json     the model's own settings
 tokenizer.json      where the workload has one                metrics.jsonl   one line a version
@@ -73,7 +73,7 @@ class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of an export, as they lie in the store, and the format they are to have."""
+    """Stored contents of an export, and the wanted format."""
 
     weights: Path
     assets: Mapping[str, Path]  # of its dataset: tokenizer and template
@@ -84,7 +84,7 @@ class ExportFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Export:
-    """Writes versions out."""
+    """Exports versions."""
 
     def __init__(self, db: Database, blobs: BlobStore, compute: Compute) -> None:
         self._db = db
@@ -99,7 +99,7 @@ class Export:
         format: str = PLAIN,
         dtype: str = "",
     ) -> Exported:
-        """Write a version (the best one measured, unless named) into the new or empty folder `to`;
+        """Write a version (the best measured one, unless named) into the new or empty folder `to`;
         `dtype` names another type of its numbers.
 
         Raises NotFound when its files were pruned, Conflict when the folder holds something,
@@ -161,7 +161,7 @@ def _read(
 
 
 def check_format(workload: str, format: str, dtype: str = "") -> None:
-    """Refuse a format or a type of numbers that a workload does not know. Raises BadRequest."""
+    """Refuse a format or a type of numbers that a workload lacks. Raises BadRequest."""
     known = (PLAIN, *load(workload).formats)
     if format not in known:
         raise BadRequest(
@@ -192,9 +192,7 @@ def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exp
 
 
 def _no_room(error: BaseException) -> bool:
-    """Return True if the disk was full; safetensors tells the number of the system's error in its
-    text only.
-    """
+    """Return True if the disk was full; safetensors names the system's error in its text only."""
     told = re.search(r"os error (\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -231,7 +229,7 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
 
 
 def _typed(made: Converted) -> dict[str, torch.Tensor]:
-    """Return tensors as the format wants their numbers."""
+    """Return tensors with the format's type of numbers."""
     import torch
 
     dtype = getattr(torch, made.dtype) if made.dtype else None
@@ -356,7 +354,7 @@ def _hub_dataset(data: DatasetManifest) -> str:
 
 
 def _code(workload: str, *, writes: bool) -> list[str]:
-    """Return lines that let the exported model make something."""
+    """Return example code that runs the exported model."""
     lines = [
         "import json",
         "from pathlib import Path",
@@ -394,7 +392,7 @@ def _code(workload: str, *, writes: bool) -> list[str]:
 
 
 def imported(path: Path, about: Definition) -> Mapping[str, torch.Tensor]:
-    """Tensors of a version or an exported folder for `[train] init_from`.
+    """Return the tensors of a version or an exported folder for `[train] init_from`.
 
     Raises InvalidRunFile when they do not fit the model.
     """

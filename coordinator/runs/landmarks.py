@@ -33,7 +33,7 @@ class VersionMilestone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first version of a phase, and how updates are merged from there on."""
+    """First version of a phase, and its way of merging."""
 
     phase: int
     version: int
@@ -68,7 +68,7 @@ def landmarks(conn: Connection, run: RunRow) -> Landmarks:
 
 
 def described(plan: Plan) -> str:
-    """Say in a few words how updates are made and merged."""
+    """Return the way of making and merging updates in a few words."""
     kind = "gradients" if plan.update == "gradient" else "updates"
     steps = f" of {plan.local_steps} local steps" if plan.local_steps else ""
     return f"{kind}{steps}, {MERGED_BY[plan.optimizer]}"

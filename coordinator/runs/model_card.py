@@ -1,5 +1,5 @@
-"""The model card of an exported version (README.md, as model hubs show it): measure, origin, code
-that runs in the folder, and a sample.
+"""Model card of an exported version (README.md, as model hubs show it): measure, origin, example
+code, and a sample.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _score(score: SuiteScore | None) -> str:
 
 
 def measured(measure: str, loss: float, unit: str) -> str:
-    """A loss in words."""
+    """Return a loss in words."""
     return f"{measure}: {loss:.4f}" + (f" {unit}" if unit else "")
 
 

@@ -1,5 +1,5 @@
-"""Publishing a version on a model hub: the folder that `run export` writes, as one commit of a
-repository there.
+"""Publishing of a version on a model hub: the folder of `run export`, as one commit of a
+repository.
 
 It is sent with the token of the machine that sends it: the organiser's own, or the server's for
 what it publishes by itself, where a private file may hold it. The library is the extra `hub`; like
@@ -22,7 +22,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.
 
 
 class HubRepository:
-    """One repository of a hub, and the right to write there."""
+    """One repository of a hub, and the right to write to it."""
 
     def __init__(self, repository: str, token: str) -> None:
         self.repository = repository

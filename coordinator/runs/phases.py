@@ -1,4 +1,4 @@
-"""Phase of a run's plan: settled when a version is made and stored with it."""
+"""Phase of a run's plan: decided when a version is made, and stored with it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 
 def at_head(run: RunRow) -> Plan:
-    """The plan that holds at the head of a run."""
+    """Return the plan at the head of a run."""
     return in_phase(definition(run).plan, run.phase)
 
 
 def following(conn: Connection, run: RunRow, progress: TrainingProgress) -> int:
-    """The phase that the next version of a run begins or stays in, by the losses that are measured
-    by now.
-    """
+    """Return the phase of a run's next version, by the losses measured so far."""
     whole = definition(run).plan
     losses: list[float] = []
     if run.phase < len(whole.phases) and whole.phases[run.phase].until_slope is not None:

@@ -57,13 +57,13 @@ def _said(file: str) -> bool | None:
 
 
 def shown(run: RunRow, settings: Settings) -> bool:
-    """Return True if anybody may look at a run."""
+    """Return True if a run is public."""
     said = _said(run.file)
     return settings.public_page and (not settings.by_invitation if said is None else said)
 
 
 async def check_shown(db: Database, settings: Settings, name: str) -> None:
-    """Raise NotFound unless anybody may look at this run, with the same words in every case."""
+    """Raise NotFound unless a run is public, with the same words in every case."""
 
     def read(conn: Connection) -> bool:
         try:
@@ -95,7 +95,7 @@ class PublicVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that the organiser did to a run, or announced."""
+    """One action of the organiser on a run, or an announcement."""
 
     at: float
     what: str  # "paused", or "" of an announcement
@@ -131,7 +131,7 @@ class PublicRuns:
         return found, len(found) == len(rows)
 
     async def listing(self) -> tuple[RunRow, ...]:
-        """Runs that are shown, the newest first; the listing may be a second old."""
+        """Return the public runs, the newest first; the listing may be a second old."""
         return (await self._listing.get())[0][::-1]
 
     async def all_shown(self) -> bool:
@@ -160,7 +160,7 @@ class PublicRuns:
         return await self._db.read(read)
 
     async def story(self, run: RunRow) -> tuple[Sampled, ...]:
-        """Samples evenly spread over a run, the first and the newest among them."""
+        """Return samples evenly spread over a run, including the first and the newest."""
 
         def read(conn: Connection) -> tuple[Sampled, ...]:
             file = run_file.decode(run.file).evaluation
@@ -190,7 +190,7 @@ class PublicRuns:
         return tuple(sorted(told, key=lambda each: -each.at)[:NEWS])
 
     async def losses(self, run: RunRow) -> tuple[VersionLoss, ...]:
-        """Measured losses evenly spread over a run, oldest first, the newest among them."""
+        """Return measured losses evenly spread over a run, oldest first, including the newest."""
 
         def read(conn: Connection) -> tuple[VersionLoss, ...]:
             every = max(1, run_file.decode(run.file).evaluation.every)
@@ -200,7 +200,7 @@ class PublicRuns:
         return await self._losses.get(run.id, lambda: self._db.read(read))
 
     async def strength(self, run: RunRow) -> tuple[tuple[int, float, float], ...]:
-        """Elo of the versions that played matches, with its error; oldest first."""
+        """Return Elo of the versions that played matches, with its error; oldest first."""
 
         def read(conn: Connection) -> tuple[tuple[int, float, float], ...]:
             found = games.measured(conn, run.id)
@@ -213,7 +213,7 @@ class PublicRuns:
         return await self._strength.get(run.id, lambda: self._db.read(read))
 
     async def marks(self, volunteer_id: str) -> Marks:
-        """Marks of a volunteer on the runs that are shown."""
+        """Return the marks of a volunteer on the public runs."""
         shown_ids = [row.id for row in await self.listing()]
 
         def read(conn: Connection) -> Marks:
@@ -222,7 +222,7 @@ class PublicRuns:
         return await self._marks.get(volunteer_id, lambda: self._db.read(read))
 
     async def activity(self, run: RunRow) -> tuple[Stretch, ...]:
-        """Work of a run over time, in at most `STRETCHES` stretches of equal length."""
+        """Return the work of a run over time, in at most `STRETCHES` stretches of equal length."""
 
         def read(conn: Connection) -> tuple[Stretch, ...]:
             row = runs.by_id(conn, run.id)

@@ -46,7 +46,7 @@ class PublishedBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A new version, and where its files are made."""
+    """New version, and the place where its files are made."""
 
     plan: Plan
     schema: Schema
@@ -58,7 +58,7 @@ class Publication:
 
 @dataclass(slots=True)
 class PreparedVersion:
-    """The files of a version, not stored yet."""
+    """Files of a version, not stored yet."""
 
     content: Content
     published: Path  # what volunteers will train from: measure this
@@ -137,7 +137,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
 
 
 def with_state(content: Content, state: Written | None) -> Content:
-    """The content of a version together with its server-optimiser state, if it has any."""
+    """Return the content of a version together with its server-optimiser state, if any."""
     if state is None:
         return content
     return msgspec.structs.replace(content, state_sha256=state.sha256, state_size=state.size)
@@ -167,12 +167,12 @@ def ways(
 
 
 def downlink_of(row: VersionRow) -> Downlink:
-    """The ways that a version's manifest lists."""
+    """Return the ways that a version's manifest lists."""
     return decode(row.manifest, VersionManifest).downlink
 
 
 def content_of(conn: Connection, row: VersionRow) -> Content:
-    """The files of a version that is there already."""
+    """Return the files of an existing version."""
     named = [sha for sha in (row.master_sha256, row.state_sha256) if sha]
     sizes = datasets.blob_sizes(conn, named)
     return Content(

@@ -238,7 +238,7 @@ class RunQueries:
         return await self._db.read(lambda conn: cost(conn, runs.by_name(conn, name).id))
 
     async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
-        """The signed manifest of a version, or of the head, good for days yet. Raises NotFound."""
+        """Return the signed manifest of a version, or of the head, valid for more days."""
 
         def read(conn: Connection) -> SignedManifest:
             run = runs.by_name(conn, name)
@@ -252,7 +252,7 @@ class RunQueries:
         return await self._db.read(read)
 
     async def loss_history(self, name: str) -> tuple[LossPoint, ...]:
-        """Measured losses, oldest first; of very many, so many as a curve can show."""
+        """Return measured losses, oldest first, thinned to the resolution of a curve."""
 
         def read(conn: Connection) -> tuple[LossPoint, ...]:
             run = runs.by_name(conn, name)
@@ -282,9 +282,7 @@ class RunQueries:
         return await self._db.read(read)
 
     async def summary(self, name: str) -> RunFigures:
-        """The figures of a run in one struct; its contributions may have been counted a moment
-        ago.
-        """
+        """Return the figures of a run in one struct; the counts may be a moment old."""
 
         def count(conn: Connection) -> dict[str, int]:
             return contributions.counts(conn, runs.by_name(conn, name).id)
@@ -394,7 +392,7 @@ def _suite_score(row: evaluations.SuiteScoreRow) -> SuiteScore:
 
 
 def _bits(conn: Connection, run: RunRow, about: Definition) -> dict[str, Any]:
-    """The fields of a run's description that tell its loss in bits a byte, where it is of text."""
+    """Return the fields of a run's description about its loss in bits a byte, for runs on text."""
     if about.workload.traits.items != "tokens":
         return {}
     ends = evaluations.first_metrics(conn, run.id), evaluations.newest_metrics(conn, run.id)
@@ -431,7 +429,7 @@ def _progress(run: RunRow, about: Definition) -> float | None:
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
-    """Steps of a run a second that the device which has its task would do, by its own benchmark."""
+    """Return the steps a second of a run that the task's device would do, by its own benchmark."""
     told = decode(worker["benchmark"], tuple[Benchmark, ...])
     flops = next((b.step_flops for b in told if b.device == worker["device"]), 0.0)
     return flops / run.step_flops if flops and run.step_flops else None

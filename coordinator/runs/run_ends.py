@@ -1,4 +1,4 @@
-"""Ends of runs, as their run files say."""
+"""Ends of runs by their run files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def why_end(conn: Connection, run: RunRow, at: float) -> str:
-    """Return the sentence that says why a run is to end; "" where it goes on."""
+    """Return the reason why a run is to end; "" where it continues."""
     stop = definition(run).file.stop
     now = datetime.fromtimestamp(at, UTC)
     if stop.versions and run.head >= stop.versions:

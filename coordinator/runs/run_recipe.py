@@ -16,7 +16,7 @@ _FOLDER = files("coordinator.runs") / "recipes"
 
 
 class RunRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A run file to copy; `about` is the first sentence of its comments."""
+    """Run file to copy; `about` is the first sentence of its comments."""
 
     name: str
     about: str
@@ -32,7 +32,7 @@ def recipes() -> tuple[RunRecipe, ...]:
 
 
 def recipe(name: str) -> RunRecipe:
-    """Return one recipe. Raises BadRequest with the nearest one for a name that is not known."""
+    """Return one recipe. Raises BadRequest, with the nearest, for an unknown name."""
     known = [each.name for each in recipes()]
     if name not in known:
         raise BadRequest(f'there is no recipe "{name[:64]}": {hint(name, known)}')

@@ -100,7 +100,7 @@ class Runs(PlatformService):
         self._open = False
 
     def configure(self, *, open: bool) -> None:
-        """Say whether strangers may join: runs that are created then have other defaults."""
+        """Set whether the server is open: newly created runs then have other defaults."""
         self._open = open
 
     # --- the life of a run ---
@@ -172,14 +172,14 @@ class Runs(PlatformService):
                 await asyncio.to_thread(copy.unlink, missing_ok=True)
 
     async def _opens(self) -> bool:
-        """Return True if strangers may join: this process says so, or the last server did."""
+        """Return True if the server is open: by this process, or by the last server."""
         return (
             self._open
             or await self._db.read(lambda conn: key_values.get(conn, key_values.OPEN)) == "yes"
         )
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
-        """The dataset that a run file names.
+        """Return the dataset of a run file.
 
         Raises NotFound, and InvalidRunFile when it does not fit the workload.
         """
@@ -303,7 +303,7 @@ class Runs(PlatformService):
         progress: TrainingProgress,
         now: float,
     ) -> SignedManifest:
-        """The signed manifest of a version that is about to exist."""
+        """Return the signed manifest of a version that is about to be committed."""
         dataset = None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
         names = definition(run).file.evaluation.suites
         suites = {name: datasets.by_name(conn, name).manifest.heldout[0].sha256 for name in names}

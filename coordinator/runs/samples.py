@@ -90,14 +90,14 @@ class Samples(PlatformService):
         return drawn[0]
 
     async def picture(self, drawn: VersionSample) -> bytes:
-        """The PNG of a sample. Raises NotFound when it is a text."""
+        """Return the PNG of a sample. Raises NotFound when it is a text."""
         if not drawn.sha256:
             raise NotFound(f"the sample of version {drawn.version} is a text")
         path = await self._blobs.local(drawn.sha256)
         return await asyncio.get_running_loop().run_in_executor(self._threads, path.read_bytes)
 
     async def timelapse(self, name: str, kind: Kind) -> bytes:
-        """The pictures of a run as one animation, about twenty seconds old at most.
+        """Return the pictures of a run as one animation, at most about twenty seconds old.
 
         Raises NotFound when it draws none.
         """
@@ -108,7 +108,7 @@ class Samples(PlatformService):
         return data
 
     async def _film(self, run_id: int, name: str, kind: Kind) -> bytes:
-        """The animation of the pictures that there are now; b"" when there are none."""
+        """Return the animation of the present pictures; b"" without any."""
         frames = tuple(
             await self._db.read(lambda conn: evaluations.pictures(conn, run_id, FRAMES_MAX))
         )
@@ -146,5 +146,5 @@ def film(paths: Sequence[Path], kind: Kind) -> bytes:
 
 
 def _like(frame: Image.Image, first: Image.Image) -> Image.Image:
-    """Every frame has the size of the first."""
+    """Return the frame in the size of the first."""
     return frame if frame.size == first.size else frame.resize(first.size)

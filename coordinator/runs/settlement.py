@@ -1,4 +1,4 @@
-"""Settlement of the contributions that a merge was not made of."""
+"""Settlement of contributions that a merge left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
-    """Merges failed with it: the work goes to somebody else, the pending credit goes back."""
+    """Set a contribution aside that fails merges: its task is requeued, its pending credit
+    voided.
+    """
     message = f"set aside: the merge failed with it ({why})"[:500]
     verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message

@@ -46,7 +46,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ways(self) -> tuple[BlobRef, ...]:
-        """Blobs of shorter ways to the published weights, older ones too."""
+        """Return the blobs of shorter ways to the published weights, including older ones."""
         links, snapshots = self.downlink.links, self.downlink.snapshots
         return (*(link.blob for link in links), *(each.blob for each in snapshots))
 
@@ -71,7 +71,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """Surroundings of a version that its manifest names: dataset, suites by their hashes, and head
+    """Environment of a version that its manifest names: dataset, suites by their hashes, and head
     of the record.
     """
 
@@ -92,8 +92,8 @@ def write_weights(
 
 
 def read_weights(path: Path, about: Definition) -> dict[str, torch.Tensor]:
-    """The tensors of a version, memory-mapped: they cost no memory until they are touched, and
-    writes stay private.
+    """Return the tensors of a version, memory-mapped: they cost no memory until touched, and writes
+    stay private.
     """
     import torch
 
@@ -109,7 +109,7 @@ def sign(
     progress: TrainingProgress,
     now: float,
 ) -> SignedManifest:
-    """The signed manifest of a version."""
+    """Return the signed manifest of a version."""
     dataset = around.dataset
     about = definition(run)
     tokenizer = dataset.manifest.assets.get("tokenizer") if dataset else None
@@ -147,7 +147,7 @@ def signed(key: SigningKey, manifest: VersionManifest) -> SignedManifest:
 
 
 def renewed(key: SigningKey, old: SignedManifest, now: float) -> SignedManifest:
-    """Sign the manifest of a version once more, which is as good today as when it was made.
+    """Renew the signature of a version's manifest, whose content is still valid.
 
     A run that is paused, or slow, has an old head; only one that was recorded and replayed expires.
     """

@@ -1,4 +1,4 @@
-"""Ends and second lives of runs: deleted, extended, forked, compared.
+"""Deleting, extending, forking and comparing runs.
 
 Each method says what it does, and does it when told to; a line of the record tells of it.
 """
@@ -30,7 +30,7 @@ VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")  # as a run f
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences that say what is, or was, done."""
+    """Sentences about a deed, or its preview."""
 
     says: tuple[str, ...]
     done: bool
@@ -48,7 +48,7 @@ class WindDown(PlatformService):
     """Deletes, extends, forks and compares runs, and deletes datasets."""
 
     async def _do(self, work: Callable[[Connection], tuple[str, ...]], yes: bool) -> Deed:
-        """Run a piece of work in one transaction, which is undone unless `yes`."""
+        """Run a change in one transaction, which is undone unless `yes`."""
         said: list[str] = []
 
         def once(conn: Connection) -> None:
@@ -169,7 +169,7 @@ class WindDown(PlatformService):
         return await self._do(copy, yes)
 
     async def diff(self, first: str, second: str) -> tuple[Difference, ...]:
-        """Return what differs in two runs: keys of their files, and where they stand."""
+        """Return the differences of two runs: keys of their files, and their progress."""
 
         def read(conn: Connection) -> tuple[Difference, ...]:
             said = [_facts(conn, runs.by_name(conn, name)) for name in (first, second)]
@@ -181,11 +181,11 @@ class WindDown(PlatformService):
 
 
 class _OnlyAsked(Exception):
-    """Undoes a transaction whose words were all that was wanted."""
+    """Raised to undo a transaction that was only a preview."""
 
 
 def kept_version(conn: Connection, run: RunRow, version: int) -> str:
-    """Return the blob of the weights of a version. Raises NotFound where it is not kept."""
+    """Return the blob of the weights of a version. Raises NotFound where it is pruned."""
     if not 0 <= version <= run.head:
         raise NotFound(f'"{run.name}" has no version {version}: its newest is {run.head}')
     if evaluations.evaluation(conn, run.id, version).pruned:

@@ -81,7 +81,7 @@ RETRY_S = {
 
 @dataclass(slots=True, eq=False)
 class _Ask:
-    """One claim on its way through a transaction."""
+    """One claim within a transaction."""
 
     waiter: Waiter
     answer: asyncio.Future[Lease | Refusal]
@@ -91,7 +91,7 @@ Answer = Lease | Refusal | VolunteerError
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Facts of a worker that are read again after a while only."""
+    """Cached facts of a worker, re-read after a while."""
 
     until: float = 0.0
     able: Abilities = Abilities()
@@ -115,7 +115,7 @@ class _ClaimResults:
 
 
 class ClaimTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms of one server under which it gives leases."""
+    """Terms of one server for its leases."""
 
     leases_max: int  # of one volunteer
     contact: str = ""
@@ -161,7 +161,8 @@ class Claims:
         self.waiting = 0  # claims that are not answered yet
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
-        """A lease as soon as there is one for this worker, or after `wait_s` why there is none.
+        """Return a lease as soon as there is one for this worker, or after `wait_s` the reason
+        against one.
 
         The same `claim_id` gets the same lease while it lives. Raises BadRequest, and Banned or
         Unauthorized when the worker was shut out while it waited.
@@ -208,7 +209,7 @@ class Claims:
                 _tell(same, answers[claim_id])
 
     async def _serve(self, waiters: Sequence[Waiter]) -> dict[str, Answer]:
-        """Leases, refusals or errors by the claim's key, committed."""
+        """Return leases, refusals or errors by the claim's key, committed."""
         if not waiters:
             return {}
         now = self._clock.now()
@@ -366,9 +367,7 @@ class Claims:
 
 
 def _tell(asks: Iterable[_Ask], answer: Answer | Exception) -> None:
-    """Answer the claims that still wait; a lease whose reply is lost is found again by its
-    claim_id.
-    """
+    """Answer the waiting claims; a lease whose reply is lost is found again by its claim_id."""
     for ask in asks:
         if ask.answer.done():
             continue
@@ -410,7 +409,7 @@ def _waiter(principal: Principal, request: ClaimRequest) -> Waiter:
 
 
 def _key(worker_id: str, claim_id: str) -> str:
-    """A claim's key in the database: nobody can use another worker's."""
+    """Return a claim's key in the database, which includes the worker."""
     return hashlib.blake2b(f"{worker_id} {claim_id}".encode(), digest_size=32).hexdigest()
 
 

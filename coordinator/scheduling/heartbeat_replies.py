@@ -38,7 +38,7 @@ TOLD_MAX = 4096  # workers of which it is remembered
 
 
 class VerdictNews(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdicts not seen yet, their last number, and the balance with them."""
+    """Unseen verdicts, their last number, and the balance after them."""
 
     verdicts: tuple[Verdict, ...]
     until: int
@@ -95,8 +95,8 @@ class Heartbeats:
         )
 
     def untold(self, conn: Connection, principal: Principal) -> tuple[Verdict, ...]:
-        """Read the verdicts of the last minute that no earlier reply to a submission of a worker
-        told. A reply that is lost is made up for by the next heartbeat.
+        """Return the verdicts of the last minute that no reply to a submission of a worker has
+        carried. A lost reply is repaired by the next heartbeat.
         """
         worker, recent_at = principal.worker_id, self._clock.now() - RECENT_S
         since = self._told.pop(worker, 0)
@@ -106,7 +106,7 @@ class Heartbeats:
         return tuple(found)
 
     def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
-        """Read the verdicts that a worker has not seen, and the balance."""
+        """Return a worker's unseen verdicts, and the balance."""
         recent_at = self._clock.now() - RECENT_S
         found, until = verdicts.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
         if len(found) < NEWS_MAX:  # complete: verdicts of other workers in between are skipped

@@ -104,7 +104,7 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, spec: Spec, plan: Plan, reached: Reached) -> JobBase:
-        """Return the run where so much was reached, under the plan that holds there."""
+        """Return the run at this progress, under the plan in force there."""
         whole = spec.total_steps(reached)
         train = spec.file.train
         train = msgspec.structs.replace(
@@ -162,12 +162,12 @@ def _play(workload: str, file: RunFile) -> SelfPlay | None:
 
 
 def phase(spec: Spec, line: LiveRun) -> Plan:
-    """The plan that holds at a run's head."""
+    """Return the plan in force at a run's head."""
     return in_phase(spec.plan, line.phase)
 
 
 def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) -> Run:
-    """A run as the rules of dispatching see it."""
+    """Return a run in the form that dispatching reads."""
     plan, play = phase(spec, line), spec.play
     run = Run(
         id=spec.id,
@@ -210,7 +210,7 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
 
 @lru_cache(maxsize=64)
 def order_of(counts: tuple[int, ...], seed: int) -> PassOrder:
-    """The order of a pass, kept because building it walks over every chunk."""
+    """Return the order of a pass, cached because building it walks over every chunk."""
     return PassOrder(counts, seed)
 
 
@@ -222,8 +222,8 @@ def lease(
     *,
     commit: bool = False,
 ) -> Lease:
-    """The message for a task in hand, to a worker that speaks these codecs (empty = all) and
-    commits to what it computes where its work may be done again.
+    """Return the message for a leased task, to a worker that has these codecs (empty = all) and
+    commits to its states where its work may be recomputed.
     """
     spec, plan = base.spec, base.plan
     granted = upload_bytes_max(spec.parameters)
@@ -275,7 +275,7 @@ def audit(of: Lease, work: AuditLease) -> Lease:
 
 
 def trial(spec: Spec, plan: Plan, run: RunRow, now: float) -> Lease:
-    """Return a lease of no task: the first steps of the pass under way, for a worker to measure.
+    """Return a lease without a task: the first steps of the present pass, for a worker to measure.
 
     It is stored nowhere, so nothing can be handed in for it. Raises Conflict.
     """
@@ -321,7 +321,7 @@ def trial(spec: Spec, plan: Plan, run: RunRow, now: float) -> Lease:
 
 
 def job(base: JobBase, task: TaskRow) -> Job:
-    """Return the job of a task: all that its worker needs to compute it from there."""
+    """Return the job of a task: the complete input of its worker."""
     spec = base.spec
     options: dict[str, Any] = decode(task.options)
     options.pop(DATA, None)
@@ -354,7 +354,7 @@ def own_data(task: TaskRow) -> DatasetManifest | None:
 
 
 def _chunks(spec: Spec, task: TaskRow, seed: int, own: DatasetManifest | None) -> tuple[int, ...]:
-    """Return which chunks of its data a task touches."""
+    """Return the chunks of its data that a task reads."""
     if own is not None:
         return tuple(range(len(own.chunks)))
     return order_of(spec.counts, seed).reach(task.start, task.stop) if spec.counts else ()

@@ -1,4 +1,4 @@
-"""The queue: the begin and the end of leases, and tasks that failed."""
+"""Queue: begin and end of leases, and failed tasks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ AUDITED_MAX = 300  # numbers of tasks in one line of the record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wait:
-    """A merge that has to come before a task begins."""
+    """Merge that has to come before a task begins."""
 
     run_id: int
     patience_s: float
@@ -78,8 +78,8 @@ class Queue:
         self._failed_in_row: dict[str, tuple[int, float]] = {}
 
     async def trial(self, name: str) -> Lease:
-        """Return the first steps of a run to measure. Raises NotFound, and Conflict for a run whose
-        tasks are games.
+        """Return the first steps of a run to measure. Raises NotFound, and Conflict for a run of
+        games.
         """
 
         def read(conn: Connection) -> Lease:
@@ -114,9 +114,7 @@ class Queue:
         watch, until = self._signals.watch(), math.inf
 
         def bind(conn: Connection) -> Begun | _Wait:
-            """Check and bind in one transaction: most begin at once, others as soon as the merge
-            is seen.
-            """
+            """Check and bind in one transaction: most begin at once, others after the merge."""
             if base is not None:
                 begun, again = leases.tell(conn, task_id, who, attempt, base, now())
             elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
@@ -224,7 +222,7 @@ class Queue:
         self._signals.notify("queue")
 
     def _failures(self, worker_id: str, now: float) -> int:
-        """Return how many tasks a worker gave back as failed; forgotten an hour after its rest."""
+        """Return how many tasks a worker gave back as failed; cleared an hour after its rest."""
         count, until = self._failed_in_row.get(worker_id, (0, 0.0))
         return count if now < until + REST_MAX_S else 0
 
@@ -293,7 +291,7 @@ class Queue:
     # --- the failed list ---
 
     async def failed(self, run: str | None = None) -> list[FailedTask]:
-        """Return the tasks that were discarded, of one run or of all. Raises NotFound."""
+        """Return the discarded tasks, of one run or of all. Raises NotFound."""
 
         def read(conn: Connection) -> list[FailedTask]:
             return tasks.failed(conn, runs.by_name(conn, run).id if run is not None else None)

@@ -35,7 +35,7 @@ LATE = "its time ran out: submit it before another worker takes it"
 
 @dataclass(slots=True)
 class _HeldLease:
-    """A lease as last known."""
+    """Lease with its last known times."""
 
     row: TaskRow
     heard_at: float
@@ -45,7 +45,7 @@ class _HeldLease:
 
 
 class Renewals:
-    """The book of leases in hand."""
+    """Leases of this process in memory."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -55,16 +55,16 @@ class Renewals:
         self._compared_at = clock.now()
 
     def hold(self, row: TaskRow) -> None:
-        """Note a lease that was just made or begun."""
+        """Add a lease that was just made or begun."""
         now = self._clock.now()
         self._held[row.id] = _HeldLease(row, now, row.renew_by or now)
 
     def drop(self, task_id: int) -> None:
-        """Forget a lease that has ended."""
+        """Remove an ended lease."""
         self._held.pop(task_id, None)
 
     def saw(self, worker_id: str, state: str = "") -> None:
-        """Note that a worker lives."""
+        """Store that a worker lives."""
         if not state and (known := self._signs.get(worker_id)) is not None:
             state = known.state
         self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=state)
@@ -162,7 +162,7 @@ class Renewals:
     def _restore(
         self, changed: dict[int, _HeldLease], lines: dict[int, Renewal], signs: dict[str, Sign]
     ) -> None:
-        """Keep renewals that could not be written for the next flush."""
+        """Keep unwritten renewals for the next flush."""
         for task, held in changed.items():
             held.dirty = True
             held.extra_s += lines[task].extra_s

@@ -58,7 +58,7 @@ TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the 
 
 
 class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of games and all that judging it needs."""
+    """File of games, and the inputs of its judgement."""
 
     run: RunRow
     task: TaskRow
@@ -72,7 +72,7 @@ class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> int:
-        """Games."""
+        """Return how many games the task asked for."""
         return self.task.stop - self.task.start
 
 
@@ -91,7 +91,7 @@ def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) 
 
 
 class Harvest(PlatformService):
-    """Checks files of games where `Compute` says: it runs the network."""
+    """Checks files of games in the process of `Compute`: it runs the network."""
 
     def __init__(self, on: Platform, compute: Compute, draws: Draws) -> None:
         super().__init__(on)
@@ -174,7 +174,7 @@ class Harvest(PlatformService):
             self._proved(conn, row, "passed", f"all of {counted(found.games, 'game')} replayed")
 
     def _proved(self, conn: Connection, row: ContributionRow, result: Result, said: str) -> None:
-        """Store a draw that was settled with the verdict: the referee had replayed everything."""
+        """Store the draw that this verdict settled: the referee has replayed all games."""
         now = self._clock.now()
         order = DrawTerms(wanted=[], work="{}", flops=0.0, kind="", due_at=now)
         accounts.count_draw(conn, row.volunteer_id)
@@ -249,7 +249,7 @@ def games_of(run: RunRow) -> Games:
 
 
 def judge(case: GamesCase, found: Inspection, run_state: str) -> Judgement:
-    """The verdict on a file of games."""
+    """Return the verdict on a file of games."""
     missing = max(0, case.asked - found.games - found.refused - found.stale)
     bad = found.refused + missing
     tolerated = 0 if case.match else max(1, int(TOLERATED_SHARE * case.asked))
@@ -268,8 +268,8 @@ def judge(case: GamesCase, found: Inspection, run_state: str) -> Judgement:
 
 
 def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[KnownVersion, ...]:
-    """The versions that may have played: from the one that was bound when work began, or the two of
-    a match.
+    """Return the versions that may have played: from the one bound when work began, or the two of a
+    match.
     """
     began_at = task.begun_at or task.created_at
     if task.kind == "evaluate":

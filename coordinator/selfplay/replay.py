@@ -1,5 +1,5 @@
-"""The replay window and its pace: games are sealed into chunks, learners get tasks over them,
-versions meet.
+"""Replay window and its pace: games are sealed into chunks, learners get tasks over them, versions
+play matches.
 
     accepted games ── chunk full, or waiting for long ──> sealed: an immutable blob, listed by hash in every learn task
     learnt too little of what is there ──> a learn task        too many games wait for learners ──> no more are handed out
@@ -95,7 +95,7 @@ class Replay(PlatformService):
     # --- sealing ---
 
     async def _seal(self, run_id: int, play: SelfPlay) -> bool:
-        """One chunk, if one is due."""
+        """Seal one chunk, if one is due."""
         rows = await self._db.read(lambda conn: games.unsealed(conn, run_id, FILES_MAX))
         rows = _due(rows, play.chunk, self._clock.now())
         if not rows:
@@ -132,7 +132,7 @@ class Replay(PlatformService):
     # --- pacing ---
 
     def _pace(self, conn: Connection, spec: Spec, play: SelfPlay) -> bool:
-        """The next tasks, and how many games may be begun, under the lock of the run."""
+        """Return the next tasks, and how many games may be begun, under the lock of the run."""
         run, now = runs.by_id(conn, spec.id, lock=True), self._clock.now()
         if run.state != "running":
             return False
@@ -196,8 +196,8 @@ class Replay(PlatformService):
         )
 
     def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
-        """The newest version meets the best one, when it has no rating and no match is under
-        way.
+        """Add a match of the newest version against the best one, when it has no rating and no
+        match is running.
         """
         play = spec.play
         if play is None or not play.match_every or found.measuring:
@@ -234,7 +234,7 @@ class Replay(PlatformService):
     # --- strength ---
 
     async def _rate(self, run_id: int) -> None:
-        """Ratings and the best version, when there are new matches."""
+        """Rate the versions after new matches."""
         count, _ = await self._db.read(lambda conn: games.count_matches(conn, run_id))
         if count == self._rated.get(run_id, 0):
             return
@@ -256,7 +256,7 @@ class Replay(PlatformService):
 
 
 def opponents(conn: Connection, run_id: int) -> set[int]:
-    """The versions that matches under way are played against: their files must stay."""
+    """Return the opponents in running matches: their files must stay."""
     found = set()
     for stored in games.open_options(conn, run_id, "evaluate"):
         data = decode(stored).get(DATA)
@@ -266,7 +266,7 @@ def opponents(conn: Connection, run_id: int) -> set[int]:
 
 
 def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
-    """Return which files of games go into a chunk now."""
+    """Return the files of games that go into the next chunk."""
     total = 0
     for count, row in enumerate(rows, 1):
         total += row.games

@@ -27,7 +27,7 @@ STEP_SHARE = 0.3  # of lr that an element moves in a step of pretended work
 
 
 class Handed(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished update on the disk."""
+    """Finished update on the disk."""
 
     path: Path
     sha256: str
@@ -40,15 +40,15 @@ class Labour(Protocol):
     """One machine's work on tasks."""
 
     def do(self, task: int, job: Job, weights: Path, codec_name: str) -> Handed:
-        """The update of a task whose base lies in `weights`."""
+        """Return the update of a task whose base lies in `weights`."""
 
     def judged(self, task: int, verdict: Verdict) -> None:
         """Receive the verdict on the update of a task."""
 
 
 class Pretended:
-    """The same noise every time, turned by another amount for each task: as large as honest work,
-    and never the same bytes.
+    """Pretended work: fixed noise, rotated by another amount for each task, as large as honest
+    work, and never the same bytes.
     """
 
     def __init__(self, about: Definition, scratch: Path, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""An event loop whose time is virtual: it jumps to the next timer instead of waiting for it.
+"""Event loop in virtual time: it jumps to the next timer instead of waiting for it.
 
 Whatever would go to a thread runs at once on the loop's own thread. So a program that never waits
 for the outside world does the same things in the same order every time, and hours of it pass as
@@ -23,7 +23,7 @@ EPOCH = 4_000_000_000.0
 
 
 class _Selector(selectors.DefaultSelector):
-    """Looks, never waits: waiting moves the clock."""
+    """Selector that never waits: waiting moves the clock."""
 
     loop: VirtualLoop
 
@@ -36,7 +36,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time begins at 0 and moves in jumps."""
+    """Event loop whose time begins at 0 and moves in jumps."""
 
     def __init__(self) -> None:
         self._virtual = 0.0
@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call it here and now."""
+        """Call the function at once, on this thread."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -64,8 +64,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """The clock of such a loop. What sleeps for less than `tick_s` sleeps for `tick_s`: a server's
-    chores every second would be most of the work of a long simulation. `nap` sleeps exactly.
+    """Clock of a virtual loop. Sleeps shorter than `tick_s` take `tick_s`: a server's chores every
+    second would be most of the work of a long simulation. `nap` sleeps exactly.
     """
 
     def __init__(self, tick_s: float = 0.0) -> None:

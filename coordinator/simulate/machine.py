@@ -51,7 +51,7 @@ State = Literal["away", "claim", "wait", "down", "prepare", "train", "up"]
 
 @dataclass(frozen=True, slots=True)
 class LeasedUpdate:
-    """One update of a lease to be submitted."""
+    """Update of a lease to be submitted."""
 
     part: int = 0
     tries: int = 0
@@ -59,7 +59,7 @@ class LeasedUpdate:
 
 
 class SimulatedMachine:
-    """Runs until the simulation cancels it or its time has come."""
+    """Simulated machine; runs until the simulation cancels it or its time has come."""
 
     def __init__(self, world: SimulatedWorld, kind: Workers, number: int, seed: int) -> None:
         self._world = world
@@ -80,12 +80,12 @@ class SimulatedMachine:
         self.trace.enter(state, self._world.clock.monotonic())
 
     async def _request(self) -> None:
-        """The way there and back, never twice the same: no two machines act in the same instant."""
+        """Wait for a round trip, never twice the same: no two machines act in the same instant."""
         latency_s = self.kind.latency_ms / 1000
         await self._world.clock.nap(latency_s * self.rng.uniform(1.0, 1.2) + 1e-6)
 
     async def _move(self, way: str, size: float) -> None:
-        """`size` bytes over this machine's link and the coordinator's."""
+        """Move `size` bytes over this machine's link and the coordinator's."""
         own = self.kind.up_mbit if way == "up" else self.kind.down_mbit
         rate, busy = self._world.net.rate(way, own), self._world.net.busy
         busy[way] += 1
@@ -101,7 +101,7 @@ class SimulatedMachine:
     # --- life ---
 
     async def register(self, workload: str) -> None:
-        """Become a volunteer with one machine, which has this workload installed."""
+        """Register a volunteer with one machine that has this workload."""
         ids = [self.rng.randbytes(16).hex() for _ in range(2)]
         register = RegisterRequest(
             volunteer_id=ids[0],
@@ -132,7 +132,7 @@ class SimulatedMachine:
         return self.speed * self._world.step_flops
 
     async def run(self) -> None:
-        """Join, work, leave. Cancelling it is pulling the plug."""
+        """Join, work, leave. A cancelled machine vanishes."""
         leave_s = self.kind.leave_after_minutes * 60
         await self._world.clock.nap(self.kind.join_after_minutes * 60 + self.rng.uniform(0, 0.01))
         beating = asyncio.create_task(self._beats())
@@ -161,7 +161,7 @@ class SimulatedMachine:
         return self._principal
 
     async def _turn(self) -> None:
-        """One task, if there is one."""
+        """Do one task, if there is one."""
         if self.kind.waits:
             await self._until_merged()
         self._enter("claim")
@@ -234,8 +234,8 @@ class SimulatedMachine:
             await asyncio.wait([sending])
 
     async def _parts(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> None:
-        """Several gradients of one lease, each submitted before the next; refused ones are computed
-        again.
+        """Compute several gradients of one lease, each submitted before the next; refused ones are
+        computed again.
         """
         job, every = lease.job, lease.part_steps or lease.job.steps
         part = tries = pulled_at = 0
@@ -297,7 +297,7 @@ class SimulatedMachine:
         await self._move("down", ref.size * scale)
 
     async def _train(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> Handed:
-        """Training takes its time; its result is worked out in none."""
+        """Spend the training's virtual time; its result is computed in none."""
         self._enter("prepare")
         await self._world.clock.nap(self.kind.overhead_s)
         self._enter("train")
@@ -328,7 +328,7 @@ class SimulatedMachine:
     async def _hand_in(
         self, lease: Lease, begun: Begun, made: Handed, turn: LeasedUpdate | None = None
     ) -> Verdict | None:
-        """Upload and submit. A lease that another worker holds by now is work in vain."""
+        """Upload and submit. A lease that another worker holds by now is wasted work."""
         whole, turn = turn is None, turn or LeasedUpdate()
         try:
             verdict = await self._submit(lease, begun, made, turn)
@@ -384,7 +384,7 @@ class SimulatedMachine:
 
 
 class _Vanished(Exception):
-    """The lid was shut, the plug pulled."""
+    """Sudden end of a machine: the lid was shut, the plug pulled."""
 
 
 async def _read(made: Handed) -> AsyncIterator[bytes]:

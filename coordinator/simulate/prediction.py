@@ -134,7 +134,9 @@ def _row(trace: Trace) -> MachineRow:
 
 
 def _pace(merged_at: Sequence[float], seconds: float) -> float:
-    """Versions a second: between the first and the last merge, for the beginning is not typical."""
+    """Return the versions a second between the first and the last merge, for the beginning is not
+    typical.
+    """
     if len(merged_at) > 1 and merged_at[-1] > merged_at[0]:
         return (len(merged_at) - 1) / (merged_at[-1] - merged_at[0])
     return len(merged_at) / max(1e-9, seconds)
@@ -193,7 +195,7 @@ def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
 
 
 def picture(traces: Sequence[Trace], seconds: float) -> list[str]:
-    """A line for each machine, over the first part of the time in which single tasks can be
+    """Return a line for each machine, over the first part of the time in which single tasks can be
     seen.
     """
     window = min(seconds, _window(traces, seconds))
@@ -230,7 +232,7 @@ def _clock(seconds: float) -> str:
 def run(
     file: Path, *, hours: float = 0.0, as_json: bool = False, progress: Progress | None = None
 ) -> str:
-    """The prediction for a scenario file, for a person or as JSON.
+    """Return the prediction for a scenario file, as text or as JSON.
 
     Raises InvalidRunFile, InvalidPlan.
     """

@@ -90,13 +90,13 @@ class Server(ScenarioTable):
 
 
 class ScenarioModel(ScenarioTable):
-    """`[model]`: for runs too large to move about in a simulation."""
+    """`[model]`: the size of a run too large to be simulated."""
 
     parameters: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # 0 = as the run's own [model] says
 
 
 class ScenarioData(ScenarioTable):
-    """`[data]`: the dataset that is imagined for the run."""
+    """`[data]`: the run's imagined dataset."""
 
     items: Annotated[int, Meta(ge=1, le=1 << 50)] = 10_000_000  # tokens or images
     chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 2 << 20
@@ -122,7 +122,7 @@ class Scenario(ScenarioTable):
 
 
 def parse(text: str, directory: Path = Path()) -> Scenario:
-    """A scenario of TOML; `run.file` is read relative to `directory`.
+    """Parse a scenario; `run.file` is read relative to `directory`.
 
     Raises InvalidRunFile with what is wrong.
     """
@@ -130,7 +130,7 @@ def parse(text: str, directory: Path = Path()) -> Scenario:
 
 
 def from_table(table: Mapping[str, Any], directory: Path = Path()) -> Scenario:
-    """A scenario of an already decoded table. Raises InvalidRunFile."""
+    """Return a scenario of a decoded table. Raises InvalidRunFile."""
     if not isinstance(table.get("run"), dict):
         raise InvalidRunFile(
             'a scenario needs a table [run] with a workload and a plan, or with file = "RUN.toml"; '

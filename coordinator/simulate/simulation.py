@@ -50,7 +50,7 @@ Dataset = tuple[DatasetManifest, Blobs]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedHead:
-    """A version that has just been merged."""
+    """Newly merged version."""
 
     row: VersionRow
     seconds: float  # of virtual time
@@ -157,7 +157,7 @@ class _Simulation:
     # --- before ---
 
     async def _prepare(self) -> tuple[DatasetManifest | None, dict[str, Any], int]:
-        """The dataset, the run file, and how many parameters the real model has."""
+        """Return the dataset, the run file, and the parameter count of the real model."""
         table, scenario = dict(self._scenario.run), self._scenario
         workload = load(table.get("workload", ""))
         dataset, blobs = self._hooks.dataset or _imagined(scenario, workload.dataset_kinds)
@@ -234,7 +234,7 @@ class _Simulation:
         return ""
 
     async def _show(self) -> None:
-        """Every version that was not shown yet."""
+        """Report every new version."""
         if self._hooks.on_version is None:
             return
         rows = await self._versions(self._seen)
@@ -290,7 +290,7 @@ def _parameters(schema: Any) -> int:
 
 
 def _imagined(scenario: Scenario, kinds: tuple[str, ...]) -> tuple[DatasetManifest | None, Blobs]:
-    """A dataset of the right size that no machine reads."""
+    """Return a dataset of the right size that no machine reads."""
     if not kinds:
         return None, {}
     data = scenario.data

@@ -51,7 +51,7 @@ class BlobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pieces(Protocol):
-    """Bytes that come piece by piece; the caller must read to the end or `aclose`."""
+    """Bytes in pieces; the caller must read to the end or `aclose`."""
 
     def __aiter__(self) -> AsyncIterator[bytes | bytearray]: ...
 
@@ -70,7 +70,7 @@ class BlobStore(Protocol):
     staging: Staging | None
 
     async def put_file(self, sha256: str, path: Path) -> None:
-        """Take the file at `path` (it is gone afterwards).
+        """Move the file at `path` into the store.
 
         Durable and idempotent; the caller has hashed it.
         """
@@ -79,7 +79,7 @@ class BlobStore(Protocol):
         """Store and return the SHA-256."""
 
     async def local(self, sha256: str) -> Path:
-        """A read-only local file with the blob's bytes, to be memory-mapped."""
+        """Return a read-only local file with the blob's bytes, to be memory-mapped."""
 
     async def hash(self, sha256: str) -> str:
         """Read a stored blob in full, past any cache, and return its SHA-256: only this finds bit
@@ -89,20 +89,20 @@ class BlobStore(Protocol):
     async def size(self, sha256: str) -> int: ...
 
     async def open_range(self, sha256: str, start: int, stop: int) -> Pieces:
-        """The bytes [start, stop) in reads of at most 1 MiB."""
+        """Return the bytes [start, stop) in reads of at most 1 MiB."""
 
     async def delete(self, sha256: str) -> None:
         """Remove; nothing happens if it is not there."""
 
     def entries(self) -> AsyncIterator[BlobEntry]:
-        """All blobs, in no order."""
+        """Return all blobs, in no order."""
 
     def scratch(self) -> Path:
-        """A directory on the same filesystem for files on their way into the store."""
+        """Return a directory on the same filesystem for files on their way into the store."""
 
 
 def check_name(sha256: str) -> str:
-    """The name itself.
+    """Return the name if it is valid.
 
     Raises BadRequest unless it is a SHA-256 in lower-case hex: no other text becomes a path.
     """
@@ -147,18 +147,18 @@ def sync_file(path: Path) -> None:
 
 
 async def in_pool(function: Callable[..., T], *args: Any) -> T:
-    """Run blocking file work in the pool that is kept for it."""
+    """Run blocking file work in the pool for it."""
     return await asyncio.get_running_loop().run_in_executor(_POOL, function, *args)
 
 
 async def open_in_pool(function: Callable[..., R], *args: Any) -> R:
-    """The same for work that opens something: closed again when its caller was cancelled."""
+    """Run an open in the pool; the result is closed again when its caller was cancelled."""
     return await opened(function, *args, pool=_POOL)
 
 
 def read_cached(file: BinaryIO, size: int) -> bytearray | None:
-    """The next bytes of an unbuffered file as far as the kernel has them in memory; None = a thread
-    must wait for the disk.
+    """Return the next bytes of an unbuffered file as far as the kernel has them in memory; None = a
+    thread must wait for the disk.
     """
     if not hasattr(os, "RWF_NOWAIT"):  # Linux only
         return None
@@ -173,7 +173,7 @@ def read_cached(file: BinaryIO, size: int) -> bytearray | None:
 
 
 class FileStream:
-    """[start, stop) of an unbuffered file in reads of 1 MiB.
+    """Stream of [start, stop) of an unbuffered file in reads of 1 MiB.
 
     What lies in memory is read at once: a change of threads for each read took a quarter of the
     rate. Else a thread reads, the next piece while the last one is being sent. `aclose` closes the

@@ -99,7 +99,7 @@ class Space:
         return ""
 
     def check_command(self) -> None:
-        """Raises StorageFull where a command of the organiser would store more on a full disk."""
+        """Raise StorageFull where a command of the organiser would store more on a full disk."""
         if not self._enough():
             raise StorageFull(
                 self.broken
@@ -121,7 +121,7 @@ class Space:
             )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look again and again until `stop`."""
+        """Measure repeatedly until `stop`."""
         if self.read_only:
             log.warning("nothing new is accepted", path=str(self._path), why=self.why)
         stopping = asyncio.ensure_future(stop.wait())

@@ -1,4 +1,4 @@
-"""Opens the blob store that a setting names."""
+"""Opening of the blob store named by a setting."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class S3Blobs:
         retry_s: float = 30.0,
         still_s: float = 60.0,
     ) -> None:
-        """Set up the store; `still_s` is how long a request may go without a byte; one that
-        moves has no limit.
+        """Set up the store; `still_s` limits the time without a byte; a moving request has no
+        limit.
         """
         try:
             import obstore
@@ -89,8 +89,8 @@ class S3Blobs:
         await in_pool(self._keep, sha256, path)
 
     async def put_object(self, key: str, data: Path | bytes, size: int) -> None:
-        """Store an object. A slow store may have it although it did not say so in time, and then
-        knows nothing of the pieces of a request that is sent again.
+        """Store an object. A slow store may have it without a reply in time, and then does not know
+        the pieces of a repeated request.
         """
         try:
             await self._call(
@@ -112,7 +112,7 @@ class S3Blobs:
         self._evict()
 
     def _evict(self) -> None:
-        """Drop the files used longest ago; a file that is memory-mapped lives on until it is
+        """Drop the least recently used files; a memory-mapped file lives on until it is
         unmapped.
         """
         files = [

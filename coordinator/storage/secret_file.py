@@ -1,4 +1,4 @@
-"""A secret that the organiser keeps in a file of its own: a token or a key of another server."""
+"""Secret in a file of the organiser's: a token or a key of another server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BYTES_MAX = 4096
 
 
 def read_secret(path: Path, what: str) -> str:
-    """Return the one line that a file holds; "" where there is no file.
+    """Return the one line of a file; "" without a file.
 
     Raises Configuration when others can read it, or it is none that a request may carry.
     """
@@ -31,5 +31,5 @@ def read_secret(path: Path, what: str) -> str:
 
 
 def is_secret(text: str) -> bool:
-    """Look whether a header may carry it: others end up, whole, in the words of an error."""
+    """Return True if a header may carry the text: others would be quoted whole in an error."""
     return text.isascii() and text.isprintable() and " " not in text

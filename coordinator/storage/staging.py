@@ -26,7 +26,7 @@ class StagedPiece(NamedTuple):
 
 
 class Staging:
-    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable as that."""
+    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable like that."""
 
     def __init__(self, blobs: S3Blobs) -> None:
         self._blobs = blobs

@@ -1,5 +1,4 @@
-"""Files on their way between an organiser's command and the server: boxes of files, gone after a
-day.
+"""Boxes of files on their way between an organiser's command and the server, deleted after a day.
 
 A dataset's sources come in this way, an exported run goes out; nothing here is reachable by
 volunteers.
@@ -59,7 +58,7 @@ class TransferBoxes:
         return tuple(sorted(folder.iterdir()))
 
     async def put(self, box: str, name: str, stream: AsyncIterator[bytes]) -> int:
-        """Store one file, anew if it was there, and return its size in bytes."""
+        """Store one file, replacing an earlier one, and return its size in bytes."""
         path = self._path(box, name)
         self._space.check()
         await in_pool(lambda: path.parent.mkdir(parents=True, exist_ok=True, mode=0o700))

@@ -35,7 +35,7 @@ DARK, LIGHT = "textual-dark", "textual-light"
 
 
 class MonitorHome(Screen[None]):
-    """The pages."""
+    """Screen with the pages."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(n), f"page('{name}')", name) for n, name in enumerate(PAGES, 1)),
@@ -90,7 +90,7 @@ class MonitorHome(Screen[None]):
         self.refill()
 
     def refill(self) -> None:
-        """Paint the page in front anew, at the width that there is."""
+        """Paint the front page again, at the present width."""
         if self._seen is None:
             return
         width = self.app.size.width
@@ -101,7 +101,7 @@ class MonitorHome(Screen[None]):
         self._focus()
 
     def _focus(self) -> None:
-        """Give the keys to a table of the page in front."""
+        """Focus a table of the front page."""
         views = [self.query_one(f"#{self.page}-{n}", TableView) for n in range(len(self._tables))]
         if not any(view.has_focus_within for view in views):
             next((view for view in views if view.take_focus()), None)
@@ -115,7 +115,7 @@ class MonitorHome(Screen[None]):
         self.refill()
 
     def _head(self, server: str) -> None:
-        """The name of the server, and the pages with the one in front in brackets."""
+        """Return the name of the server, and the pages with the front one in brackets."""
         self._server = server
         shown = " ".join(f"[{name}]" if name == self.page else f" {name} " for name in PAGES)
         room = self.app.size.width - len(shown) - 1
@@ -174,7 +174,7 @@ class Monitor(App[int]):
             self._date()
 
     def _told(self, reply: Any, of: Asked) -> None:
-        """An answer about the thing in front, unless another one was opened meanwhile."""
+        """Accept an answer about the open detail, unless another one was opened meanwhile."""
         front = self._front()
         if isinstance(front, Detail) and front.asks == of:
             front.show(reply)
@@ -190,12 +190,12 @@ class Monitor(App[int]):
         return next(s for s in self.screen_stack if isinstance(s, MonitorHome))
 
     def _front(self) -> Screen[Any]:
-        """The screen in front, dialogs aside."""
+        """Return the front screen, dialogs left out."""
         pages = [s for s in self.screen_stack if isinstance(s, MonitorHome | Detail)]
         return pages[-1]
 
     def _date(self) -> None:
-        """Say how old the picture is, where it is not of now, and dim it."""
+        """Show the age of an old picture, and dim it."""
         for screen in self.screen_stack:
             if not isinstance(screen, MonitorHome | Detail):
                 continue

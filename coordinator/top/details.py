@@ -38,7 +38,7 @@ def facts_text(facts: Facts) -> Text:
 
 
 class Detail(Screen[None]):
-    """One thing: facts above a table. `command` is asked for again while it is open."""
+    """Screen of one subject: facts above a table. `command` is repeated while it is open."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "back")]
     DEFAULT_CSS = """
@@ -47,7 +47,7 @@ class Detail(Screen[None]):
     """
 
     class Act(Message):
-        """An action was confirmed: run this command."""
+        """Message: an action was confirmed; run this command."""
 
         def __init__(self, command: str, request: dict[str, Any], done: str) -> None:
             super().__init__()
@@ -64,7 +64,7 @@ class Detail(Screen[None]):
     @property
     @abstractmethod
     def asks(self) -> tuple[str, dict[str, Any]]:
-        """The command that reads it, and its request."""
+        """Return the command that reads the subject, and its request."""
 
     def compose(self) -> ComposeResult:
         yield Static(printable(self.key, 80), classes="heading", markup=False)

@@ -46,7 +46,7 @@ class Confirmation:
 
 
 class _Dialog(ModalScreen[Confirmation | None]):
-    """A box in the middle; esc leaves it."""
+    """Dialog in the middle; esc closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "back")]
     DEFAULT_CSS = """
@@ -67,7 +67,7 @@ class _Dialog(ModalScreen[Confirmation | None]):
 
 
 class Confirm(_Dialog):
-    """An action, asked for once more; it needs a reason, and a value where `asks` names one."""
+    """Confirmation of an action; it needs a reason, and a value where `asks` names one."""
 
     def __init__(self, question: str, asks: str = "", value: str = "") -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Confirm(_Dialog):
 
 
 class GoTo(_Dialog):
-    """The name of a run or a volunteer, or the number of a task."""
+    """Dialog for the name of a run or a volunteer, or the number of a task."""
 
     def compose(self) -> ComposeResult:
         with Vertical():

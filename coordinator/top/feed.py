@@ -30,7 +30,7 @@ Connect = Callable[[], AbstractAsyncContextManager[CommandSender]]
 
 @dataclass(frozen=True, slots=True)
 class FeedReply:
-    """An answer, or why there is none."""
+    """Answer, or the reason why there is none."""
 
     reply: Any = None
     of: Asked | None = None  # the query beside the overview that it answers
@@ -59,7 +59,7 @@ class MonitorFeed:
 
     @property
     def stale(self) -> bool:
-        """True where the picture is not of now."""
+        """Return True if the picture is old."""
         return bool(self.error) or self.age_s > LATE_S
 
     async def news(self) -> AsyncIterator[FeedReply]:

@@ -1,4 +1,4 @@
-"""A table of the monitor on the screen: rows that changed are painted, the cursor stays."""
+"""Table of the monitor on the screen: changed rows are painted, the cursor stays."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TableView(Vertical):
             self.post_message(self.Opened(row.kind, row.key))
 
     def take_focus(self) -> bool:
-        """Take the keys; False where there is nothing to choose."""
+        """Take the focus; False for a table without choices."""
         if self._table is None or not self._table.rows:
             return False
         self.query_one(_Rows).focus()
@@ -81,10 +81,10 @@ class TableView(Vertical):
 
 
 class _Rows(DataTable[Text]):
-    """The rows, as large as they need to be: the page scrolls."""
+    """Rows at their full height: the page scrolls."""
 
     def rebuild(self, table: MonitorTable, was: MonitorTable | None) -> None:
-        """Columns or rows have changed: begin anew, with the cursor on the same thing."""
+        """Rebuild columns or rows, with the cursor on the same subject."""
         at = self.cursor_row
         held = was.rows[at] if was is not None and 0 <= at < len(was.rows) else None
         self.clear(columns=True)
@@ -111,7 +111,7 @@ def _what(row: MonitorRow) -> tuple[Kind, str]:
 
 
 def _cells(row: MonitorRow, numbers: tuple[bool, ...]) -> list[Text]:
-    """Cells as text, never as markup: names are chosen by strangers."""
+    """Return cells as text, never as markup: names are chosen by strangers."""
     return [
         Text(
             cell, style=STYLES[row.level] if at == 0 else "", justify="right" if number else "left"

@@ -26,7 +26,7 @@ ROWS_MAX = 20  # of a table
 
 @dataclass(frozen=True, slots=True)
 class MonitorColumn:
-    """A column, and from which width of the screen on it is shown."""
+    """Column, and the screen width from which it is shown."""
 
     name: str
     of: Callable[[Any], str]
@@ -46,7 +46,7 @@ class MonitorRow:
 
 @dataclass(frozen=True, slots=True)
 class MonitorTable:
-    """A titled table; `empty` is said where it has no rows."""
+    """Titled table; `empty` is its text without rows."""
 
     title: str
     names: tuple[str, ...]
@@ -67,7 +67,7 @@ def count(number: float) -> str:
 
 
 def age(at: float | None, now: float) -> str:
-    """12 s, 3:05 min, 2:10 h, 4 d; - for never."""
+    """Return an age: 12 s, 3:05 min, 2:10 h, 4 d; - for never."""
     if at is None:
         return "-"
     passed = max(0.0, now - at)
@@ -75,7 +75,7 @@ def age(at: float | None, now: float) -> str:
 
 
 def flops(speed: float) -> str:
-    """GFLOP/s of a machine's best device; - where it was not measured."""
+    """Return the GFLOP/s of a machine's best device; - for an unmeasured one."""
     return f"{speed / 1e9:,.3g}" if speed else "-"
 
 
@@ -106,7 +106,7 @@ def _made(
 
 
 def _marked(cells: list[str], level: Level) -> tuple[str, ...]:
-    """The state is never said by colour alone."""
+    """Return the cells with a mark for the level, which is never shown by colour alone."""
     if level != "good" and cells[0]:
         cells[0] = f"{MARKS[level]} {cells[0]}"
     return tuple(cells)

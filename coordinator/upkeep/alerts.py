@@ -62,7 +62,7 @@ SEND_S = 10.0
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert as it is told: that something is wrong, or that it is over."""
+    """One alert as it is sent: about a trouble, or its end."""
 
     kind: Kind | Literal["test"]
     state: Literal["on", "over"]
@@ -95,7 +95,7 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert on its way."""
+    """Alert waiting for delivery."""
 
     id: int
     alert: Alert
@@ -104,7 +104,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertState(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of the alerts, stored whenever it changes."""
+    """Stored memory of the alerts."""
 
     checked_at: float  # events before it were said
     standing: tuple[StandingAlert, ...] = ()
@@ -118,7 +118,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a test."""
+    """Result of a test alert."""
 
     problem: str = ""  # "" = it arrived
 
@@ -141,11 +141,11 @@ class Alerts:
         self.certificate_ends_at = certificate_end(settings)
 
     def standing(self) -> Counter[str]:
-        """Return how many alerts of each kind stand, as this process saw it last."""
+        """Return how many alerts of each kind stand, as of this process's last check."""
         return Counter(each.kind for each in self._state.standing if each.said_at is not None)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look until `stop` is set."""
+        """Check until `stop` is set."""
         while not stop.is_set():
             await self.look()
             stopped = asyncio.ensure_future(stop.wait())
@@ -245,7 +245,7 @@ class Alerts:
         self._state = await self._db.write(partial(self._drop, ids=done))
 
     def _take(self, conn: Connection, now: float) -> list[Letter]:
-        """Return the letters that are due; nobody else sends them meanwhile."""
+        """Return the due letters, reserved for this process."""
         key_values.locked(conn, key_values.ALERTS)
         state = self._stored(conn)
         due, letters = [], []
@@ -282,7 +282,7 @@ class Alerts:
         return problem
 
     async def _say_failed(self, why: str) -> tuple[Alert, ...]:
-        """Say that the database failed: from memory, with as many tries as any other alert."""
+        """Send the alert that the database failed: from memory, with as many tries as any other."""
         now = self._clock.now()
         first = self._failed_said < 0
         alert = self._alert("database", why, now)
@@ -385,7 +385,7 @@ async def deliver(webhook: str, alert: Alert) -> str:
 
 
 def _post(webhook: str, alert: Alert) -> None:
-    """Raises URLError, HTTPException, OSError."""
+    """Post an alert. Raises URLError, HTTPException, OSError."""
     over = "over: " if alert.state == "over" else ""
     line = printable(f"{alert.server}: {over}{alert.message}", 1000)
     # Chats read one of the two: `text` most of them, `content` Discord.

@@ -132,7 +132,7 @@ async def backup(
 async def _consistent(
     db: Database, blobs: BlobStore, to: Path, like: Path | None
 ) -> tuple[dict[str, int], dict[str, TableFile]]:
-    """Rows and blobs of one instant; begun again when a blob was cleaned up between the two."""
+    """Copy rows and blobs of one instant; restarted when a blob was swept between the two."""
     for _ in range(SNAPSHOTS_MAX):
         tables = await db.read(lambda conn: _dump(conn, to / "tables"))
         wanted = await in_pool(_registered, to / "tables" / "blobs.jsonl")
@@ -207,7 +207,7 @@ async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path, like: Path | N
 
 
 def _linked(old: Path, target: Path) -> bool:
-    """Give a file a second name; False where it is not there, not whole, or cannot have one."""
+    """Hard-link a file; False where it is missing, damaged, or cannot be linked."""
     target.parent.mkdir(exist_ok=True, mode=0o700)
     try:
         with old.open("rb") as file:
@@ -258,7 +258,7 @@ def summary(path: Path, listed: BackupList) -> BackupSummary:
 
 
 def read_list(source: Path) -> BackupList:
-    """The list of a backup, its signature checked.
+    """Return the list of a backup, its signature checked.
 
     Raises BadRequest where there is none, Configuration for a damaged one.
     """
@@ -303,7 +303,7 @@ def check_files(source: Path, listed: BackupList) -> None:
 
 
 async def restore(settings: Settings, source: Path) -> BackupSummary:
-    """Check a backup as a whole, then fill a new data directory and an empty database with it.
+    """Verify a backup, then fill a new data directory and an empty database with it.
 
     Raises Configuration for a damaged backup, Conflict when there is something already. Nothing is
     changed then.
@@ -364,7 +364,7 @@ def _load(conn: Connection, folder: Path, listed: BackupList) -> None:
 
 
 def _state_restore(conn: Connection, key: SigningKey, saved_at: float, now: float) -> None:
-    """Sign where runs and record stand now: volunteers saw them further on."""
+    """Sign the present state of runs and record: volunteers have seen a later one."""
     heads = {run.name: run.head for run in runs.every(conn)}
     tree = record_tree.tree_head(conn, now)
     payload = canonical(RestorePayload(heads=heads, tree=tree, saved_at=saved_at))

@@ -1,5 +1,5 @@
-"""Backups in a row: each a folder of its own, named by its instant, that shares the blobs which did
-not change with the one before by hard links.
+"""Series of backups: one folder each, named by its instant, sharing unchanged blobs with its
+predecessor by hard links.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def newest(series: Path) -> Path:
 
 
 def next_folder(series: Path, now: float) -> Path:
-    """Return the folder of a new backup, whose series is made where there is none."""
+    """Return the folder of a new backup; the series is made where there is none."""
     series.mkdir(parents=True, exist_ok=True, mode=0o700)
     while (folder := series / time.strftime(NAME, time.gmtime(now))).exists():
         now += 1.0

@@ -1,4 +1,4 @@
-"""Every invariant, looked at: books, queue, history, blobs byte by byte, versions that load,
+"""Full check of every invariant: books, queue, history, blobs byte by byte, loadable versions,
 signatures.
 """
 
@@ -38,7 +38,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checks:
-    """Looks at everything; changes nothing. May run while the server works."""
+    """Checks everything, changes nothing. May run while the server works."""
 
     def __init__(self, db: Database, blobs: BlobStore, ledger: Ledger, key: SigningKey) -> None:
         self._db = db
@@ -47,7 +47,7 @@ class Checks:
         self._key = key
 
     async def run(self) -> CheckReport:
-        """Look at everything."""
+        """Run every check."""
         found = list(await self._ledger.check())
         found += await self._db.read(invariants.breaches)
         looked_at = await self._db.read(invariants.counted)

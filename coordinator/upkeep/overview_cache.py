@@ -1,5 +1,5 @@
-"""The overview for the organiser, read seldom enough that watching costs next to nothing; and the
-beats of this process, by which others know of it.
+"""Overview for the organiser, read seldom enough that watching costs next to nothing; and the beats
+of this process for the others.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _with_flows(run: OpenRun, counted: Census) -> RunLine:
 
 
 class Beats:
-    """Notes that this process serves, with its figures, until it stops; says how many do."""
+    """Stores the beats of this process until it stops; counts the serving processes."""
 
     def __init__(
         self,

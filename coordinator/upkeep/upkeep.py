@@ -47,7 +47,7 @@ log = structlog.get_logger("upkeep")
 
 
 class Upkeep(PlatformService):
-    """The caretaker."""
+    """Periodic maintenance of one server."""
 
     def __init__(self, on: Platform, intake: Intake, uploads: Uploads) -> None:
         super().__init__(on)
@@ -116,7 +116,7 @@ class Upkeep(PlatformService):
     # --- files ---
 
     async def prune(self) -> int:
-        """Mark versions whose files may go; `sweep` deletes them."""
+        """Mark versions to be pruned; `sweep` deletes their files."""
 
         def mark(conn: Connection) -> int:
             marked = 0
@@ -170,7 +170,7 @@ class Upkeep(PlatformService):
 
 
 def _forget_parts(conn: Connection, before: float) -> None:
-    """Merges in shards that came to nothing, and states whose versions are pruned."""
+    """Delete parts of abandoned merges, and states of pruned versions."""
     merge_jobs.drop_old(conn, before)
     merge_jobs.drop_states(conn, versions.blobs_in_use(conn))
 

@@ -113,7 +113,7 @@ class V1Api:
     async def _pieces(
         self, answer: AnswerStream, out: Out
     ) -> AsyncIterator[tuple[int, AnswerPiece]]:
-        """Yield pieces as they come. Raises ClientGone as soon as the client leaves."""
+        """Yield pieces as they arrive. Raises ClientGone as soon as the client leaves."""
         gone = out.gone()
         async with aclosing(answer.pieces(gone)) as pieces:
             async for found in pieces:
@@ -123,7 +123,7 @@ class V1Api:
 
 
 class _ApiHandler:
-    """A handler as an ASGI application: sign-in, and every error in OpenAI's shape."""
+    """Handler as an ASGI application: sign-in, and every error in OpenAI's shape."""
 
     def __init__(self, coordinator: Coordinator, path: str, handle: Handle) -> None:
         self._coordinator = coordinator
@@ -181,7 +181,7 @@ class _ApiHandler:
 
 
 def routes(coordinator: Coordinator) -> list[Route]:
-    """Return the routes of /v1, the refusal of every other path below it among them."""
+    """Return the routes of /v1, including the refusal of every other path below it."""
     api = V1Api(coordinator)
     handles: dict[str, Handle] = {
         "/v1/models": api.models,

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's words: whole or in chunks, of a completion or of a conversation."""
+"""Answers in OpenAI's format: whole or in chunks, of a completion or of a conversation."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _stops(stop: Stop) -> tuple[str, ...]:
 
 
 class Form:
-    """One answer, gathered piece by piece."""
+    """One answer, assembled piece by piece."""
 
     def __init__(self, answer_id: str, model: str, created: int, wish: TextPrompt) -> None:
         self._chat = wish.kind == "chat"
@@ -94,7 +94,7 @@ class Form:
             self._finish[number] = _finish(piece)
 
     def chunks(self, number: int, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of a stream that say a piece."""
+        """Yield the chunks of a stream for a piece."""
         before = len(self._text[number])
         self.add(number, piece)
         if self._chat and number not in self._greeted:
@@ -113,7 +113,7 @@ class Form:
             yield self._chunk(end)
 
     def last(self, prompt_tokens: int, cost_micro: int) -> dict[str, Any]:
-        """Return the chunk that says the usage."""
+        """Return the chunk with the usage."""
         return {**self._chunk(None), "usage": self._usage(prompt_tokens, cost_micro)}
 
     def whole(self, prompt_tokens: int, cost_micro: int) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], byte
 
 
 class Out:
-    """One reply: a whole one, or events that are sent as they come."""
+    """One reply: a whole one, or streamed events."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, send_s: float = SEND_S) -> None:
         self._scope = scope
@@ -109,7 +109,7 @@ class Out:
         await self.reply(status, headers, msgspec.json.encode(value))
 
     async def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """Send a reply whole."""
+        """Send a whole reply."""
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])
         await self._put({"type": "http.response.body", "body": body})

@@ -37,7 +37,7 @@ class _CompiledText(NamedTuple):
 
 
 class Lines:
-    """A statement over a table of values that is built anew for every size but compiled only once.
+    """Statement over a table of values, with a new size for each call and one compilation a size.
 
     `build` gets the table as a CTE of two columns or more; other values are `bindparam`s, given by
     name. `blank` is a row that matches nothing.

@@ -1,5 +1,5 @@
-"""All rows of all tables, out and in: the same on both databases, so a backup of one can be
-restored into the other.
+"""Export and import of all rows: the same on both databases, so a backup of one can be restored
+into the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rows(conn: Connection, name: str) -> Iterator[dict[str, Any]]:
 
 
 def check_empty(conn: Connection) -> None:
-    """Raises Conflict unless the database holds nothing yet."""
+    """Raise Conflict unless the database is empty."""
     for name in names():
         if name != "meta" and conn.execute(select(metadata.tables[name]).limit(1)).first():
             raise Conflict("a backup is restored into a new, empty place only; name another one")

@@ -43,7 +43,7 @@ class InlineRunner:
         self._connection = self._engine.connect()
 
     def apply(self, fn: Callable[[Connection], T]) -> T:
-        """One transaction, undone when `fn` raises."""
+        """Run one transaction, undone when `fn` raises."""
         with self._connection.begin():
             return fn(self._connection)
 

@@ -1,5 +1,5 @@
-"""The database: one transaction at a time through `write`, a consistent view through `read`, on
-SQLite or PostgreSQL.
+"""Database: one transaction at a time through `write`, a consistent view through `read`, on SQLite
+or PostgreSQL.
 
 Store functions are plain functions of a connection; what runs them differs by database
 (`sqlite.py`, `postgres.py`).
@@ -42,7 +42,7 @@ log = structlog.get_logger("database")
 
 
 class Runner(Protocol):
-    """Interface of a database engine. `failed` says why nothing can be written any more."""
+    """Interface of a database engine. `failed` is the reason why writes are impossible."""
 
     failed: str
 
@@ -89,7 +89,7 @@ class Database:
 
     @property
     def failed(self) -> str:
-        """Sentence that says why nothing can be written any more; "" while all is well."""
+        """Return the reason why writes are impossible; "" while they are possible."""
         return self._runner.failed
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
@@ -112,7 +112,8 @@ class Database:
             self.reads.add(time.perf_counter() - began)
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
-        """Hear other processes: `deliver` gets a topic, or None when anything may have changed.
+        """Receive notifications of other processes: `deliver` gets a topic, or None when any may
+        have changed.
 
         Gives the function that tells them a topic. `Signals.connect` is who calls this.
         """
@@ -153,7 +154,7 @@ def _check_file(path: Path) -> None:
 
 
 def _highest_instant(connection: Connection) -> float:
-    """The newest instant in the database, seen through the rows that are written last."""
+    """Return the newest instant in the database, from the rows that are written last."""
     stored = connection.execute(select(meta.c.value).where(meta.c.key == sqlite.CLOCK_KEY)).scalar()
     found = [float(stored or 0.0)]
     for table in (events, record_lines, verdicts):
@@ -163,7 +164,7 @@ def _highest_instant(connection: Connection) -> float:
 
 
 def parse(url: str) -> URL:
-    """The address of a database, with the driver filled in. Raises Configuration."""
+    """Return the address of a database, with the driver filled in. Raises Configuration."""
     try:
         target = make_url(url)
         backend = target.get_backend_name()
@@ -187,7 +188,7 @@ def _path(target: URL) -> Path:
 
 
 def revision(connection: Connection) -> str | None:
-    """The schema's revision, or None where there are no tables."""
+    """Return the schema's revision, or None without tables."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
@@ -228,7 +229,7 @@ async def is_new(url: str) -> bool:
 
 
 def file_of(url: str) -> Path | None:
-    """The file of an SQLite database; None for another."""
+    """Return the file of an SQLite database; None for another."""
     target = parse(url)
     return _path(target) if target.get_backend_name() == "sqlite" else None
 

@@ -63,8 +63,8 @@ RACES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detecte
 
 
 def engine(url: str, **options: Any) -> AsyncEngine:
-    """An engine on asyncpg that uses the connection returned last first, where statements are
-    prepared already.
+    """Return an engine on asyncpg that reuses the connection returned last first, whose statements
+    are prepared already.
     """
     return create_async_engine(
         url,
@@ -86,7 +86,7 @@ def patiently(conn: Connection) -> None:
 
 
 def check_session(conn: Connection) -> None:
-    """Raises Configuration where the settings of a session do not arrive."""
+    """Raise Configuration where the settings of a session do not arrive."""
     if conn.execute(text("SHOW lock_timeout")).scalar_one() != SERVER["lock_timeout"]:
         raise Configuration(POOLER)
 
@@ -235,7 +235,7 @@ class PostgresRunner:
     # --- the clock ---
 
     async def _compare_clocks(self, clock: SystemClock) -> None:
-        """The offset seen on the quickest of three round trips."""
+        """Return the offset measured on the quickest of three round trips."""
         seen: list[tuple[float, float]] = []
 
         def ask(connection: Connection) -> None:
@@ -335,7 +335,7 @@ class PostgresRunner:
 
 
 class _Lost(Exception):
-    """The transaction did not happen and may be run again."""
+    """Transaction that did not commit and may be repeated."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

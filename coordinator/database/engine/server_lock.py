@@ -1,6 +1,4 @@
-"""One server at a time on a data directory: a lock that the system lets go of when its holder
-dies.
-"""
+"""Lock of a data directory for one server; the system frees it when its holder dies."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ class DirectoryLock:
 
     @classmethod
     def take(cls, directory: Path) -> Self:
-        """Raises Configuration (exit 78) when another server holds it."""
+        """Lock a directory. Raises Configuration (exit 78) when another server holds it."""
         path = directory / LOCK_FILE
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -43,7 +41,7 @@ class DirectoryLock:
         return cls(directory, file)
 
     def release(self) -> None:
-        """Let another server in."""
+        """Release the directory for another server."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -72,7 +70,7 @@ def locked(file: int) -> bool:
 
 
 def _holder(file: int) -> str:
-    """The process id in the lock file, where it can be read."""
+    """Return the process id in the lock file, where readable."""
     try:
         os.lseek(file, 1, os.SEEK_SET)
         return os.read(file, 32).decode("ascii", "replace").strip()

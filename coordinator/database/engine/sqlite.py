@@ -1,4 +1,4 @@
-"""SQLite behind one thread that writes and a few that read.
+"""SQLite behind one writing thread and a few reading ones.
 
 Functions that wait while the disk is busy are joined into one commit, each in a savepoint of its
 own: one that fails does not spoil the others, and nobody is answered before the commit is on the
@@ -47,7 +47,7 @@ log = structlog.get_logger("database")
 
 
 def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
-    """An engine whose transactions start with `begin`: the driver's own guesses are switched
+    """Return an engine whose transactions start with `begin`: the driver's own guesses are switched
     off.
     """
     made = create_engine(
@@ -195,7 +195,7 @@ class SqliteRunner:
             raise translate(error) from error
 
     def _note(self, error: BaseException) -> None:
-        """Write nothing more after a failure that says that the file cannot be relied on."""
+        """Refuse further writes after a failure that makes the file unreliable."""
         name = str(getattr(getattr(error, "orig", error), "sqlite_errorname", ""))
         lost = name.startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB"))
         if lost and name != "SQLITE_IOERR_SHMSIZE":
@@ -223,8 +223,8 @@ class SqliteRunner:
             raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S)
 
     def _reader(self) -> Connection:
-        """The connection of this thread, kept: to take one out of a pool and back took longer than
-        a short look.
+        """Return this thread's own connection: taking one from a pool took longer than a short
+        read.
         """
         connection: Connection | None = getattr(self._mine, "connection", None)
         if connection is None or connection.invalidated:
@@ -361,9 +361,7 @@ class SqliteRunner:
                 done.append(job)
 
     def _abandon(self, error: BaseException, done: list[_WriteJob]) -> None:
-        """The transaction is lost: nobody in it may believe otherwise, and nothing is tried
-        again.
-        """
+        """Fail all jobs of a lost transaction; none is retried."""
         told = translate(error)
         self._note(error)  # after a failed fsync nobody knows what the disk holds
         for job in done:
@@ -374,7 +372,7 @@ class SqliteRunner:
             self._connection = None
 
     def _peek(self) -> None:
-        """Tell when another process has committed: the number moves for others' commits only."""
+        """Notice commits of other processes: the number changes for theirs only."""
         now = time.monotonic()
         if self._changed is None or now < self._peeked + PEEK_S:
             return

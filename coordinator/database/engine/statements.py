@@ -14,7 +14,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 
 
 def its(column: KeyedColumnElement[Any]) -> ColumnElement[bool]:
-    """`column = :its_<column>`.
+    """Return the condition `column = :its_<column>`.
 
     The value is given when the statement runs; the prefix keeps it from what an UPDATE sets.
     """
@@ -22,7 +22,8 @@ def its(column: KeyedColumnElement[Any]) -> ColumnElement[bool]:
 
 
 def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnElement[bool]:
-    """`column IN ('one', 'another')`, words of the program written into the statement.
+    """Return `column IN ('one', 'another')`, with the program's own words written into the
+    statement.
 
     A list of bound values is put in anew each time that it runs, 50 us, and for a bound value that
     decides whether a partial index serves, SQLite plans the query anew: 28 us became 5, 224 became
@@ -37,5 +38,5 @@ def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnEleme
 
 
 def among(column: KeyedColumnElement[Any], name: str) -> ColumnElement[bool]:
-    """`column IN (:name)`, a list given when the statement runs."""
+    """Return `column IN (:name)`, with the list given at execution."""
     return column.in_(bindparam(name, expanding=True))

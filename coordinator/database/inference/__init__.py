@@ -1,1 +1,1 @@
-"""Keys of the OpenAI-compatible interface, and the record of their use."""
+"""API keys and their metered requests."""

@@ -50,7 +50,7 @@ def add(conn: Connection, values: dict[str, Any]) -> KeyRow:
 
 
 def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
-    """Return a key, and True if its account may ask; None for one that was never made."""
+    """Return a key, and True if its account may ask; None for an unknown one."""
     row = conn.execute(_BY_HASH, {"its_key_hash": key_hash}).mappings().first()
     if row is None:
         return None

@@ -59,7 +59,7 @@ _BEAT = (
 
 
 def begin(conn: Connection, row: OpenRow, memo: str) -> None:
-    """Hold the worst case and write the request down. Raises Forbidden for too little credit."""
+    """Hold the worst case and insert the request. Raises Forbidden for too little credit."""
     if row.held_micro:
         spending.hold(conn, row.volunteer_id, row.id, row.held_micro, memo, row.at)
     zero = {"state": "open", "tokens_out": 0, "cost_micro": 0, "beat_at": row.at}
@@ -137,7 +137,7 @@ def shares(cost: int, out: int, answered: Mapping[str, int], house_share: float)
 
 
 def beat(conn: Connection, streamed: Mapping[str, Streamed], now: float) -> None:
-    """Write down how many tokens each request under way has been streamed."""
+    """Store how many tokens each running request has streamed."""
     rows = [
         {
             "its_id": each,

@@ -62,7 +62,7 @@ _UNSPEND = (
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that volunteers answered."""
+    """Request that volunteers answered."""
 
     id: str
     run_id: int
@@ -71,7 +71,7 @@ class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lock(conn: Connection, who: Collection[str]) -> None:
-    """Lock accounts until the transaction ends, before any account of the ledger."""
+    """Lock accounts until the transaction ends, before any ledger account."""
     if who:
         conn.execute(_LOCK, {"ids": sorted(who)})
 
@@ -139,7 +139,7 @@ def compared(
 
 
 def untold(conn: Connection, request_id: str, who: str, now: float) -> None:
-    """Record that the comparison of an answer that was drawn cannot be made any more."""
+    """Record that a drawn answer cannot be compared any more."""
     lock(conn, [who])
     _tell(conn, request_id, who, "untold", now)
 
@@ -222,7 +222,7 @@ def states(conn: Connection, request_id: str) -> dict[str, str]:
 
 
 def beat(conn: Connection, replica: str, now: float) -> None:
-    """Note that the process that is to compare draws is alive."""
+    """Store a beat of the process that is to compare draws."""
     mine = update(answer_stakes).where(_S.state == "drawn", _S.replica == replica)
     conn.execute(mine.values(beat_at=now))
 

@@ -28,12 +28,12 @@ SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest stands for t
 
 
 def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
-    """Chain the next events; how many. Alone in its transaction (see chain.py)."""
+    """Chain the next events; return their number. Alone in its transaction (see hash_chain.py)."""
     return hash_chain.seal(conn, events, SEALED, limit)
 
 
 def check_ledger(conn: Connection) -> list[str]:
-    """One sentence for each breach, at most 100; empty when all is well."""
+    """Return one sentence for each breach, at most 100."""
     parts = (
         _events(conn),
         _balances(conn),
@@ -89,8 +89,8 @@ def _moves(conn: Connection, after: int, upto: int) -> defaultdict[int, list[Mov
 
 
 def _balances(conn: Connection) -> Iterator[str]:
-    """Every balance is the sum of its postings, none but the mint is negative, all together are
-    zero.
+    """Check that every balance is the sum of its postings, only the mint is negative, and all
+    together are zero.
     """
     total = func.coalesce(func.sum(postings.c.amount_micro), 0)
     query = (
@@ -111,7 +111,7 @@ def _balances(conn: Connection) -> Iterator[str]:
 
 
 def _steps(conn: Connection) -> Iterator[str]:
-    """The events of each contribution are steps that follow from each other, and from its state."""
+    """Check that the events of each contribution follow from each other, and from its state."""
     one = (  # of two sides, the positive one is the amount
         select(
             events.c.contribution_id,
@@ -172,7 +172,7 @@ def _unpaid(conn: Connection) -> Iterator[str]:
 
 
 def _holds(conn: Connection) -> Iterator[str]:
-    """A hold ends at most once, and nothing ends that was not held."""
+    """Check that a hold ends at most once, and nothing ends that was not held."""
     start = case((events.c.kind == "settle", 8), else_=9)  # behind "settle:" or "release:"
     name = func.substr(events.c.key, start)
     begun = events.alias("begun")
@@ -224,7 +224,7 @@ def _answers(conn: Connection) -> Iterator[str]:
 
 
 def _debts(conn: Connection) -> Iterator[str]:
-    """An account that owes has nothing to spend."""
+    """Check that an account with a debt has nothing to spend."""
     owed, has = accounts.alias("owed"), accounts.alias("has")
     query = (
         select(owed.c.owner, owed.c.balance_micro, has.c.balance_micro)

@@ -1,4 +1,4 @@
-"""Pay of contributions that are done: earned at once, or at stake.
+"""Pay of finished contributions: earned at once, or at stake.
 
     vouched for       pending -> earned
     everything else   pending -> escrow; a later draw that passes: escrow -> earned,
@@ -64,7 +64,7 @@ _REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))
 
 def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """Pay contributions that are merged, or need no merge; each must be pending, and its verdict
-    recorded: one that is not paid says so there.
+    recorded, which tells about unpaid ones.
 
     A handful of statements for hundreds of contributions. Nothing is paid for weight 0, to a
     suspended account, or below the least trust to one that nobody vouched for; what was paid, or
@@ -93,7 +93,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
 
 
 def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Put pending credit of an audit at stake, whosever it is. Raises Conflict when its account is
+    """Put an audit's pending credit at stake, for any account. Raises Conflict when its account is
     suspended at this moment.
     """
     _hold(conn, rows, now)
@@ -101,7 +101,7 @@ def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
 
 
 def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Give back the pending credit of contributions that are not to be paid."""
+    """Void the pending credit of contributions that are not to be paid."""
     post_void_many(conn, [Payment.of(row) for row in rows], now)
 
 
@@ -118,7 +118,7 @@ def free(conn: Connection, volunteer_id: str, last: int, bond: int, now: float) 
 
 
 def free_all(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Free all that is at stake of an account which is vouched for by now; how many."""
+    """Free the whole stake of a vouched-for account; return its number of contributions."""
     rows = waiting(conn, volunteer_id)
     _free(conn, rows, now)
     return len(rows)
@@ -159,8 +159,8 @@ def _free(conn: Connection, rows: Sequence[Payment], now: float) -> None:
 
 
 def _not_suspended(conn: Connection, rows: Sequence[ContributionRow]) -> None:
-    """Raise Conflict if an account was suspended while it was paid: its own ledger accounts are
-    locked by now, so a suspension is seen here, or sees what is here.
+    """Raise Conflict if an account was suspended while it was paid: its ledger accounts are locked
+    by now, so a suspension is seen here, or sees this payment.
     """
     paid = sorted({row.volunteer_id for row in rows})
     if paid and conn.execute(_SUSPENDED, {"ids": paid}).first() is not None:

@@ -1,4 +1,4 @@
-"""Gifts: credit that no work of its owner earned.
+"""Gifts: credit without work of its owner.
 
     grant    mint     -> earned    the organiser gives it, for a reason
     give     earned   -> earned    another volunteer gives of what it earned
@@ -25,7 +25,7 @@ from shared.errors import BadRequest
 
 
 def grant(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, now: float) -> None:
-    """Give an account credit from the mint. Raises BadRequest for an amount that is none."""
+    """Give an account credit from the mint. Raises BadRequest for an invalid amount."""
     _check(amount_micro)
     moves = (Move(owner, "earned", amount_micro), Move(SYSTEM, MINT, -amount_micro))
     post(conn, [EventDraft(key=f"grant:{key}", kind="grant", moves=moves, memo=memo)], now)
@@ -52,7 +52,7 @@ def give(
 
 
 def given_since(conn: Connection, giver: str, at: float) -> tuple[int, int]:
-    """Return how much an account gave to others from `at` on, and how often."""
+    """Return the sum and the number of an account's gifts from `at` on."""
     query = (
         select(func.coalesce(func.sum(postings.c.amount_micro), 0), func.count())
         .join(events, events.c.id == postings.c.event_id)

@@ -31,7 +31,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def link(previous: str, said: Sequence[Any]) -> str:
-    """The hash of a row that says `said` and stands behind a row with the hash `previous`."""
+    """Return the hash of a row with content `said` after a row with hash `previous`."""
     return hashlib.sha256(previous.encode() + b"\n" + msgspec.json.encode(said)).hexdigest()
 
 
@@ -44,7 +44,7 @@ def end(conn: Connection, table: Table) -> End:
 def seal(
     conn: Connection, table: Table, columns: Sequence[Column[Any]], limit: int = SEAL_BATCH
 ) -> int:
-    """Chain the next rows; how many. Must be the first statement of its transaction.
+    """Chain the next rows; return their number. Must be the first statement of its transaction.
 
     On PostgreSQL numbers are given before a transaction commits, so a lower one could still appear:
     the table is closed to writers for a moment, which waits for those under way.
@@ -76,7 +76,7 @@ def _set_end(conn: Connection, table: Table, at: End) -> None:
 
 
 def check(conn: Connection, table: Table, columns: Sequence[Column[Any]]) -> Iterator[str]:
-    """Walk the whole chain: a sentence for the first row that does not fit."""
+    """Verify the whole chain; return a sentence for the first broken row."""
     goal, at, count = end(conn, table), End(), 0
     while at.id < goal.id:
         query = select(table.c.chain, table.c.id, *columns).order_by(table.c.id).limit(READ_BATCH)

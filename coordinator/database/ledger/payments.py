@@ -185,12 +185,12 @@ def _step(conn: Connection, step: str, rows: Sequence[Payment], now: float, memo
 
 
 def post_pending_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Accepted: promised, not yet earned."""
+    """Post accepted: pay is promised, not yet earned."""
     post(conn, [_draft("pending", pay) for pay in rows], now)
 
 
 def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Merged: earned.
+    """Post merged: pay is earned.
 
     A handful of statements for hundreds of contributions; each must be pending.
     """
@@ -198,7 +198,7 @@ def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> N
 
 
 def post_void_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Accepted, and not to be paid: the pending credit goes back."""
+    """Post accepted but unpaid: the pending credit is voided."""
     _step(conn, "void", rows, now)
 
 
@@ -208,21 +208,21 @@ def post_escrow_many(conn: Connection, rows: Sequence[Payment], now: float) -> N
 
 
 def post_vested_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Earned at last."""
+    """Post the end of escrow: pay is earned."""
     _step(conn, "vest", rows, now)
 
 
 def post_forfeit_many(
     conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
 ) -> None:
-    """Taken back out of escrow, before it was earned."""
+    """Post the forfeit of escrowed pay."""
     _step(conn, "forfeit", rows, now, memo)
 
 
 def post_withdrawn_many(
     conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
 ) -> None:
-    """Accepted, and taken back before it was paid."""
+    """Post the reversal of pending pay."""
     _step(conn, "withdraw", rows, now, memo)
 
 
@@ -235,7 +235,7 @@ def post_pending(
     amount_micro: int,
     now: float,
 ) -> None:
-    """One contribution was accepted."""
+    """Post the acceptance of one contribution."""
     post_pending_many(conn, [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
 
 
@@ -248,7 +248,7 @@ def post_earned(
     amount_micro: int,
     now: float,
 ) -> None:
-    """One contribution was merged, or needed no merge."""
+    """Post the pay of one contribution that was merged, or needed no merge."""
     post_earned_many(conn, [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
 
 
@@ -261,7 +261,7 @@ def post_void(
     amount_micro: int,
     now: float,
 ) -> None:
-    """One accepted contribution was set aside: its pending credit goes back."""
+    """Post one contribution set aside: its pending credit is voided."""
     _step(conn, "void", [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
 
 
@@ -359,8 +359,8 @@ def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> lis
 
 
 def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:
-    """A volunteer's lines, newest first; `before` (the id of the last line seen) continues the
-    listing.
+    """Return a volunteer's ledger lines, newest first; `before` (the id of the last line seen)
+    continues the listing.
     """
     # Each kind is told by one of its sides: a step within a volunteer's own accounts would sum to
     # nothing.

@@ -1,5 +1,4 @@
-"""Double entry: events whose postings sum to zero, and balances that follow them in the same
-transaction.
+"""Double entry: events whose postings sum to zero, and balances updated in the same transaction.
 
 An event is named by its key. Posting it a second time with the same content changes nothing; with
 other content it is refused. Postings are never altered: what was wrong is answered by another
@@ -221,7 +220,7 @@ def _order(name: AccountName) -> tuple[bool, AccountName]:
 
 
 def _lock_accounts(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
-    """Numbers of the accounts, made where missing, locked until the transaction ends."""
+    """Return the numbers of the accounts, made where missing, locked until the transaction ends."""
     wanted = sorted(names, key=_order)
     found = _find(conn, wanted)
     missing = [name for name in wanted if name not in found]

@@ -1,4 +1,4 @@
-"""The record as a Merkle tree: leaves behind the hash chains, heads, proofs.
+"""Record as a Merkle tree: leaves after the hash chains, heads, proofs.
 
 Rows become leaves after they were sealed (see `hash_chain`), in that order, under a lock of the
 tree's own: writers of the ledger and the record never wait for it. All leaves of one log are in
@@ -83,7 +83,7 @@ def counted(conn: Connection) -> tuple[int, int]:
 
 
 def behind(conn: Connection) -> bool:
-    """Return True if there are rows to seal or to add to the tree; locks nothing."""
+    """Return True if rows wait to be sealed or added to the tree; locks nothing."""
     tree = head(conn)
     done = {"events": tree.events, "record": tree.record}
     return any(
@@ -182,7 +182,7 @@ def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Pa
 
 
 def check(conn: Connection) -> Iterator[str]:
-    """Compute the whole tree again from the rows: a sentence for the first thing that differs."""
+    """Recompute the whole tree from the rows; return a sentence for the first difference."""
     tree = head(conn)
     edge = merkle.Frontier(_nodes(conn, ()), 0)
     while edge.size < tree.size:
@@ -300,7 +300,7 @@ def _nodes(conn: Connection, wanted: Sequence[tuple[int, int]]) -> merkle.Nodes:
 def _proofs(
     conn: Connection, makers: Sequence[Callable[[merkle.Nodes], list[bytes]]]
 ) -> list[list[bytes]]:
-    """Make proofs: once to see which nodes they take, once with them."""
+    """Make proofs: once to see which nodes they need, once with the nodes."""
     wanted: dict[tuple[int, int], None] = {}
 
     def note(level: int, place: int) -> bytes:

@@ -23,7 +23,7 @@ OVER = frozenset({"void", "forfeit", "reverse"})
 
 
 class TakenBack(msgspec.Struct, frozen=True, kw_only=True):
-    """Amounts that were taken back, by where they were."""
+    """Amounts that were taken back, by ledger account."""
 
     contributions: int = 0
     pending_micro: int = 0

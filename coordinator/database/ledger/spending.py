@@ -1,4 +1,4 @@
-"""Spending: credit is held before something is delivered, and settled or released after.
+"""Spending: credit is held before a delivery, and settled or released afterwards.
 
     hold            earned  -> held      something is about to be paid for
     settle          held    -> burn      it was delivered; what it did not cost goes back to earned
@@ -24,7 +24,7 @@ from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 def hold(
     conn: Connection, volunteer_id: str, hold_id: str, amount_micro: int, memo: str, now: float
 ) -> None:
-    """Set credit aside for something that is about to be delivered.
+    """Hold credit for a delivery.
 
     Raises Forbidden when there is not enough.
     """

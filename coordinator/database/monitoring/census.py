@@ -76,7 +76,7 @@ def census(conn: Connection, now: float) -> Census:
 
 
 def _newest(now: float) -> CTE:
-    """The newest contributions of the last hour, so many at most."""
+    """Return the newest contributions of the last hour, up to a maximum."""
     some = (
         select(
             _C.id, _C.run_id, _C.kind, _C.state, _C.reason, _C.samples, _C.size, _C.worker_id,

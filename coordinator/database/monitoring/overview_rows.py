@@ -132,7 +132,7 @@ def _unmerged(conn: Connection, run_id: int) -> int:
 
 
 def _pace(row: Mapping[str, Any], now: float) -> float:
-    """Versions an hour, of the newest: it falls while nothing is merged."""
+    """Return the newest versions' rate an hour: it falls while nothing is merged."""
     if row["state"] != "running" or row["first_at"] is None or row["head"] <= row["first"]:
         return 0.0
     return float(3600 * (row["head"] - row["first"]) / max(1.0, now - row["first_at"]))

@@ -29,20 +29,22 @@ def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
 
 
 def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float) -> bool:
-    """Write a beat. False where the row is gone: another process took its place, or forgot it."""
+    """Store a beat. False where the row is deleted: another process took its place, or expired
+    it.
+    """
     said = msgspec.json.encode(figures).decode()
     given = {"its_id": replica_id, "beat_at": now, "figures": said}
     return conn.execute(_BEAT, given).rowcount == 1
 
 
 def alive(conn: Connection, since: float) -> int:
-    """Return how many serving processes were heard of since an instant, at least one."""
+    """Return how many serving processes have beaten since an instant, at least one."""
     counted = select(func.count()).select_from(replicas).where(_R.beat_at >= since)
     return max(1, int(conn.execute(counted).scalar_one()))
 
 
 def end(conn: Connection, replica_id: str) -> None:
-    """The process stops on purpose."""
+    """Delete the row of a process that stops on purpose."""
     conn.execute(delete(replicas).where(_R.id == replica_id))
 
 

@@ -16,7 +16,7 @@ TEXT_MAX = 300
 
 
 class TaskEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to a task."""
+    """One event in a task's history."""
 
     at: float
     what: str  # created, claimed, begun, failure, timeout, forgiven, received, or a verdict

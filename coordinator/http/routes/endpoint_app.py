@@ -1,4 +1,4 @@
-"""An endpoint as an ASGI application: authentication, limits, decoding, encoding and counting, once
+"""Endpoint as an ASGI application: authentication, limits, decoding, encoding and counting, once
 for all routes.
 
 Most endpoints name the method of a service that answers them; a handler gets a `Call` and returns
@@ -50,7 +50,7 @@ _encode = msgspec.json.Encoder(enc_hook=english).encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A reply that is more than a struct: status, headers, bytes, or a stream of `size` bytes."""
+    """Reply with more than a struct: status, headers, bytes, or a stream of `size` bytes."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -60,7 +60,7 @@ class Reply:
 
 
 class Call(Generic[Body]):
-    """One request as a handler sees it."""
+    """One request as a handler receives it."""
 
     __slots__ = ("_params", "_principal", "_query", "body", "coordinator", "receive", "scope")
 
@@ -82,14 +82,16 @@ class Call(Generic[Body]):
 
     @property
     def principal(self) -> Principal:
-        """The worker that calls. Only for endpoints of workers."""
+        """Return the calling worker. Only for endpoints of workers."""
         if self._principal is None:
             raise Unauthorized("this needs the token of a worker")
         return self._principal
 
     @property
     def address(self) -> str:
-        """Address of the client, the proxy's word included where it is trusted; "" = unknown."""
+        """Return the address of the client, by the proxy's header where it is trusted; "" =
+        unknown.
+        """
         client = self.scope.get("client")
         return client[0] if client else ""
 
@@ -117,7 +119,8 @@ class Call(Generic[Body]):
         return self._query.get(name, "")
 
     def query_number(self, name: str) -> int | None:
-        """A query parameter that is a number, or None; one that no row has counts as the largest.
+        """Return a query parameter that is a number, or None; one beyond every row counts as the
+        largest.
 
         Raises BadRequest.
         """
@@ -166,7 +169,7 @@ def service_handler(endpoint: Endpoint[Any], coordinator: Coordinator) -> Handle
 
 
 class Served:
-    """An endpoint as an ASGI application; without a handler the service that it names answers."""
+    """Endpoint as an ASGI application; without a handler the named service answers."""
 
     def __init__(
         self, endpoint: Endpoint[Any], coordinator: Coordinator, handler: Handler | None = None
@@ -228,7 +231,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
-    """Send a reply; a request whose body was not read to its end is the last of its connection."""
+    """Send a reply; an unread rest of the request's body ends the connection."""
     size = reply.size if reply.stream is not None else len(reply.body)
     headers = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers]
     headers.append((b"x-request-id", scope.get("request_id", "").encode()))
@@ -268,7 +271,7 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
 
 
 def client_key(scope: Scope) -> str:
-    """Return the key by which requests of an address are counted: an IPv6 /64 is one home."""
+    """Return the key that counts requests of an address: an IPv6 /64 is one home."""
     client = scope.get("client")
     return address_key(client[0]) if client else ""
 

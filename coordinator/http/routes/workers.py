@@ -1,4 +1,4 @@
-"""Workers: registration, visibility, link codes; claims, the begin of work, bytes of uploads."""
+"""Workers: registration, visibility, link codes; claims, begin of work, uploaded bytes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
 
 
 async def submit(call: Call[SubmitRequest]) -> SubmitReply:
-    """Return the verdict and, once there is one, the account at the same instant."""
+    """Return the verdict, and with it the account at the same instant."""
     coordinator, principal = call.coordinator, call.principal
     number, fresh = await coordinator.intake.take_in(principal, call.number("task"), call.body)
     me: Me | None
