@@ -39,7 +39,7 @@ SPOKEN = [
     *sorted((PROGRAM / "cli").glob("*.py")),
     *(PROGRAM / "service" / name for name in ("service.py", "uninstall.py")),
     *sorted((PROGRAM / "settings").glob("*.py")),
-    *(PROGRAM / "control" / name for name in ("sentences.py",)),
+    *(PROGRAM / "control" / name for name in ("event_sentences.py",)),
     PROGRAM / "machine" / "policy.py",
 ]
 # Strings that look like words of a screen and are none.
@@ -161,6 +161,16 @@ async def test_no_label_is_cut_on_any_page_at_any_size(engine: FakeEngine, langu
                 if missing := cut(screen_text(app), known):
                     found[f"{page.name} at {name}"] = missing
     assert not found
+
+
+@pytest.mark.parametrize("language", ["en", *SHIPPED])
+async def test_every_page_has_its_name_at_80_columns(engine: FakeEngine, language: str) -> None:
+    use(choose(language))
+    look = Look(language=language)
+    async with opened(prepared(engine), scenes.filled(), look=look, size=(80, 24)) as (app, p):
+        await settle(app, p)
+        head = screen_text(app).splitlines()[0]
+    assert [_(page.title) for page in keys.PAGES if f"{page.key} {_(page.title)}" not in head] == []
 
 
 @pytest.mark.parametrize("language", SHIPPED)

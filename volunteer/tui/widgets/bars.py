@@ -71,26 +71,27 @@ def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
     """Return the tabs in `room` cells: all names, or this page's name and the digits of the
     others.
     """
-    full = _tabs(here, titles=True)
-    return full if wide(full[0]) <= room else _tabs(here, titles=False)
+    for titles, gap in ((True, " "), (True, "")):
+        full = _tabs(here, titles, gap)
+        if wide(full[0]) <= room:
+            return full
+    return _tabs(here, False, " ")
 
 
-def _tabs(here: str, *, titles: bool) -> tuple[Line, tuple[Hit, ...]]:
+def _tabs(here: str, titles: bool, gap: str) -> tuple[Line, tuple[Hit, ...]]:
+    """Return the tabs, each after a gap and before a space."""
     spans: list[Span] = []
     hits: list[Hit] = []
     at = 0
     for page in keys.PAGES:
         current = page.name == here
-        text = f" {page.key} {_(page.title)} " if titles or current else f" {page.key} "
-        parts = (
-            ((text, "here"),)
-            if current
-            else ((f" {page.key} ", "key"), (text[len(page.key) + 2 :], "tab"))
-        )
-        spans += [part for part in parts if part[0]]
-        hits.append((at, at + cell_len(text), f"app.page('{page.name}')"))
-        at += cell_len(text)
-    return tuple(spans), tuple(hits)
+        title = f"{_(page.title)} " if titles or current else ""
+        key = f"{gap}{page.key} "
+        spans += [(key + title, "here")] if current else [(key, "key"), (title, "tab")]
+        size = cell_len(key + title)
+        hits.append((at, at + size, f"app.page('{page.name}')"))
+        at += size
+    return tuple(span for span in spans if span[0]), tuple(hits)
 
 
 class StateBar(Bar):
