@@ -41,7 +41,13 @@ from shared.errors import (
 )
 from shared.machine_limits import disk_bytes
 from shared.protocol.contributions import UploadInfo, UploadRequest
-from shared.protocol.limits import PARTS_MAX, TRIES_MAX, UPLOAD_BYTES_MAX
+from shared.protocol.limits import (
+    DIRECT_BYTES,
+    PARTS_MAX,
+    TRIES_MAX,
+    UPLOAD_BYTES_MAX,
+    UPLOAD_PIECE_BYTES,
+)
 from shared.tensors.writer import Syncing
 from shared.units import DAY_S
 
@@ -160,7 +166,16 @@ class Uploads(PlatformService):
             raise TooLarge(f"an upload has between 1 and {UPLOAD_BYTES_MAX} bytes")
         free = await in_pool(self._check_space, request.size)
         row, fresh = await self._db.write(lambda conn: self._begin(conn, principal, request, free))
-        return self._view(row, 0) if fresh else await self._info(row)
+        return await self._directed(self._view(row, 0) if fresh else await self._info(row))
+
+    async def _directed(self, info: UploadInfo) -> UploadInfo:
+        """Name the place in the store for the next piece of an upload that is worth it."""
+        left, staging = info.size - info.offset, self._blobs.staging
+        if staging is None or info.complete or left < DIRECT_BYTES:
+            return info
+        size = min(left, UPLOAD_PIECE_BYTES)
+        url = await staging.url(info.upload_id, info.offset, size)
+        return msgspec.structs.replace(info, url=url)
 
     def _begin(
         self, conn: Connection, principal: Principal, request: UploadRequest, free: float
@@ -445,17 +460,17 @@ class Uploads(PlatformService):
             raise InvalidFrame(
                 "the bytes do not have the hash that was announced; upload them again"
             )
-        await self._blobs.put_file(row.sha256, path)
+        if staging is not None and in_pieces:
+            await staging.finish(row.id, row.sha256, path)
+        else:
+            await self._blobs.put_file(row.sha256, path)
 
         def store(conn: Connection) -> bool:
             datasets.register(conn, [(row.sha256, row.size, "update")], self._clock.now())
             upload_rows.finish(conn, row.id)
             return row.evidence_of is not None and recomputes.arrive(conn, row.evidence_of)
 
-        wanted = await self._db.write(store)
-        if staging is not None and in_pieces:
-            await staging.drop(row.id)
-        if wanted:
+        if await self._db.write(store):
             self._signals.notify("recomputes")
             self._signals.notify("queue")  # its machine may have other work
         return self._view(row, row.size, complete=True)

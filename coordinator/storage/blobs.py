@@ -91,6 +91,11 @@ class BlobStore(Protocol):
     async def open_range(self, sha256: str, start: int, stop: int) -> Pieces:
         """Return the bytes [start, stop) in reads of at most 1 MiB."""
 
+    async def url(self, sha256: str) -> str:
+        """Return where volunteers fetch the bytes from the store itself, for some minutes; "" where
+        they cannot.
+        """
+
     async def delete(self, sha256: str) -> None:
         """Remove; nothing happens if it is not there."""
 
@@ -324,6 +329,9 @@ class DiskBlobs:
             return self._path(sha256).open("rb", buffering=0)
         except FileNotFoundError as error:
             raise NotFound(f"the blob {sha256} is not in the store") from error
+
+    async def url(self, sha256: str) -> str:
+        return ""
 
     async def delete(self, sha256: str) -> None:
         await in_pool(self._delete, self._path(sha256))

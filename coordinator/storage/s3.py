@@ -1,7 +1,8 @@
 """Blobs in an S3-compatible object store, with a local cache for memory-mapped files.
 
 Address and credentials come from the usual AWS_* variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
-...); none is a setting.
+...); none is a setting. With AWS_ENDPOINT_URL_PUBLIC, under which volunteers reach the store, bytes
+travel between them and the store by URLs that are signed for one object and some minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from coordinator.storage.blobs import (
@@ -31,6 +32,7 @@ from shared.errors import Configuration, NotFound, Unavailable
 from shared.installation import lacking
 
 CACHE_BYTES_MAX = 32 << 30
+SIGNED = timedelta(minutes=15)  # how long a URL is good
 PUTS_AT_ONCE = 4  # parts of one file, 5 MiB each
 
 
@@ -73,6 +75,8 @@ class S3Blobs:
             said = str(error).partition("\n")[0]  # its dump of itself follows
             raise Configuration(f"the object store {url} cannot be used: {said}") from error
         self._obstore = obstore
+        public = os.environ.get("AWS_ENDPOINT_URL_PUBLIC", "")
+        self._public = S3Store.from_url(url, endpoint=public) if public else None
         self._cache = cache
         self._cache_bytes_max = cache_bytes_max
         self.staging: Staging | None = Staging(self)
@@ -203,6 +207,23 @@ class S3Blobs:
             view = memoryview(data)
             for start in range(0, len(view), READ_BYTES):
                 yield bytes(view[start : start + READ_BYTES])
+
+    async def url(self, sha256: str) -> str:
+        return await self.signed("GET", self._key(sha256))
+
+    async def signed(self, method: Literal["GET", "PUT"], key: str) -> str:
+        """Return a URL for one request about one object; "" where volunteers do not reach it."""
+        if self._public is None:
+            return ""
+        return str(await self._call(self._obstore.sign_async(self._public, method, key, SIGNED)))
+
+    async def copy_object(self, key: str, sha256: str) -> None:
+        """Make a blob of an object, within the store."""
+        await self._call(self._obstore.copy_async(self._store, key, self._key(sha256)))
+
+    async def keep(self, sha256: str, path: Path) -> None:
+        """Take a file whose blob is stored into the cache."""
+        await in_pool(self._keep, sha256, path)
 
     async def delete(self, sha256: str) -> None:
         await self.delete_object(self._key(sha256))

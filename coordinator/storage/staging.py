@@ -40,6 +40,8 @@ class Staging:
         longest: dict[int, StagedPiece] = {}
         for found in await self._stored(f"{FOLDER}/{upload_id}/"):
             offset, size = map(int, found["path"].rpartition("/")[2].split("-"))
+            if found["size"] != size:
+                continue  # by a signed URL anything can be put there
             piece = StagedPiece(offset, size, found["path"])
             longest[offset] = max(longest.get(offset, piece), piece, key=lambda each: each.bytes)
         follow: list[StagedPiece] = []
@@ -49,7 +51,23 @@ class Staging:
 
     async def put(self, upload_id: str, offset: int, path: Path, size: int) -> None:
         """Store a piece, durably."""
-        await self._blobs.put_object(f"{FOLDER}/{upload_id}/{offset:016d}-{size:016d}", path, size)
+        await self._blobs.put_object(_key(upload_id, offset, size), path, size)
+
+    async def url(self, upload_id: str, offset: int, size: int) -> str:
+        """Return where a volunteer stores a piece itself; "" where it cannot."""
+        return await self._blobs.signed("PUT", _key(upload_id, offset, size))
+
+    async def finish(self, upload_id: str, sha256: str, path: Path) -> None:
+        """Make a blob of an upload that was collected into a file, which is taken: the one piece as
+        it lies there, or the file.
+        """
+        pieces = await self.pieces(upload_id)
+        if len(pieces) == 1:
+            await self._blobs.copy_object(pieces[0].key, sha256)
+            await self._blobs.keep(sha256, path)
+        else:
+            await self._blobs.put_file(sha256, path)
+        await self.drop(upload_id)
 
     async def collect(self, upload_id: str, into: Path) -> None:
         """Write the pieces that are there into one file."""
@@ -74,6 +92,10 @@ class Staging:
 
     async def _stored(self, prefix: str) -> list[Any]:
         return [found async for found in self._blobs.objects(prefix)]
+
+
+def _key(upload_id: str, offset: int, size: int) -> str:
+    return f"{FOLDER}/{upload_id}/{offset:016d}-{size:016d}"
 
 
 def end(pieces: list[StagedPiece]) -> int:

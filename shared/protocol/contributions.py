@@ -36,6 +36,7 @@ class UploadInfo(Message):
     size: Size
     complete: bool
     expires_at: float
+    url: str = ""  # where to PUT the next UPLOAD_PIECE_BYTES instead of here, at most
 
 
 class Commitment(Message):

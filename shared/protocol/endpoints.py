@@ -72,7 +72,7 @@ from shared.protocol.leases import (
 )
 from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
-from shared.protocol.versions import SignedManifest, VersionInfo
+from shared.protocol.versions import BlobUrl, SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 
 __all__ = [
@@ -230,6 +230,12 @@ BLOB = Endpoint(
     reply=NOTHING,
     gives=BYTES,
     headers=("Range", "If-Range", "If-None-Match"),
+)
+BLOB_URL = Endpoint(
+    method="GET",
+    path="/blobs/{sha256}/url",
+    summary="Where else the blob can be fetched: a signed address of the object store",
+    reply=BlobUrl,
 )
 
 # Read-only queries.

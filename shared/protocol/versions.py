@@ -17,6 +17,12 @@ class BlobRef(Message):
     size: int
 
 
+class BlobUrl(Message):
+    """Address in the object store from which a blob can be fetched for some minutes; "" = here."""
+
+    url: str
+
+
 class Link(Message):
     """Step from older published weights to newer ones: a blob, and the codec it is written in."""
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.errors import InvalidFrame, Unavailable
+from shared.errors import InvalidFrame, Unavailable, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import (
     BenchmarkRequest,
@@ -219,6 +219,13 @@ class Api:
         does.
         """
         return await self._call(endpoints.UPLOAD, {}, request, patience_s=0)
+
+    async def blob_url(self, sha256: str) -> str:
+        """Return where else a blob can be fetched; "" where nowhere, or nobody knows."""
+        try:
+            return (await self._call(endpoints.BLOB_URL, {"sha256": sha256}, patience_s=0)).url
+        except VolunteerError:
+            return ""
 
     async def submit(self, task: int, request: SubmitRequest) -> SubmitReply:
         """Submit a result; not retried here: the outbox keeps it and schedules the next try."""

@@ -281,6 +281,40 @@ class Client:
             )
             raise errors.Unreachable(said) from error
 
+    def may_go_to(self, url: str) -> bool:
+        """Look whether the coordinator may name this address: encrypted, and on this machine only
+        where the coordinator is too.
+        """
+        to, home = urlsplit(url), urlsplit(self.address.url)
+        near = is_loopback(to.hostname or "")
+        return is_loopback(home.hostname or "") if near else to.scheme == "https"
+
+    async def put_elsewhere(self, url: str, size: int, body: AsyncIterator[bytes]) -> None:
+        """One PUT to another server, such as an object store, without our token.
+
+        Raises Unreachable for every answer but a good one.
+        """
+        to = urlsplit(url)
+        limit = Limit(self.read_s + self.slack_s)
+        headers = {"Content-Length": str(size)}
+        try:
+            async with (
+                limit.running(),
+                httpx.AsyncClient(headers=HEADERS, timeout=_timeout(self.read_s)) as http,
+            ):
+                counted = self._counted(body, limit)
+                answer = await http.put(url, headers=headers, content=counted)
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL) as error:
+            raise errors.Unreachable(
+                Sentence(
+                    "{host} cannot be reached ({kind})", host=to.hostname, kind=type(error).__name__
+                )
+            ) from error
+        if answer.status_code not in (200, 201, 204):
+            raise errors.Unreachable(
+                Sentence("{host} answered {status}", host=to.hostname, status=answer.status_code)
+            )
+
     def _question(self, path: str, headers: Mapping[str, str]) -> bulk.Question:
         return bulk.Question(
             address=self.address,

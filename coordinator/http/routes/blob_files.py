@@ -9,6 +9,7 @@ from coordinator.request import INTEGER_DIGITS_MAX
 from coordinator.storage.blobs import check_name
 from shared.errors import NotFound
 from shared.protocol.base import ErrorBody
+from shared.protocol.versions import BlobUrl
 
 _RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGER_DIGITS_MAX}}})")
 
@@ -42,6 +43,14 @@ async def blob(call: Call[None]) -> Reply:
     if not await coordinator.datasets.may_read(name, call.principal.worker_id):
         raise NotFound("there is no such blob, or it is not for volunteers")
     return await _served(call, name)
+
+
+async def blob_url(call: Call[None]) -> BlobUrl:
+    coordinator = call.coordinator
+    name = check_name(call.text("sha256"))
+    if not await coordinator.datasets.may_read(name, call.principal.worker_id):
+        raise NotFound("there is no such blob, or it is not for volunteers")
+    return BlobUrl(url=await coordinator.blobs.url(name))
 
 
 async def any_blob(call: Call[None]) -> Reply:

@@ -27,6 +27,7 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.HEARTBEAT: workers.heartbeat,
     endpoints.UPLOAD_BYTES: workers.upload,
     endpoints.BLOB: blob_files.blob,
+    endpoints.BLOB_URL: blob_files.blob_url,
     endpoints.VERSIONS: runs.versions,
     endpoints.LATEST: runs.latest,
     endpoints.VERSION: runs.version,

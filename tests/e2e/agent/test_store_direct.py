@@ -1,0 +1,96 @@
+"""Bytes between volunteer and object store by signed URLs; the coordinator sees hashes alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coordinator.intake import uploads
+from shared.protocol.contributions import UploadInfo
+from tests.support.local_coordinator import (
+    LocalCoordinator,
+    decode,
+    local_coordinator,
+    refused,
+)
+from tests.support.local_volunteer import SHORT, LocalMachine
+from tests.support.wayward_store import WaywardStore
+from volunteer.control import events
+from volunteer.net import transfers
+
+SMALL = 1
+
+
+@pytest.fixture
+async def home(
+    wayward: WaywardStore, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[LocalCoordinator]:
+    """A coordinator whose store volunteers reach, for small files too."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PUBLIC", wayward.url)
+    for module in (uploads, transfers):
+        monkeypatch.setattr(module, "DIRECT_BYTES", SMALL)
+    async with local_coordinator(tmp_path / "coordinator", blobs=s3_url) as made:
+        yield made
+
+
+async def test_weights_data_and_updates_go_around_the_coordinator(
+    home: LocalCoordinator, tmp_path: Path
+) -> None:
+    await home.start_run(SHORT)
+    async with home.coordinator.working():
+        machine = LocalMachine(tmp_path / "machine", home)
+        await machine.join()
+        async with machine.working(max_tasks=2) as process:
+            await process.until(events.Judged)
+            assert await process.ended() == 0
+        moved = sum(event.bytes for event in process.all(events.Submitted))
+        assert process.all(events.Judged)[-1].verdict.state in ("accepted", "merged")
+        assert not [seen for seen in process.network.seen if seen.startswith("PUT /api/v1/uploads")]
+        sent = [seen for seen in process.network.seen if "/blobs/" in seen]
+        assert sent
+        assert all(seen.endswith("/url") for seen in sent)
+    assert moved > 10_000
+
+
+async def test_a_store_that_fails_costs_a_try_and_the_coordinator_takes_the_bytes(
+    home: LocalCoordinator, wayward: WaywardStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        type(home.coordinator.blobs), "signed", lambda *_: _away("http://127.0.0.1:1/x")
+    )
+    await home.start_run(SHORT)
+    async with home.coordinator.working():
+        machine = LocalMachine(tmp_path / "machine", home)
+        await machine.join()
+        async with machine.working(max_tasks=1) as process:
+            await process.until(events.Judged)
+            assert await process.ended() == 0
+        assert [seen for seen in process.network.seen if seen.startswith("PUT /api/v1/uploads")]
+
+
+async def _away(url: str) -> str:
+    return url
+
+
+async def test_what_does_not_fit_what_was_announced_is_refused(home: LocalCoordinator) -> None:
+    await home.start_run(SHORT)
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    data = await ann.update("tiny")
+    info = decode(await ann.announce(lease, data), UploadInfo)
+    async with httpx.AsyncClient() as store:
+        assert (await store.put(info.url, content=data[:-1])).status_code == 200  # too short
+        assert decode(await ann.announce(lease, data), UploadInfo).offset == 0
+        assert (await store.put(info.url, content=bytes(len(data)))).status_code == 200
+        refused(await ann.announce(lease, data), 422)  # of another hash: gone
+        info = decode(await ann.announce(lease, data), UploadInfo)
+        assert (await store.put(info.url, content=data)).status_code == 200
+        assert decode(await ann.announce(lease, data), UploadInfo).complete
+        assert (await store.put(info.url, content=bytes(len(data)))).status_code == 200  # again
+    blobs = home.coordinator.blobs
+    sha = hashlib.sha256(data).hexdigest()
+    assert await blobs.hash(sha) == sha
