@@ -24,7 +24,7 @@ from shared.errors import InvalidPlan, InvalidRunFile
 from shared.machine_limits import free_memory_bytes
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
-from shared.workloads.base import Workload, load
+from shared.workloads.base import TrainSettings, Workload, load
 
 if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
@@ -119,6 +119,28 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
                 f"{where}until_slope needs the held-out loss, and [evaluation] every = 0 "
                 "measures none: set every = 1, or give the phase until_versions or until_tokens"
             )
+
+
+def check_train(said: TrainSettings, whole: Plan) -> None:
+    """Refuse keys of `[train]` that nobody reads where the server alone makes steps. Raises
+    InvalidRunFile.
+    """
+    plans = (whole, *(in_phase(whole, index) for index in range(len(whole.phases))))
+    if any(plan.update == "delta" for plan in plans):
+        return
+    plain = TrainSettings()
+    idle = [
+        key
+        for key in TrainSettings.__struct_fields__
+        if key not in ("precision", "init_from") and getattr(said, key) != getattr(plain, key)
+    ]
+    if idle:
+        raise InvalidRunFile(
+            f'[train] {" and ".join(idle)}: in the preset "{whole.preset}" workers send gradients'
+            " and the server makes the steps, by the optimizer, lr, beta1 and beta2 of [plan], at"
+            " one rate, without decay or clipping; take these lines out, or take a preset of"
+            " deltas, e.g. fedavg"
+        )
 
 
 def table_defaults(

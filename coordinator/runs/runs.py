@@ -30,6 +30,7 @@ from coordinator.rules import run_file
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
     check_model,
+    check_train,
     definition,
     of_file,
     step_price_micro,
@@ -122,6 +123,7 @@ class Runs(PlatformService):
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
         about = of_file(stored)  # checks the plan too
+        check_train(said.train, about.plan)
         check_model(about.parameters)
         if manifest:
             _check_samples(file, sum(counts))

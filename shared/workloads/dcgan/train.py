@@ -139,13 +139,14 @@ class DcganWork:
             for part in (figures[:tenth], figures[-tenth:])
         )
         metrics = dict(zip(_FIGURES, means, strict=True))
-        rate = self._learners[0].rate(self._step - 1)
+        rate = {"lr": self._learners[0].rate(self._step - 1)}
+        applied = rate if self._job.update == "delta" else {}  # else the server's is
         report = Result(
             steps=self._step,
             samples=len(self._images),
             loss_first=head[0] + head[1],
             loss_last=means[0] + means[1],
-            metrics=metrics | {"micro_batch": float(self._portion), "lr": rate},
+            metrics=metrics | {"micro_batch": float(self._portion)} | applied,
             halved=tuple(self._halved),
         )
         found = {name: to_host(value) for name, value in self._model.named_buffers()}

@@ -146,6 +146,7 @@ class StepWork(ABC):
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         figures = self._figures.cpu()
         self._refuse_nan(figures.flatten().tolist())
+        rate = {"lr": self._learner.rate(self._step - 1)} if self.job.update == "delta" else {}
         tenth = max(1, len(figures) // 10)  # at both ends, so that the two can be compared
         head, tail = figures[:tenth].mean(0).tolist(), figures[-tenth:].mean(0).tolist()
         report = Result(
@@ -156,7 +157,7 @@ class StepWork(ABC):
             metrics={
                 **dict(zip(self.FIGURES, tail[2:], strict=True)),
                 "micro_batch": float(self._pace.micro),
-                "lr": self._learner.rate(self._step - 1),
+                **rate,
             },
         )
         return report, self._learner.result()

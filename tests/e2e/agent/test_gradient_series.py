@@ -16,9 +16,7 @@ from coordinator.database.tables.contributions import contributions as contribut
 from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.local_volunteer import LocalMachine, Process, local_machine
 
-LEARNING = RUN.replace("local_steps = 2", "local_steps = 12").replace(
-    "[plan]", "[train]\nwarmup_steps = 0\n[plan]"
-)
+LEARNING = RUN.replace("local_steps = 2", "local_steps = 12")
 ASYNC = LEARNING.replace(
     'preset = "fedavg"\nquorum = 2',
     'preset = "async-sgd"\nlr = 0.01\ngradient_every = 2\npull_every = 3',

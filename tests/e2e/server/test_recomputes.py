@@ -68,7 +68,9 @@ recompute = 1.0
 
 def run_file(codec: str = "int8", preset: str = "fedavg", precision: str = "float32") -> str:
     text = LEARNING.format(codec=codec, preset=preset, precision=precision)
-    return text.replace("[plan]", "[plan]\nquorum = 1") if preset == "fedavg" else text
+    if preset == "fedavg":
+        return text.replace("[plan]", "[plan]\nquorum = 1")
+    return text.replace("lr = 0.01\nwarmup_steps = 0\n", "")  # the server makes the steps
 
 
 async def results(home: LocalCoordinator, count: int) -> list[tuple[str, str]]:

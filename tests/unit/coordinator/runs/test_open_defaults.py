@@ -10,7 +10,8 @@ from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
-from coordinator.runs.definition import table_defaults
+from coordinator.runs.definition import check_train, table_defaults
+from shared.errors import InvalidRunFile
 from shared.workloads.base import load
 
 HEAD = 'name = "x"\nworkload = "{workload}"\ndataset = "d"\n'
@@ -68,3 +69,14 @@ def test_a_workloads_own_words_go_before(workload: str) -> None:
     assert plan(file.plan).quorum_share in (0.75, plan(closed.plan).quorum_share)
     if closed.validation.clip_until != 1.0:
         assert file.validation.clip_until == closed.validation.clip_until
+
+
+@pytest.mark.parametrize("preset", ["gradient-average", "sync-sgd", "async-sgd"])
+def test_keys_of_train_that_nobody_reads_are_refused(preset: str) -> None:
+    file = run_file.parse(
+        HEAD.format(workload="gpt") + "[train]\nlr = 1e-2\nwarmup_steps = 9\nclip_norm = 0.1\n"
+    )
+    with pytest.raises(InvalidRunFile, match="lr and warmup_steps and clip_norm: in the preset"):
+        check_train(file.train, plan({"preset": preset}))
+    check_train(file.train, plan({"preset": "fedavg"}))
+    check_train(resolved('[train]\nprecision = "bfloat16"\n').train, plan({"preset": preset}))
