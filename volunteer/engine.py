@@ -1,4 +1,4 @@
-"""A whole volunteer: profile, settings and agent behind one control, also before it has joined a
+"""Whole volunteer: profile, settings and agent behind one control, also before it has joined a
 coordinator.
 """
 
@@ -91,8 +91,8 @@ class Engine:
         start_paused: bool = False,
         ask_first: bool = False,
     ) -> None:
-        """Read the profile; with `ask_first` its devices are left alone until the owner has said
-        what they may use (`commands.Begin`, or the first `commands.Resume`).
+        """Read the profile; with `ask_first` the devices are not used until the owner has set their
+        limits (`commands.Begin`, or the first `commands.Resume`).
         """
         self.world = world or World()
         self.profile = Profile(directories.profile)
@@ -289,7 +289,7 @@ class Engine:
             self._agent.choose_runs(command.runs)
 
     def _before_the_answers(self, command: Command) -> None:
-        """Carry out a command to a first start that waits for its owner. Raises Conflict."""
+        """Execute a command during a first start that waits for its owner. Raises Conflict."""
         if not isinstance(command, commands.Resume):
             raise Conflict(
                 Sentence("the first start waits for your answers: finish them on its screen")
@@ -298,7 +298,7 @@ class Engine:
         self._begun.set()
 
     def stop(self, how: commands.How = "release") -> None:
-        """End the volunteer, also one that has joined nothing yet."""
+        """End the volunteer, also one without an account."""
         self._stop_asked.set()
         self._begun.set()
         self._joined.set()
@@ -379,7 +379,7 @@ def _invitation(who: Identity) -> str:
 
 
 async def _answered(answer: Any) -> Any:
-    """Return the answer to a command, which may have to be awaited."""
+    """Return the answer to a command, awaited if need be."""
     return await answer if inspect.isawaitable(answer) else answer
 
 

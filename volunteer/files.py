@@ -1,4 +1,4 @@
-"""Small files of the volunteer's own: written whole or not at all, read back with a limit.
+"""Small files of the volunteer: written whole or not at all, read back with a limit.
 
 Private by default (0600). `durable` also survives a power cut; without it a file still survives the
 end of the process.
@@ -33,13 +33,13 @@ def exports() -> Path:
 
 
 def export(path: Path, data: bytes) -> None:
-    """Write a file into the folder of exports, which may have to be made. Raises OSError."""
+    """Write a file into the folder of exports, made if missing. Raises OSError."""
     path.parent.mkdir(exist_ok=True)
     write_whole(path, data)
 
 
 def private_directory(path: Path) -> Path:
-    """The directory `path`, made if it is missing, closed to other users. Raises Configuration."""
+    """Return the directory `path`, made if missing, closed to other users. Raises Configuration."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -91,7 +91,7 @@ def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """The struct stored in `path`; None when there is no such file.
+    """Return the struct stored in `path`; None without the file.
 
     Raises Configuration for a damaged one.
     """
@@ -115,7 +115,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file so that it is out of the way and can still be looked at."""
+    """Rename a damaged file so that it is out of the way and can still be examined."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     return aside

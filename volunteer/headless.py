@@ -37,15 +37,14 @@ TRAINING_JSON_S = 1.0
 
 
 def ring() -> None:
-    """Ring the bell of the terminal, if somebody may hear it; standard output is for data."""
+    """Ring the bell of the terminal, if a person may hear it; standard output is for data."""
     if sys.stderr.isatty():
         print("\a", end="", file=sys.stderr, flush=True)
 
 
 class Headless:
-    """Writes events as lines. A reader that went away ends the volunteer in good order; one that
-    does not read for a while misses progress and holds nothing up: a pipe that is full blocks a
-    thread of its own, not the heartbeats.
+    """Writes events as lines. A vanished reader ends the volunteer in good order; a slow one misses
+    progress and blocks nothing: a full pipe blocks a thread of its own, not the heartbeats.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Headless:
                     return
 
     def show(self, event: AnyEvent) -> bool:
-        """Write an event; False when nobody reads any more."""
+        """Write an event; False when the reader has vanished."""
         if isinstance(event, events.Alerted) and event.bell:
             self._bell()
         text = self._line(event)
@@ -176,7 +175,7 @@ def pause_line(pause: PauseStatus) -> str:
 
 
 def task_line(task: TaskStatus) -> str:
-    """Return where a task stands."""
+    """Return the state of a task as a line."""
     left = f", {_('{time} left', time=duration(task.eta_s))}" if task.eta_s is not None else ""
     moved = _("{done} of {all}", done=size(task.done_bytes), all=size(task.total_bytes))
     bytes_ = f" {moved}" if task.total_bytes else ""

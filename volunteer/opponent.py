@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Seated(msgspec.Struct, frozen=True, kw_only=True):
-    """Player at the board, and the board's rules."""
+    """Seated opponent, and the board's rules."""
 
     run: str
     version: int
@@ -39,7 +39,7 @@ class Seated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rival:
-    """The versions of one run.
+    """Opponents from the versions of one run.
 
     All torch work happens on one thread, so that a screen never waits for it.
     """
@@ -64,8 +64,8 @@ class Rival:
         self._opponent: Opponent | None = None
 
     async def sit(self, version: int | None = None) -> Seated:
-        """Let a version take its seat, the newest if none is named. Raises NotFound for one that is
-        not kept, BadRequest for a run that plays no games.
+        """Seat a version as the opponent, the newest by default. Raises NotFound for a pruned one,
+        BadRequest for a run without games.
         """
         newest = checked(await self._api.latest(self._run), self._public_key)
         manifest = newest
@@ -90,7 +90,7 @@ class Rival:
         )
 
     def look(self, moves: Sequence[int]) -> BoardAnalysis:
-        """The position after `moves`.
+        """Return the position after `moves`.
 
         Raises BadRequest for an illegal move, or when nobody sits at the board.
         """

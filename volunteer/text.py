@@ -87,7 +87,7 @@ def measured(measure: str) -> str:
 
 
 def measure_word(measure: str) -> str:
-    """The same in one word, for a table: loss, Fréchet."""
+    """Return the loss's name in one word, for a table: loss, Fréchet."""
     return _measure(measure).partition(" ")[0]
 
 

@@ -77,7 +77,7 @@ class AnswerDraws:
 
     @property
     def waiting(self) -> int:
-        """Return the settled answers that are drawn or not examined yet."""
+        """Return how many settled answers are drawn or not examined yet."""
         return len(self._settled) + sum(len(queue) for queue in self._queues.values())
 
     @property

@@ -114,7 +114,7 @@ class Meter:
 
     @property
     def waiting(self) -> int:
-        """Return the running requests of this process."""
+        """Return how many requests of this process are running."""
         return len(self._live)
 
     async def begin(self, order: MeteredRequest) -> Metered:

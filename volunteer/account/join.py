@@ -1,6 +1,4 @@
-"""Becoming a volunteer of a coordinator: look at it without a secret, store an identity, then
-register.
-"""
+"""Joining a coordinator: probe it without a secret, store an identity, then register."""
 
 from __future__ import annotations
 
@@ -66,12 +64,12 @@ def software() -> str:
 
 
 def connector(clock: Clock) -> Connect:
-    """Return how production connects; tests bring a transport of their own."""
+    """Return the production connector; tests bring a transport of their own."""
     return lambda address, token: Client(address, clock=clock, token=token)
 
 
 def check_server(server: ServerInfo) -> None:
-    """Raises UpgradeRequired when it needs a newer version of us."""
+    """Raise UpgradeRequired when the server needs a newer version."""
     if server.protocol_min > PROTOCOL:
         raise UpgradeRequired(
             Sentence(
@@ -200,7 +198,7 @@ async def register(
 
 @dataclass(frozen=True, slots=True)
 class _WorkProof:
-    """A challenge and the nonce that solves it; empty where none is asked for."""
+    """Challenge and its solving nonce; empty where none is required."""
 
     challenge: str = ""
     nonce: str = ""
@@ -276,5 +274,5 @@ async def _withdrawn(identity: Identity, connect: Connect) -> bool:
 
 
 def enabled(settings: Settings) -> tuple[str, ...]:
-    """Workloads that are installed and that the owner of this machine allows."""
+    """Return the installed workloads that the owner of this machine allows."""
     return tuple(name for name in sorted(installed()) if name in settings.workloads)

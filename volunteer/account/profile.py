@@ -1,4 +1,4 @@
-"""Profile of the volunteer on this host: it holds an identity for each coordinator that was joined.
+"""Profile of the volunteer on this host: an identity for each joined coordinator.
 
     <profile>/current            names the coordinator that is helped now
     <profile>/lock               held while an instance runs
@@ -67,12 +67,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> Address:
-        """Address of the coordinator, which proves its key there before it gets the secret."""
+        """Return the address of the coordinator, with the key that it proves before it gets the
+        secret.
+        """
         return Address(url=self.url, tls_pin=self.tls_pin, public_key=self.public_key)
 
 
 class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
-    """State worth keeping between two starts that is no secret."""
+    """State kept between two starts, without secrets."""
 
     consents: tuple[str, ...] = ()  # runs whose licence was accepted
     news_until: int = 0  # verdicts read so far
@@ -179,7 +181,7 @@ class Profile:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while an instance runs.
+        """Hold the lock of a running instance.
 
         Raises Configuration when another one holds it, also after a crash only then; StorageFull.
         """
@@ -231,7 +233,7 @@ class Profile:
 def new_identity(
     server: ServerInfo, *, url: str, tls_pin: str, nickname: str, code: str
 ) -> Identity:
-    """Make a fresh account: ids and a secret of 256 bits come from here, not the coordinator."""
+    """Make a fresh account: ids and a secret of 256 bits are made here, not by the coordinator."""
     return Identity(
         url=url,
         tls_pin=tls_pin,
@@ -251,7 +253,7 @@ def _slug(public_key: str) -> str:
 
 
 def _try_lock(file: FileIO) -> bool:
-    """An advisory lock that the system takes back when the process ends, however it ends."""
+    """Take an advisory lock, which the system frees when the process ends, however it ends."""
     if sys.platform == "win32":
         import msvcrt
 

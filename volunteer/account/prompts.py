@@ -1,4 +1,4 @@
-"""Prompts of this machine's owner: sent, read as the answer comes, and remembered here only."""
+"""Prompts of this machine's owner: sent, streamed, and remembered here only."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ POLL_S = 10.0
 
 
 class PastPrompts(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of remembered prompts, the newest last."""
+    """File of remembered prompts, the newest last."""
 
     prompts: tuple[PastPrompt, ...] = ()
 
 
 class _RunningAnswer:
-    """One answer on its way."""
+    """One answer being received."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -51,7 +51,7 @@ class _RunningAnswer:
 
 
 class Prompts:
-    """Asks the coordinator's models, at most `RUNNING_MAX` at once."""
+    """Sends prompts to the coordinator's models, at most `RUNNING_MAX` at once."""
 
     def __init__(self, client: Client, path: Path) -> None:
         self._client = client
@@ -154,7 +154,7 @@ class Prompts:
                 answer.changed.notify_all()
 
     def _remember(self, command: AskModel, answer: _RunningAnswer) -> str:
-        """Keep a prompt and its answer; return why not, where they could not be kept."""
+        """Remember a prompt and its answer; return the reason where that failed."""
         new = PastPrompt(
             model=command.model,
             prompt=command.prompt[:CHARS_MAX],

@@ -91,7 +91,7 @@ class RecordCheck:
         self._volunteer = volunteer
 
     async def fetch(self) -> str:
-        """Bring new receipts here. Return a sentence where one is wrong, else "".
+        """Fetch new receipts. Return a sentence where one is wrong, else "".
 
         Raises NotFound where the coordinator is of a version without receipts.
         """
@@ -123,7 +123,7 @@ class RecordCheck:
         return KeptHead(tree=tree, payload=signed.payload, signature=signed.signature)
 
     async def check(self) -> str:
-        """Compare the present head, and that of the newest manifest, with the newest that was kept.
+        """Compare the present head, and the newest manifest's, with the newest stored head.
 
         Returns a sentence where history was rewritten, else "".
         """
@@ -133,7 +133,7 @@ class RecordCheck:
         return await self.observe(await self.present())
 
     async def check_all(self) -> str:
-        """Compare every head that was kept with the present one, as `check`."""
+        """Compare every stored head with the present one, as `check`."""
         kept = self._book.seen
         now = await self.present()
         heads = [*kept.heads, *((kept.broken,) if kept.broken else ())]
@@ -147,7 +147,7 @@ class RecordCheck:
         return await self.observe(now)
 
     async def observe(self, new: KeptHead) -> str:
-        """Keep a signed head if it continues the newest one that was kept; otherwise return a
+        """Store a signed head if it continues the newest stored one; otherwise return a
         sentence.
         """
         kept = self._book.seen.heads
@@ -168,8 +168,8 @@ class RecordCheck:
         return ""
 
     async def restored(self) -> str:
-        """Obey the statement of a coordinator that it was restored from a backup, where it has a
-        new one; return the sentence for the owner, else "". Raises BadSignature, InvalidFrame.
+        """Accept a coordinator's new statement that it was restored from a backup; return the
+        sentence for the owner, else "". Raises BadSignature, InvalidFrame.
         """
         signed = (await self._api.server()).restored
         if signed is None:

@@ -1,5 +1,5 @@
-"""The volunteer at work: finds its devices, runs a loop for each, sends heartbeats and results, and
-ends in good order.
+"""Agent of the volunteer: finds its devices, runs a loop for each, sends heartbeats and results,
+and ends in good order.
 
 It emits events and never draws; commands come as `pause`, `resume`, `finish` and `stop`.
 """
@@ -152,7 +152,7 @@ class Agent:
     # Commands.
 
     def pause(self, order: Pause) -> None:
-        """Free a device (all, without a name) and keep its task; the heartbeats say so."""
+        """Pause a device (all, without a name) and keep its task; the heartbeats report it."""
         self._pauses.pause(
             order.device,
             by=order.by,
@@ -185,7 +185,7 @@ class Agent:
         self._hub.emit(events.Finishing(message=FINISHING))
 
     def stop(self, how: How = "release") -> None:
-        """End: give tasks back, save them for the next start, or finish them first."""
+        """Stop: release tasks, save them for the next start, or finish them first."""
         if how == "finish":
             self.finish()
         self._life.close(how)
@@ -200,7 +200,7 @@ class Agent:
         await self._choice.consent(run)
 
     def choose_runs(self, runs: tuple[str, ...]) -> None:
-        """Help only these from the next task on; empty = any."""
+        """Help only these runs from the next task on; empty = any."""
         self._choice.choose(runs)
 
     def read_announcements(self) -> None:
@@ -208,12 +208,12 @@ class Agent:
         self._watcher.read_announcements()
 
     def show_name(self, public: bool) -> None:
-        """Let others see the nickname, or not: sent as soon as the coordinator answers."""
+        """Show or hide the nickname: sent as soon as the coordinator answers."""
         self.store.home.remember(show_name=public)
         self._watcher.request_balance()
 
     async def measure(self, device: str, *, quick: bool) -> None:
-        """Benchmark a device again, after the task it is at.
+        """Benchmark a device again, after its present task.
 
         Raises Configuration for one that is not lent.
         """
@@ -223,7 +223,7 @@ class Agent:
         await self._benchmarks.publish()
 
     def look(self) -> None:
-        """Read the sensors of the devices now: somebody looks at them."""
+        """Read the sensors of the devices now, for a person who looks."""
         self._sensors.look()
 
     def stop_measuring(self) -> None:
@@ -233,7 +233,7 @@ class Agent:
     # Life.
 
     async def run(self, demanded: tuple[str, ...] = ()) -> int:
-        """Work until the agent is to end or nothing can go on. Returns the exit code.
+        """Work until the agent ends or nothing can continue. Returns the exit code.
 
         `demanded` are runs named on the command line: without them nothing begins.
         """
@@ -249,7 +249,7 @@ class Agent:
         return await self._close()
 
     async def _open(self, demanded: tuple[str, ...]) -> list[tuple[Device, Trainer]]:
-        """Meet the coordinator and the devices, both at once."""
+        """Connect to the coordinator and find the devices, both at once."""
         first = self._thread("first")
         _, devices = await asyncio.gather(
             self._hello(demanded), asyncio.wrap_future(first.call(self._machine.detect))
@@ -299,7 +299,7 @@ class Agent:
             self._hub.notice(wrong, "warning")
 
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
-        """Work until the loop of every device has come to its end."""
+        """Work until the loop of every device has ended."""
         life = self._life
         submitter = self._submitter()
         loops = []

@@ -40,7 +40,7 @@ CONTEXT_MAX = 1 << 20  # tokens of a prompt that are read here
 
 @dataclass(eq=False, kw_only=True)
 class Answering:
-    """Offers the first of the lent devices that is not paused, and answers on it."""
+    """Offers the first lent device that is not paused, and answers on it."""
 
     remote: RemoteCoordinator
     cache: Cache
@@ -82,7 +82,7 @@ class Answering:
         return next(free, None)
 
     async def _answer(self, task: AnswerTask) -> None:
-        """Answer one prompt; the coordinator hears of a failure, and asks elsewhere."""
+        """Answer one prompt; a failure is reported to the coordinator, which asks elsewhere."""
         device = self._free()
         try:
             if device is None or not 0 < len(task.prompt) <= CONTEXT_MAX:
@@ -98,7 +98,7 @@ class Answering:
             raise
 
     async def _brought(self, manifest: VersionManifest, stack: ExitStack) -> AnswerFiles:
-        """Bring a version here, for as long as `stack` is open."""
+        """Fetch a version, held while `stack` is open."""
         workload = self.load(manifest.workload)
         more = workload.files(manifest.config)
         files = {name: blob_of(chunk) for name, chunk in more.items()}

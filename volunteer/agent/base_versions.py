@@ -1,5 +1,5 @@
-"""Binds the version that a task trains from, also while the coordinator does not answer: then the
-newest one that is here.
+"""Binding of the version that a task trains from; while the coordinator does not answer, the newest
+stored one.
 
 Only where the run lets a base be older than its newest version: not where each task begins with the
 merge of the last one, nor where a lease pulls versions while it is done. The coordinator is
@@ -57,7 +57,7 @@ async def announce_base(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseVersion:
-    """The version that is trained from, on this machine."""
+    """Base version of a task, on this machine."""
 
     begun: BeginReply
     manifest: VersionManifest
@@ -66,7 +66,7 @@ class BaseVersion:
 
 @dataclass(eq=False, kw_only=True)
 class BaseVersions:
-    """Binds the base versions of the leases of one device, and brings their weights here."""
+    """Binds the base versions of one device's leases, and fetches their weights."""
 
     api: Api
     downloads: Downloads
@@ -81,8 +81,8 @@ class BaseVersions:
     )
 
     async def prefetch(self, held: LeaseInWork) -> None:
-        """Bring the newest version into the cache for a task that has not begun, where there is
-        room beside what is in use.
+        """Fetch the newest version into the cache for a task that has not begun, where there is
+        room.
 
         The base is bound when the task begins: if a newer version was published by then, only what
         leads there is left to fetch.
@@ -98,7 +98,7 @@ class BaseVersions:
     async def bind(
         self, held: LeaseInWork, stack: ExitStack, known: VersionManifest | None = None
     ) -> BaseVersion | None:
-        """Bind the base of a lease and bring its weights here, for as long as `stack` is open.
+        """Bind the base of a lease and fetch its weights, held while `stack` is open.
 
         The newest version, or the one it had before a restart. With `known` the newest; None where
         that is it. Raises Gone, BadSignature, InvalidFrame.
@@ -145,13 +145,13 @@ class BaseVersions:
         self.leases.keep(held.stored)
 
     def _brought(self, manifest: VersionManifest, signed: SignedManifest) -> None:
-        """Remember that the weights of this version are in the cache."""
+        """Record that the weights of this version are in the cache."""
         known = self._here.get(manifest.run)
         if known is None or known[0].version <= manifest.version:
             self._here[manifest.run] = (manifest, signed)
 
     async def _begin(self, held: LeaseInWork) -> BeginReply:
-        """Return the base that the coordinator names; one that is here where it does not answer."""
+        """Return the base named by the coordinator; a stored one where it does not answer."""
         lease, before = held.lease, held.stored.begun
         if before is not None and held.stored.early:  # by an earlier process
             reply = await announce_base(self.api, held.key, before.version)
@@ -209,8 +209,8 @@ class BaseVersions:
 
 
 def _newest(lease: Lease) -> bool:
-    """Return True if a lease begins with the newest version: an audit does with that of the task
-    which it repeats.
+    """Return True if a lease begins with the newest version: an audit begins with the audited
+    task's.
     """
     return lease.job.kind in NEWEST and lease.audit is None
 

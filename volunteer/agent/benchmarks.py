@@ -37,7 +37,7 @@ AGAIN_MAX = 3  # in the life of a process
 
 @dataclass(eq=False, kw_only=True)
 class Benchmarks:
-    """Keeps the benchmark results of the devices and publishes them.
+    """Stores the benchmark results of the devices and publishes them.
 
     A new torch means new measurements.
     """
@@ -123,7 +123,7 @@ class Benchmarks:
     async def measure_again(
         self, pairs: list[tuple[Device, Trainer]], may: Callable[[str], bool]
     ) -> None:
-        """Benchmark the devices again whose benchmark was disturbed, once the machine is idle.
+        """Benchmark the devices with a disturbed benchmark again, once the machine is idle.
 
         `may` tells if a device may be used now.
         """

@@ -1,4 +1,4 @@
-"""Claims for one device: returns a lease, or why there is none."""
+"""Claims for one device: returns a lease, or the reason against one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT_WAIT_S = 60.0  # the list of runs may have changed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleReason:
-    """Reason why there is no lease, in a code and a sentence; without a code it is no news.
+    """Reason why there is no lease, in a code and a sentence; without a code it is not announced.
 
     `wait_s` is the time until the next claim: 0 is at once, None after a change.
     """
@@ -87,7 +87,7 @@ class Claimer:
 
     @property
     def done(self) -> bool:
-        """Return True if all the tasks that were wanted are submitted."""
+        """Return True if all requested tasks are submitted."""
         return self.held.exhausted and not len(self.outbox)
 
     async def claim(
@@ -136,7 +136,7 @@ class Claimer:
         return reply.lease or reply.idle
 
     async def _accept(self, lease: Lease) -> LeaseInWork | IdleReason:
-        """Store the lease, unless its result is here already or there is no room for it."""
+        """Store the lease, unless its result is stored already or there is no room for it."""
         device = self.device.id
         stored = HeldLease(lease=lease, device=device, claim_id=self.leases.claim_id(device))
         if self.held.get(stored.key) is not None or self.outbox.holds(*stored.key):

@@ -1,4 +1,4 @@
-"""Records that the agent is made of: one coordinator, the files of its profile, its devices."""
+"""Parts of the agent: one coordinator, the files of its profile, its devices."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentDevice:
-    """A device that works, its thread, its speed, and the bytes that a task may use there."""
+    """Working device, its thread, its speed, and the bytes that a task may use there."""
 
     device: Device
     trainer: Trainer
@@ -79,14 +79,14 @@ def usable_bytes(device: Device, memory_gb: float) -> int:
 
 
 class ServerClock:
-    """The coordinator's clock, as far as its replies tell: its offset to the local clock."""
+    """Coordinator's clock, as its replies show it: its offset to the local clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset_s = 0.0
 
     def learn(self, now: float) -> None:
-        """Take over the coordinator's time from a reply."""
+        """Set the offset by the coordinator's time in a reply."""
         self._offset_s = now - self._clock.now()
 
     def now(self) -> float:

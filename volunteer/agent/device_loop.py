@@ -61,7 +61,7 @@ class DeviceLoop:
     _at_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self, revived: Sequence[HeldLease]) -> None:
-        """Work until the agent ends, or all tasks that were wanted are done."""
+        """Work until the agent ends, or all requested tasks are done."""
         ahead: asyncio.Task[LeaseInWork | None] | None = None
         try:
             for stored in revived:
@@ -150,7 +150,7 @@ class DeviceLoop:
         return None
 
     async def _claim(self) -> LeaseInWork | None:
-        """Claim until there is a lease; None when nothing may be claimed now."""
+        """Claim until there is a lease; None when claims are forbidden now."""
         self.news.claims()
         long_poll = self.news.at_work  # an idle machine shows the reason at once
         while self._open():
@@ -170,7 +170,7 @@ class DeviceLoop:
         return None
 
     async def _claim_once(self, *, long_poll: bool) -> LeaseInWork | IdleReason:
-        """Claim, but give it up when claiming ends or other work is chosen meanwhile."""
+        """Claim, but cancel when claiming ends or other work is chosen meanwhile."""
         device = self.device.id
         wanted = self.choice.wanted(device)
         hindrance = self.claimer.ready(wanted)
@@ -195,9 +195,7 @@ class DeviceLoop:
 
     @contextmanager
     def _rest(self) -> Iterator[None]:
-        """Claim nothing meanwhile, and give up a claim that is under way: another volunteer may do
-        the task.
-        """
+        """Stop claiming and cancel a running claim: another volunteer may do the task."""
         self._resting = True
         self.life.notify()
         try:
@@ -206,7 +204,7 @@ class DeviceLoop:
             self._resting = False
 
     async def _wait(self, seconds: float) -> None:
-        """Wait, but no longer than claiming is allowed and the same work is wanted."""
+        """Wait, but no longer than claiming is allowed and the choice of work is the same."""
         before, device = self.life.retries, self.device.id
         wanted = self.choice.wanted(device)
         await self.life.sleep(
@@ -246,7 +244,7 @@ class DeviceLoop:
         self._near_end.set()
 
     async def _settle(self) -> None:
-        """Wait until the task before has come to its end."""
+        """Wait until the previous task has ended."""
         if self._behind is not None:
             await self._behind
             self._behind = None

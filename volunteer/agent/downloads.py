@@ -41,7 +41,7 @@ class OlderVersion(VolunteerError):
 
 @dataclass(eq=False, kw_only=True)
 class Downloads:
-    """Brings files into the cache and checks whose they are."""
+    """Downloads files into the cache and checks their hashes and signatures."""
 
     remote: RemoteCoordinator
     cache: Cache
@@ -60,7 +60,7 @@ class Downloads:
         return LEAD_S + 2 * self._fetch_s
 
     async def data(self, held: LeaseInWork, stack: ExitStack) -> LocalData:
-        """Bring the data of a lease here, for as long as `stack` is open."""
+        """Fetch the data of a lease, held while `stack` is open."""
         lease = held.lease
         manifest = lease.data or await self._dataset(lease.dataset)
         chunks = wanted(lease, manifest)
@@ -76,7 +76,7 @@ class Downloads:
         return LocalData(manifest, found, more)
 
     async def borrowed(self, held: LeaseInWork, stack: ExitStack) -> Path | None:
-        """Bring the state here that an audit begins from, for as long as `stack` is open."""
+        """Fetch the initial state of an audit, held while `stack` is open."""
         ref = None if held.lease.audit is None else held.lease.audit.inner
         if ref is None:
             return None
@@ -85,12 +85,12 @@ class Downloads:
         return found[ref.sha256]
 
     async def prefetch_data(self, held: LeaseInWork) -> None:
-        """Bring the data of a task that has not begun into the cache."""
+        """Fetch the data of a task that has not begun into the cache."""
         with ExitStack() as stack:
             await self.data(held, stack)
 
     async def weights(self, held: LeaseInWork, manifest: VersionManifest) -> Path:
-        """Bring the weights of a version into the cache, with progress as events of the task."""
+        """Fetch the weights of a version into the cache, with progress as events of the task."""
         began = self.monotonic()
         path = await self.remote.weights.fetch(manifest, partial(self._progress, held, "weights"))
         spent = self.monotonic() - began
@@ -100,7 +100,7 @@ class Downloads:
     async def held_weights(
         self, held: LeaseInWork, manifest: VersionManifest, stack: ExitStack
     ) -> Path:
-        """Bring the weights of a version here, for as long as `stack` is open."""
+        """Fetch the weights of a version, held while `stack` is open."""
         stack.enter_context(self.cache.hold([manifest.weights.sha256]))
         return await self.weights(held, manifest)
 
@@ -111,7 +111,7 @@ class Downloads:
         return self.checked(signed, lease, floor), signed
 
     async def newer(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
-        """Bring the newest version here without events; the stack holds its file until closed."""
+        """Fetch the newest version without events; the stack holds its file until closed."""
         manifest, _ = await self.newest(lease)
         with ExitStack() as hold:
             hold.enter_context(self.cache.hold([manifest.weights.sha256]))
@@ -128,7 +128,7 @@ class Downloads:
         return await asyncio.to_thread(self.cache.find, ref.sha256, ref.size) is not None
 
     def checked(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
-        """Return the manifest, once its signature is known to be the coordinator's.
+        """Return the manifest, after its signature was verified.
 
         `floor` is the newest version that was seen before the request, where the newest was
         requested. Raises BadSignature; OlderVersion for one below the floor, InvalidFrame also for
@@ -158,7 +158,7 @@ class Downloads:
         return manifest
 
     async def restored(self) -> bool:
-        """Look whether the coordinator signed that it was restored, and go on from there."""
+        """Check for the coordinator's signed statement of a restore, and continue from there."""
         try:
             said = await self.record.restored()
         except VolunteerError as error:
@@ -262,7 +262,7 @@ class Downloads:
         return self._datasets[name]
 
     def _progress(self, held: LeaseInWork, what: str, total: int) -> Callable[[int], None]:
-        """Turn progress into a few events a second."""
+        """Reduce progress to a few events a second."""
         last = [float("-inf")]
 
         def moved(done: int) -> None:
@@ -282,7 +282,7 @@ def _tokenizer(dataset: DatasetManifest) -> str:
 
 
 def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
-    """Return the chunks a task needs, by index. Raises InvalidFrame for one that is not there."""
+    """Return the chunks of a task, by index. Raises InvalidFrame for a missing one."""
     found = {}
     for index in lease.chunks:
         if not 0 <= index < len(manifest.chunks):

@@ -1,4 +1,4 @@
-"""The heartbeat: a loop of its own, so that neither training nor transfers can make it late."""
+"""Heartbeat in a loop of its own, so that neither training nor transfers can make it late."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Heartbeat:
     _wanted: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled; at once when a pause begins or ends, or when somebody
-        looks at what they bring.
+        """Send heartbeats until cancelled; at once when a pause begins or ends, or when a person
+        looks at their results.
         """
         while True:
             sent = self.pauses.reasons()
@@ -54,7 +54,7 @@ class Heartbeat:
 
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
         """Return the leases of an earlier process that are still ours and not yet late: another
-        volunteer may claim a task that is late.
+        volunteer may claim a late one.
         """
         extra = tuple(LeaseInWork(lease).report(paused=False) for lease in stored)
         reply = await self.api.heartbeat(lambda: self._request(extra))

@@ -19,7 +19,7 @@ LeaseKey: TypeAlias = tuple[int, int]  # task, attempt
 
 
 class LeaseInWork:
-    """A lease that is being worked on."""
+    """Lease being worked on."""
 
     def __init__(self, stored: HeldLease) -> None:
         self.stored = stored
@@ -40,7 +40,7 @@ class LeaseInWork:
         return self.stored.lease
 
     def free(self) -> None:
-        """Let the device do something else: nothing is left that needs it."""
+        """Free the device for other work: no part of this task needs it any more."""
         self.freed.set()
 
     def change(self, **changes: object) -> None:
@@ -48,7 +48,7 @@ class LeaseInWork:
         self.stored = msgspec.structs.replace(self.stored, **changes)
 
     def end(self, how: str, message: str, *, save: bool = False) -> None:
-        """Give it up in any phase; the first reason counts."""
+        """Cancel the work in any phase; the first reason counts."""
         if self.ended:
             return
         self.ended, self.message = how, message

@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 class Lifecycle:
-    """Holds whether the agent takes new work, is to end, or cannot go on; signals each change."""
+    """State of the agent: whether it takes new work, is to end, or cannot continue; signals each
+    change.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -70,7 +72,9 @@ class Lifecycle:
         return self._changed.wait()
 
     def notify(self) -> None:
-        """Wake all that wait for a change: of leases, pauses, results, runs, or of this."""
+        """Wake all loops that wait for a change: of leases, pauses, results, runs, or the
+        lifecycle.
+        """
         before, self._changed = self._changed, asyncio.Event()
         before.set()
 

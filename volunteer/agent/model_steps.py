@@ -1,5 +1,5 @@
-"""Real steps of the runs' own models, measured in their first tasks on each device and remembered
-until the model, the device or the software changes.
+"""Measured steps of the runs' own models, from their first tasks on each device, remembered until
+the model, the device or the software changes.
 """
 
 from __future__ import annotations

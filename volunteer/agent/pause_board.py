@@ -31,7 +31,7 @@ class PauseReason:
 
 
 class PauseBoard:
-    """Holds the reasons for pauses; a device works while there is none.
+    """Reasons for pauses by device; a device works while there is none.
 
     `watch` connects a trainer: each change reaches it at once.
     """
@@ -53,7 +53,7 @@ class PauseBoard:
         self._apply()
 
     def set_shares(self, shares: Mapping[str, float]) -> None:
-        """Let devices work for these shares of the time; "" stands for all that are not named."""
+        """Set the share of the time in which each device works; "" stands for all unnamed ones."""
         self._shares = dict(shares)
         for device, trainer in self._trainers.items():
             trainer.share = self.share(device)
@@ -65,7 +65,7 @@ class PauseBoard:
     def pause(
         self, device: str = "", *, by: str, message: str, until: str, ends_at: float = 0.0
     ) -> None:
-        """Free a device (all, without a name); its task stays."""
+        """Pause a device (all, without a name); its task stays."""
         self._reasons.setdefault(device, {})[by] = PauseReason(
             by=by,
             message=message,
@@ -92,7 +92,7 @@ class PauseBoard:
         return was
 
     async def keep_time(self) -> None:
-        """End each pause at its time, also after the machine has slept beyond it, or when somebody
+        """End each pause at its time, also after the machine has slept beyond it, or when a person
         logs in.
         """
         clock = self._life.clock

@@ -1,5 +1,5 @@
-"""Runs that this volunteer helps, and the kinds of their tasks: chosen by its owner, agreed to, and
-those that the command line names.
+"""Runs that this volunteer helps, and the kinds of their tasks: chosen by its owner or the command
+line, with consent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RunChoice:
         self._life = life
 
     def choose(self, runs: tuple[str, ...]) -> None:
-        """Help only these from the next task on; empty = any."""
+        """Help only these runs from the next task on; empty = any."""
         self._chosen = runs
         self._life.notify()
 

@@ -34,7 +34,7 @@ TEXT_CHARS = 400  # of an announcement
 
 
 def merging_words(beat: RunBeat) -> str:
-    """Return when the next version comes, in words."""
+    """Return in words when the next version comes."""
     if beat.state != "running":
         return Sentence("the run is {state}", state=beat.state)
     if not beat.needs:
@@ -110,7 +110,7 @@ class RunWatcher:
         self._announce()
 
     def _announce(self) -> None:
-        """Tell which announcements are not read, when that has changed."""
+        """Announce the unread announcements, when they have changed."""
         read = set(self.home.memory.read)
         unread = tuple(_clean(each) for each in self._announced if each.id not in read)
         if unread != self.hub.status.announcements:

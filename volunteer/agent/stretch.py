@@ -1,4 +1,4 @@
-"""One stretch of a lease on its training thread, and how a lease is cut into parts and stretches.
+"""Stretch of a lease on its training thread, and the cuts of a lease into parts and stretches.
 
 A lease hands in one gradient or update for each of its parts, and pulls the newest weights after
 every `pull_steps` mini-batches:
@@ -40,7 +40,7 @@ FOLLOW_S = 30.0  # before the next try to fetch a newer version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasePlan:
-    """Cuts of a lease, in steps: a part is submitted, a pull brings the newest version."""
+    """Cuts of a lease, in steps: a part is submitted, a pull fetches the newest version."""
 
     steps: int
     part_steps: int
@@ -86,8 +86,8 @@ class LeasePlan:
 
 @dataclass(eq=False, kw_only=True)
 class StretchRunner:
-    """Trains stretches on one device, announces their progress, and brings newer versions to work
-    that can go on with them.
+    """Trains stretches on one device, announces their progress, and passes newer versions to work
+    that can continue on them.
     """
 
     device: LentDevice
@@ -169,7 +169,7 @@ class StretchRunner:
         )
 
     async def _follow(self, handle: Handle[PartResult | None], task: LocalTask) -> None:
-        """Bring newer versions to work that may go on with them, as heartbeats announce them."""
+        """Fetch newer versions for work that may continue on them, as heartbeats announce them."""
         lease, newest = task.files.held.lease, task.files.manifest.version
         if lease.job.kind != "selfplay":
             return
@@ -212,7 +212,7 @@ class StretchRunner:
 
 
 def stretch_of(job: Job, first: int, end: int) -> Job:
-    """Return steps [first, end) of a job as a job of their own, with a seed of their own."""
+    """Return steps [first, end) of a job as a job with a seed of its own."""
     start = job.start + first * job.batch_size
     return msgspec.structs.replace(
         job,

@@ -57,7 +57,7 @@ class Submitter:
         return [e for e in self.outbox.entries() if (e.task, e.submit.attempt) == key]
 
     async def _submit(self, entry: QueuedResult) -> None:
-        """Try one result until there is a reply or others have waited long enough."""
+        """Try one result until there is a reply or other results have waited long enough."""
         patience = ONE_S if len(self.outbox) > 1 else ONE_S * 10
         try:
             reply = await self.api.client.retrying(lambda: self._send(entry), patience)
@@ -127,10 +127,10 @@ class Submitter:
         self.verdicts.answered(entry.name, verdict)
 
     def _refused(self, entry: QueuedResult, error: VolunteerError) -> None:
-        """Drop a result that is refused for good, and its lease with it: somebody else holds the
-        task (Gone), the server knows no such task (NotFound), has another result of it (Conflict),
-        or does not take this one (BadRequest, TooLarge, Forbidden; InvalidFrame where the file
-        here is damaged). A reply of something in front of the server keeps it.
+        """Drop a result that is refused for good, and its lease: another volunteer holds the task
+        (Gone), the server does not know it (NotFound), has another result of it (Conflict), or
+        refuses this one (BadRequest, TooLarge, Forbidden; InvalidFrame where the local file is
+        damaged). The reply of a proxy keeps it.
         """
         how = "refused"
         if isinstance(error, Gone):

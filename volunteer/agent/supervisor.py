@@ -1,4 +1,4 @@
-"""Supervises the loops of the agent, side by side, and ends them in good order.
+"""Supervision of the agent's loops, side by side, and their orderly end.
 
 When it is to end, tasks that need only seconds more are finished, the others given back or saved,
 and results submitted; each of these waits is bounded. A loop that ends by itself is a fault: it is
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """A loop with its name for messages.
+    """Loop with its name for messages.
 
     One that is not vital may fail without ending the agent.
     """
@@ -152,7 +152,7 @@ class Supervisor:
             await life.unless(lambda: not self._unsent(), self.life.clock.sleep(0.5))
 
     def _unsent(self) -> int:
-        """Return how many results wait, and evidence where nobody waits for the end."""
+        """Return how many results wait, and evidence unless a person waits for the end."""
         hurried = self.life.closing in ("release", "save")
         return len(self.outbox) + (0 if hurried else len(self.evidence.asked()))
 

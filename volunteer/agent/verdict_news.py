@@ -1,4 +1,4 @@
-"""Verdicts of the coordinator on contributions, applied in one place wherever they came from."""
+"""Verdicts of the coordinator on contributions, applied in one place whatever their source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Verdicts:
 
     @property
     def news_until(self) -> int:
-        """Return the last news that a heartbeat brought."""
+        """Return the last news number that a heartbeat carried."""
         return self._home.memory.news_until
 
     def apply(
@@ -82,7 +82,7 @@ class Verdicts:
             self._reveal(verdicts, result.name)
 
     def _reveal(self, verdicts: tuple[Verdict, ...], name: str) -> None:
-        """Upload the evidence that the verdicts on a result ask for; else drop it."""
+        """Upload the evidence that the verdicts on a result request; otherwise drop it."""
         for verdict in verdicts:
             if verdict.reveal:
                 self._evidence.ask(name, verdict.contribution, verdict.reveal)
@@ -90,12 +90,12 @@ class Verdicts:
                 self._evidence.drop(name)
 
     def lost(self, result: QueuedResult) -> None:
-        """Treat a result as if it had never been made."""
+        """Treat a result as never made."""
         self._residuals.lost(result.run, result.task, (result.device,), result.name)
         self._evidence.drop(result.name)
 
     def rolled_back(self, run: str) -> None:
-        """Forget the residuals of a run whose base was set back."""
+        """Drop the residuals of a run whose base was set back."""
         self._residuals.forget(run, self._devices())
 
     def expect(self, name: str) -> asyncio.Future[Verdict]:
@@ -120,6 +120,6 @@ class Verdicts:
 
 
 def _moved(me: Me, known: Me | None) -> bool:
-    """Return True if an account differs in more than when its machines were seen last."""
+    """Return True if an account differs in more than the last contact of its machines."""
     same = known is not None and msgspec.structs.replace(known, workers=me.workers, at=me.at) == me
     return not same

@@ -15,7 +15,7 @@ from volunteer.control.event_bus import EventBus
 
 @dataclass(eq=False, kw_only=True)
 class WorkNews:
-    """Emits the events of one device; while it trains, being without a next task is no news."""
+    """Emits the events of one device; while it trains, a missing next task is not announced."""
 
     device: str
     hub: EventBus
@@ -25,11 +25,11 @@ class WorkNews:
     _later: events.Idle | None = field(default=None, init=False)
 
     def begins(self) -> None:
-        """Note that the device begins a task."""
+        """Store that the device begins a task."""
         self.at_work, self._later = True, None
 
     def ends(self) -> None:
-        """Note that the device has ended a task; announce why there is no next one, if known."""
+        """Store that the device has ended a task; announce why there is no next one, if known."""
         self.at_work = False
         if self._later is not None:
             self.hub.emit(self._later)
@@ -43,7 +43,7 @@ class WorkNews:
             )
 
     def idle(self, why: IdleReason) -> None:
-        """Announce why there is nothing to do, once, and when the next claim is made."""
+        """Announce once why there is no work, and when the next claim is made."""
         until = self.clock.now() + why.wait_s if why.wait_s else None
         status = self.hub.status
         known = (status.idle, status.idle_message) == (why.reason, why.message)

@@ -56,19 +56,19 @@ def agreed(question: str) -> bool:
 
 
 def hinted(text: str, profile: str) -> str:
-    """The text; each of our commands in backticks is about the same profile."""
+    """Return the text with our commands in backticks aimed at the same profile."""
     return completed(text, "volunteer", options({"profile": profile}))
 
 
 def say(sentence: str, code: int) -> int:
-    """A sentence on standard error. Returns `code`."""
+    """Print a sentence on standard error. Returns `code`."""
     remark(sentence)
     return code
 
 
 def renamed(directories: Directories) -> Directories:
-    """Return the directories; say so where they were found by the mark of a machine that had
-    another name.
+    """Return the directories; print a remark where they were found by the machine's mark after a
+    rename.
     """
     if directories.before:
         remark(_('this machine was "{name}" before: its account goes on', name=directories.before))
@@ -76,7 +76,7 @@ def renamed(directories: Directories) -> Directories:
 
 
 def remark(sentence: str) -> None:
-    """Say something on standard error at once."""
+    """Print a sentence on standard error at once."""
     print(f"volunteer: {sentence}", file=sys.stderr, flush=True)
 
 

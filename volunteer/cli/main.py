@@ -326,7 +326,7 @@ prompt_commands.add_to(app)
 
 
 def run_command(argv: list[str]) -> int:
-    """The exit code of a command line; errors are sentences on standard error."""
+    """Return the exit code of a command line; errors are sentences on standard error."""
     return exit_codes.exit_code(lambda: _parsed(argv))
 
 
@@ -347,9 +347,9 @@ def _parsed(argv: list[str]) -> object:
 
 
 def _speak(given: Mapping[str, Any]) -> None:
-    """Speak the language of the command line, else that of the settings, else that of the
-    environment. What machines read is the same everywhere. What is wrong with the settings is told
-    by the command that needs them.
+    """Set the language: the command line's, else the settings', else the environment's.
+    Machine-readable output is never translated. Faults of the settings are reported by the command
+    that needs them.
     """
     from volunteer.i18n.catalogue import AUTO, LanguageChoice, choose, use
     from volunteer.settings.settings import load
@@ -377,7 +377,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _with_control(profile: str, act: Any) -> Any:
-    """Do something with the volunteer that runs on this profile.
+    """Run an action on the volunteer that runs on this profile.
 
     Raises Unreachable when none does.
     """
@@ -405,7 +405,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """A setting as people read it; nothing is "-"."""
+    """Return a setting for people; an empty one is "-"."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):

@@ -191,7 +191,7 @@ def _described(system: bool, join: str, profile: str, *, removing: bool = False)
 
 
 def _removable(profile: str) -> Service | None:
-    """The service that would be here; None on a system for which there is none."""
+    """Return the service of this profile; None on a system without services."""
     from shared.errors import Configuration
 
     try:

@@ -288,7 +288,7 @@ def ask_account(profile: str, question: Callable[[Api], Awaitable[Any]]) -> Any:
 async def _said(
     api: Api, path: str, body: dict[str, Any], *, show: bool
 ) -> tuple[str, Usage | None]:
-    """Return an answer and its use; with `show` its words are printed as they come."""
+    """Return an answer and its use; with `show` its words are printed as they arrive."""
     from volunteer.net.prompt_api import streamed
 
     if "answered_by" not in body and (await api.model(body["model"])).answered_by == "volunteers":

@@ -1,5 +1,5 @@
-"""receipts: the coordinator's signed word for each payment, and the check that its record holds
-it still.
+"""receipts: the coordinator's signed receipt for each payment, and the check that its record still
+holds it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def accept(*, profile: Profile = "") -> int:
 
 
 def _opened(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
-    """Return the receipts of the account in use. Raises Configuration where there is none."""
+    """Return the receipts of the account in use. Raises Configuration without one."""
     from shared.errors import Configuration
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.cli.start import NOT_JOINED
@@ -212,7 +212,7 @@ def _work(row: dict[str, Any]) -> str:
 
 
 def _named(checked: CheckedReceipt) -> str:
-    """Return the problem of a receipt, with which one it is."""
+    """Return the problem of a receipt, with its name."""
     receipt, problem = checked.receipt, shown(checked.problem)
     if receipt is None:
         return _("a receipt: {problem}", problem=problem)

@@ -1,5 +1,5 @@
 """`volunteer benchmark --run`: some real steps of a run's own model on this machine, before any
-task: its weights, its data, its batch. Nothing of it is handed in.
+task: its weights, its data, its batch. The result is not submitted.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _Trial:
 
 async def _steps(trainer: Trainer, device: str, task: LocalTask) -> StepFigures:
     """Train the steps of a trial on the training thread. Raises TooLarge where they take too long,
-    and what training raises.
+    and the errors of training.
     """
     found: list[StepFigures] = []
     tty, job = sys.stderr.isatty(), task.files.held.lease.job

@@ -130,7 +130,7 @@ def work(options: StartOptions) -> int:
 
 def _is_ours(profile: Profile, held: ExitStack, options: StartOptions) -> bool:
     """Return True if no other instance held the profile; now this one does. Raises Configuration
-    where another one is at work and a screen, which could show it, is not asked for.
+    where another one is at work and no screen, which could show it, is wanted.
     """
     try:
         held.enter_context(profile.lock())
@@ -143,7 +143,7 @@ def _is_ours(profile: Profile, held: ExitStack, options: StartOptions) -> bool:
 
 def _confine(settings: Settings, directories: Directories, *, screen: bool) -> socket.socket | None:
     """Confine this process to its own folders and its memory, before its threads begin. Returns the
-    socket that it serves, which a confined process cannot make.
+    listening socket, which a confined process cannot make.
     """
     if not settings.sandbox:
         return None
@@ -222,7 +222,7 @@ def _ports(directories: Directories, settings: Settings) -> Collection[int] | No
 
 
 def _settings(options: StartOptions, directories: Directories) -> Settings:
-    """The settings in force.
+    """Return the settings in force.
 
     A person at a damaged file may put it aside and go on; raises Configuration otherwise.
     """
@@ -314,7 +314,7 @@ def _look(settings: Settings, *, first: bool) -> Look:
 
 
 async def _with_screen(make: Callable[[], Engine], look: Look, lower: Callable[[], None]) -> int:
-    """The screen on the event loop of the agent; when one ends, so does the other."""
+    """Run the screen on the event loop of the agent; when one ends, so does the other."""
     from volunteer.tui.app import VolunteerApp
 
     screen = VolunteerApp(look=look)
@@ -340,8 +340,8 @@ async def _behind(
     make: Callable[[], Engine],
     lower: Callable[[], None],
 ) -> Engine | None:
-    """The engine, made and shown once the screen is painted, with its priority lowered; None when
-    the screen was left before that.
+    """Make the engine once the screen is painted, show it, and lower its priority; None when the
+    screen was left before that.
     """
     painted = asyncio.create_task(screen.painted.wait())
     await asyncio.wait({painted, drawing}, return_when=asyncio.FIRST_COMPLETED)
@@ -358,7 +358,7 @@ async def _behind(
 
 
 async def _attach(options: StartOptions, profile: Profile, settings: Settings) -> int | None:
-    """The screen of the instance at work here; None where none answers."""
+    """Open the screen of the instance at work; None where none answers."""
     from volunteer.control.local_socket import attach
 
     async with AsyncExitStack() as attached:
@@ -383,7 +383,7 @@ def _last_words(text: str) -> None:
 
 
 def _obey_signals(engine: Engine) -> None:
-    """The first signal ends in good order, the second at once."""
+    """End in good order at the first signal, at once at the second."""
     asked = False
 
     def obey(name: str) -> None:
@@ -437,7 +437,7 @@ async def _join(directories: Directories, settings: Settings, link: str, name: s
 
 
 def _say_work(bits: int, done: float) -> None:
-    """Say once that joining computes for a moment."""
+    """Print once that joining computes for a moment."""
     if done == 0.0:
         from shared.proof_of_work import work_words
 
@@ -450,7 +450,7 @@ def _say_work(bits: int, done: float) -> None:
 
 
 async def join_now(directories: Directories, link: str, name: str) -> Joined:
-    """`volunteer join`."""
+    """Run `volunteer join`."""
     settings = config.load(path=directories.config / "config.toml").settings
     return await _join(directories, settings, link, name)
 
@@ -480,7 +480,7 @@ def identity_of(directories: Directories) -> Identity:
 
 
 def play(directories: Directories, game: Match) -> int:
-    """`volunteer play`. Raises Configuration where nobody has joined."""
+    """Run `volunteer play`. Raises Configuration without an account."""
     return asyncio.run(_play(directories, game))
 
 
@@ -518,14 +518,14 @@ async def _play(directories: Directories, game: Match) -> int:
 
 
 def setting_rows(directories: Directories) -> tuple[SettingRow, ...]:
-    """`volunteer settings`."""
+    """Return the rows of `volunteer settings`."""
     from volunteer.engine import setting_rows_of
 
     return setting_rows_of(config.load(path=directories.config / "config.toml"))
 
 
 def _lower_priority(settings: Settings) -> None:
-    """The owner's other programs come first. Not being allowed to is no reason to stop."""
+    """Lower the priority below the owner's other programs; a refusal is logged only."""
     if settings.priority != "low":
         return
     process = psutil.Process()

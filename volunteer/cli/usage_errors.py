@@ -1,4 +1,4 @@
-"""Sentences about a command line that is wrong, in the language of its owner."""
+"""Sentences about mistakes in a command line, in the language of its owner."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _no_command(word: str, commands: Iterable[str]) -> str:
 
 
 def _near(option: str, error: UnknownOptionError) -> str:
-    """Return the option that was meant, if one is near."""
+    """Return the nearest option, if one is near."""
     known = chain.from_iterable(each.names for each in error.argument_collection if each.parse)
     return nearest(option, known)
 

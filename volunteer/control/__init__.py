@@ -1,1 +1,1 @@
-"""The only door for front ends: commands, queries, events, status."""
+"""Interface for front ends: commands, queries, events, status."""

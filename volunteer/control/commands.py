@@ -55,7 +55,7 @@ class Ask(Command, Generic[T]):
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """An account at a coordinator."""
+    """Account at a coordinator."""
 
     server: str
     url: str
@@ -118,7 +118,7 @@ class Consent(Command):
 
 
 class ReadAnnouncements(Command):
-    """The owner has read the organiser's announcements."""
+    """Mark the organiser's announcements as read."""
 
 
 class Measure(Command):
@@ -129,23 +129,23 @@ class Measure(Command):
 
 
 class StopMeasuring(Command):
-    """End a benchmark that is under way."""
+    """Cancel a running benchmark."""
 
 
 class LookAtDevices(Command):
-    """Read the sensors of the devices now: somebody looks at them."""
+    """Read the sensors of the devices now, for a person who looks."""
 
 
 class GetMeasured(Ask[tuple[Benchmark, ...]]):
-    """All benchmarks of this machine that are remembered, oldest first."""
+    """Return all remembered benchmarks of this machine, oldest first."""
 
 
 class GetInvitation(Ask[str]):
-    """A link with which others can join the same coordinator, as far as it lets them."""
+    """Return a link with which others can join the same coordinator, if it allows that."""
 
 
 class ChooseRuns(Command):
-    """Help only these from the next task on; empty = any. Also written to config.toml."""
+    """Help only these runs from the next task on; empty = any. Also written to config.toml."""
 
     runs: tuple[str, ...]
 
@@ -173,14 +173,14 @@ class Query(Ask[tuple[Any, str]]):
 
 
 class GetPicture(Ask[bytes]):
-    """The PNG that a version drew."""
+    """Return the PNG that a version drew."""
 
     run: str
     version: int
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Words of an answer since it was last read."""
+    """Words of an answer since the last read."""
 
     text: str = ""
     done: bool = False
@@ -189,7 +189,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and its answer, as this machine remembers them."""
+    """Prompt and its answer, as this machine remembers them."""
 
     model: str
     prompt: str
@@ -198,7 +198,7 @@ class PastPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GetModel(Ask[ModelCard]):
-    """A version that answers prompts: RUN, RUN@best or RUN@40."""
+    """Return a version that answers prompts: RUN, RUN@best or RUN@40."""
 
     model: str
 
@@ -216,7 +216,7 @@ class AskModel(Ask[int]):
 
 
 class ReadAnswer(Ask[Answer]):
-    """Words of an answer behind the first `seen` characters, within ten seconds."""
+    """Return the words of an answer after the first `seen` characters, within ten seconds."""
 
     id: int
     seen: int = 0
@@ -236,7 +236,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawImage(Ask[Drawn]):
-    """Let a version of an image run draw one picture."""
+    """Draw one picture with a version of an image run."""
 
     model: str
     seed: int | None = None
@@ -255,7 +255,7 @@ class RevokeKey(Ask[KeyInfo]):
 
 
 class GetPrompts(Ask[tuple[PastPrompt, ...]]):
-    """The prompts that this machine remembers, the newest last."""
+    """Return the prompts that this machine remembers, the newest last."""
 
 
 class ForgetPrompts(Command):
@@ -263,7 +263,7 @@ class ForgetPrompts(Command):
 
 
 class MakeLink(Ask[LinkCode]):
-    """A ten-minute code for another machine of the same account."""
+    """Return a ten-minute code for another machine of the same account."""
 
 
 if TYPE_CHECKING:
@@ -290,14 +290,14 @@ def query_of(command: Query) -> Endpoint[Any]:
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One line to the volunteer."""
+    """One line to the volunteer: a command."""
 
     id: int
     command: AnyCommand
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """One line back: the value of a command, or the error it ended with."""
+    """One line back: the value of a command, or its error."""
 
     id: int
     value: msgspec.Raw = msgspec.Raw(b"null")
@@ -312,6 +312,6 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
 
 
 class StatusSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
-    """The first line back, and again to a client that fell behind."""
+    """First line back, and repeated to a client that fell behind."""
 
     status: Status

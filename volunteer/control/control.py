@@ -1,11 +1,9 @@
-"""The one interface to a volunteer: commands in, events out, in this process or over the local
-socket.
+"""Control of a volunteer: commands in, events out, in this process or over the local socket.
 
 control.status                        the state now
 with control.subscribe() as new:      every event from now on: `async for event in new`
 await control.pause("cuda:0")         commands; each raises the volunteer's error
 await control.query(endpoints.RUNS)   read-only queries, forwarded to the coordinator
-
 """
 
 from __future__ import annotations
@@ -36,13 +34,15 @@ T = TypeVar("T")
 
 
 class Execute(Protocol):
-    """Carries a command out and returns its answer."""
+    """Executes a command and returns its answer."""
 
     def __call__(self, command: Command) -> Awaitable[Any]: ...
 
 
 class Control:
-    """One volunteer. Made by `Engine` in this process, by `local_socket.attach` for another one."""
+    """Control of one volunteer. Made by `Engine` in this process, by `local_socket.attach` for
+    another one.
+    """
 
     def __init__(self, hub: EventBus, execute: Execute, *, remote: bool = False) -> None:
         self.remote = remote  # leaving a remote volunteer does not end it
@@ -76,7 +76,7 @@ class Control:
         await self._execute(commands.Begin())
 
     async def choose_runs(self, runs: tuple[str, ...]) -> None:
-        """Help only these from the next task on; empty = any."""
+        """Help only these runs from the next task on; empty = any."""
         await self._execute(commands.ChooseRuns(runs=runs))
 
     async def pause(
@@ -88,7 +88,7 @@ class Control:
         until: str = "you resume",
         ends_at: float = 0.0,
     ) -> None:
-        """Free the device, keep the task; `ends_at` is a local time or NEXT_LOGIN."""
+        """Pause the device, keep the task; `ends_at` is a local time or NEXT_LOGIN."""
         await self._execute(
             commands.Pause(device=device, by=by, message=message, until=until, ends_at=ends_at)
         )
@@ -117,11 +117,11 @@ class Control:
         await self._execute(commands.ReadAnnouncements())
 
     async def measure(self, device: str = "", *, quick: bool = False) -> None:
-        """Benchmark a device; progress and result come as events."""
+        """Benchmark a device; progress and result arrive as events."""
         await self._execute(commands.Measure(device=device, quick=quick))
 
     async def stop_measuring(self) -> None:
-        """End a benchmark that is under way."""
+        """Cancel a running benchmark."""
         await self._execute(commands.StopMeasuring())
 
     async def look_at_devices(self) -> None:
@@ -156,7 +156,7 @@ class Control:
         return (await self.page(endpoint, **args))[0]
 
     async def page(self, endpoint: Endpoint[T], **args: str | int) -> tuple[T, str]:
-        """Return one page of a listing and the cursor of the next one; "" where there is none."""
+        """Return one page of a listing and the cursor of the next one; "" after the last."""
         return await self._ask(commands.Query(endpoint=endpoint.path, args=args))
 
     async def picture(self, run: str, version: int) -> bytes:
@@ -172,7 +172,7 @@ class Control:
         return await self._ask(commands.GetModel(model=name))
 
     async def ask(self, prompt: AskModel) -> int:
-        """Let a model continue a text; returns the number to read the answer by."""
+        """Send a text to continue to a model; return the number of its answer."""
         return await self._ask(prompt)
 
     async def answer(self, id: int, seen: int = 0) -> Answer:

@@ -31,7 +31,7 @@ _PROGRESS = (
 
 
 class Subscription:
-    """Queue of the events since it was opened.
+    """Queue of the events since its opening.
 
     A subscriber that is far behind loses progress first, then the oldest.
     """
@@ -66,7 +66,9 @@ class Subscription:
 
 
 class EventBus:
-    """Stamps events, folds them into the status and hands them on. Belongs to one event loop."""
+    """Stamps events, folds them into the status and passes them to subscribers. Belongs to one
+    event loop.
+    """
 
     def __init__(self, clock: Clock, status: Status | None = None) -> None:
         self.status = status or Status()

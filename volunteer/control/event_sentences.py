@@ -69,7 +69,7 @@ def _announced(e: events.Announced) -> str | None:
 
 
 def _connection(e: events.Connection) -> str | None:
-    """One sentence when it stops answering, and one when it answers again."""
+    """Return a sentence when the coordinator stops answering, and one when it answers again."""
     if e.repeated:
         return None
     if e.online:
@@ -228,7 +228,7 @@ def debt_words() -> str:
 
 
 def held_words(me: Me) -> list[str]:
-    """Say of credits that are not to be spent when they become earned; nothing without any."""
+    """Say when held credits become spendable; empty if there are none."""
     lines: list[str] = []
     if me.escrow_micro:
         held = _("at stake: {credits}", credits=credit(me.escrow_micro))

@@ -51,8 +51,8 @@ class Connection(Event):
 
 
 class DevicesFound(Event):
-    """Devices of this machine, and by id the bytes that a task may use there (0: unknown) and why
-    they cannot be used.
+    """Devices of this machine; by id the bytes that a task may use there (0: unknown), and the
+    problems of unusable ones.
     """
 
     devices: tuple[Device, ...]
@@ -74,14 +74,14 @@ class Benchmarked(Event):
 
 
 class StepMeasured(Event):
-    """A real step of a run's model was measured here."""
+    """Measured real step of a run's model on this machine."""
 
     step: ModelStep
     known: bool = False  # by an earlier start
 
 
 class ShortOfMemory(Event):
-    """A task of a run did not fit the memory of a device: none is claimed there for now."""
+    """Run whose task did not fit the memory of a device: none is claimed there for now."""
 
     shortage: Shortage
     known: bool = False  # by an earlier start
@@ -94,7 +94,9 @@ class BenchmarkProgress(Event):
 
 
 class Registering(Event):
-    """Proof of work of a registration: how likely it is found by now, 0..1; 1 = it is."""
+    """Progress of a registration's proof of work: the probability that it is found by now, 0..1; 1
+    = found.
+    """
 
     done: float
 
@@ -186,13 +188,13 @@ class Submitted(Event):
 
 
 class Judged(Event):
-    """A verdict arrived: accepted, merged, rejected with its reason."""
+    """Verdict of the coordinator: accepted, merged, rejected with its reason."""
 
     verdict: Verdict
 
 
 class TaskEnded(Event):
-    """A task left this machine without a contribution."""
+    """End of a task on this machine without a contribution."""
 
     task: int
     how: str  # "released", "cancelled", "gone", "failed"
@@ -200,7 +202,7 @@ class TaskEnded(Event):
 
 
 class RunProgress(Event):
-    """A new version, or how far the next merge is."""
+    """New version, or progress to the next merge."""
 
     beat: RunBeat
     message: Words  # "next version after 2 more contributions or 3:12"
@@ -225,7 +227,7 @@ class LossMeasured(Event):
 
 
 class Credits(Event):
-    """The account, and the verdicts that it counts and that were not told before."""
+    """Account, and its newly counted verdicts."""
 
     me: Me
     verdicts: tuple[Verdict, ...] = ()
@@ -258,7 +260,7 @@ class Finishing(Event):
 
 
 class Traffic(Event):
-    """Bytes since the start, and how fast the last large files went; 0 = not known yet."""
+    """Bytes since the start, and the rate of the last large files; 0 = not known yet."""
 
     sent_bytes: int
     received_bytes: int
@@ -293,13 +295,13 @@ class Notice(Event):
 
 
 class Announced(Event):
-    """All announcements of the organiser that the owner has not read."""
+    """All unread announcements of the organiser."""
 
     announcements: tuple[Announcement, ...]
 
 
 class Alerted(Event):
-    """A failure that needs a person, as the owner is notified; `bell`: the terminal rings too."""
+    """Alert sent to the owner about a failure; `bell`: the terminal rings too."""
 
     message: Words
     bell: bool = False

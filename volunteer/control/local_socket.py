@@ -44,7 +44,7 @@ HELLO_S = 5.0
 
 
 class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of a running volunteer. In a private file: the token opens it."""
+    """Address of a running volunteer, in a private file: the token opens it."""
 
     path: str = ""  # of a Unix socket
     port: int = 0  # on 127.0.0.1, where there are no Unix sockets

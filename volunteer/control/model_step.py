@@ -1,5 +1,5 @@
-"""A real optimiser step of a run's own model on a device: its time, its memory, and the size of a
-micro-batch that it came to.
+"""Real optimiser step of a run's own model on a device: its time, its memory, and its
+micro-batch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ModelStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(job: Job, workload_version: int, machine: Iterable[str]) -> str:
-    """Return the hash of all that the time and memory of a step depend on; `machine` names the
-    device and the software.
+    """Return the hash of everything that the time and memory of a step depend on; `machine` names
+    the device and the software.
     """
     train = job.train
     what = (job.workload, str(workload_version), job.update, str(job.batch_size))

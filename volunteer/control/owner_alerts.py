@@ -69,7 +69,7 @@ class AlertRules:
         self._away_since: float | None = None
 
     def hear(self, event: AnyEvent) -> OwnerAlert | None:
-        """The alert that an event gives, if it is one and was not told lately."""
+        """Return the alert of an event, if it is one and was not sent recently."""
         alert = self._of(event)
         if alert is None:
             return None
@@ -127,7 +127,7 @@ class AlertRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """Functions by which alerts leave the program; tests bring their own."""
+    """Functions that send alerts out of the program; tests bring their own."""
 
     post: Post
     run: Run

@@ -16,7 +16,7 @@ from volunteer.control.model_step import AGE_MAX_S, KEPT_MAX
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that ran out of the memory of a device."""
+    """Task that ran out of the memory of a device."""
 
     run: str
     device: str
@@ -28,8 +28,8 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
     def stands(self, runs: Iterable[RunInfo], lent: Mapping[str, int], now: float) -> bool:
-        """Return True if nothing has changed since: neither the run's model nor the memory that
-        its device lends, nor so much time that drivers and other programs may have.
+        """Return True while run's model and lent memory are unchanged, and too little time has
+        passed for drivers and other programs to change.
         """
         info = next((info for info in runs if info.name == self.run), None)
         changed = info is not None and of_run(info) != self.model

@@ -1,4 +1,4 @@
-"""The state of a volunteer as one frozen snapshot, folded from its events, so that a client that
+"""State of a volunteer as one frozen snapshot, folded from its events, so that a client that
 attaches late sees the same.
 """
 
@@ -30,7 +30,7 @@ _STATES = ("received", "checking", "accepted", "merged", "superseded", "rejected
 
 
 def is_news(verdict: Verdict, known: Verdict | None) -> bool:
-    """Return True if a verdict says more than the one that is known of the same contribution.
+    """Return True if a verdict is newer than the known one of the same contribution.
 
     The coordinator repeats what is young, so an "accepted" may arrive once more behind the "merged"
     that followed it.
@@ -69,7 +69,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that was trained here, as far as forecasts need it."""
+    """Trained task, as forecasts need it."""
 
     task: int = 0
     run: str
@@ -286,8 +286,8 @@ def _judged(status: Status, verdict: Verdict) -> Status:
 
 
 def _repriced(done: WorkDone, verdict: Verdict) -> WorkDone:
-    """Return work at the pay of its verdict: games are paid as they were played, which is not known
-    when they are claimed.
+    """Return work at the pay of its verdict: games are paid by the number played, which is not
+    known at the claim.
     """
     played = done.kind in GAMES and verdict.state in ("accepted", "merged")
     if not played or done.task != verdict.task or not verdict.credits_micro:

@@ -83,7 +83,7 @@ def choose(setting: str, environ: Mapping[str, str] | None = None) -> LanguageCh
 
 
 def _known(locale: str) -> LanguageChoice | None:
-    """Return the choice for the name of a locale, such as `de_CH.UTF-8`, if it is spoken here."""
+    """Return the choice for a locale's name, such as `de_CH.UTF-8`, if there is a translation."""
     name = locale.partition(".")[0].partition("@")[0].replace("-", "_")
     language, _, country = name.partition("_")
     language = language.lower()
@@ -96,7 +96,7 @@ def _known(locale: str) -> LanguageChoice | None:
 
 
 def use(choice: LanguageChoice) -> None:
-    """Speak a language from now on."""
+    """Switch to a language."""
     global _current
     if choice.language == ENGLISH:
         _current = Catalogue()
@@ -156,7 +156,7 @@ def N_(message: str) -> str:  # noqa: N802 (the name that gettext and its tools 
 
 
 def NP_(context: str, message: str) -> str:  # noqa: N802
-    """Mark a message whose English words mean something else in another place."""
+    """Mark a message whose English words have another meaning elsewhere."""
     return message
 
 
@@ -169,7 +169,7 @@ def _(message: str, /, **values: object) -> str:
 
 
 def pgettext(context: str, message: str, /, **values: object) -> str:
-    """Return a message whose English words mean something else in another place."""
+    """Translate a message whose English words have another meaning elsewhere."""
     forms = _current.messages.get((context, message))
     return _filled(forms[0] if forms else message, message, values)
 
@@ -247,7 +247,7 @@ def number(value: float, form: str = "") -> str:
 
 
 def _filled(text: str, english: str, values: Mapping[str, object]) -> str:
-    """Put values in; a translation that cannot take them is passed over."""
+    """Fill values in; a translation that cannot take them is ignored."""
     if not values:
         return text
     if text is english:

@@ -80,7 +80,7 @@ def idle(reason: str, words: str) -> str:
 
 
 def judged(verdict: Verdict) -> str:
-    """Return why a contribution was judged so; empty where state and version say it all."""
+    """Return the reason of a verdict; empty where state and version tell it all."""
     words = verdict.message
     if verdict.state == "merged":  # behind this may stand why it is not paid
         words = words.removeprefix(f"merged into version {verdict.version}").removeprefix("; ")

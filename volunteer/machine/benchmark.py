@@ -72,8 +72,8 @@ class BenchmarkCancelled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The model of the training step: small enough for the device, large enough to mean
-    something.
+    """Model of the training step: small enough for the device, large enough for a meaningful
+    time.
     """
 
     width: int
@@ -168,8 +168,8 @@ def benchmark(
 
 
 def _product(bench: _Bench, stage: str, dtype: torch.dtype) -> float:
-    """Operations a second of a square matrix product; a slow one is measured on a smaller
-    matrix.
+    """Return the operations a second of a square matrix product; a slow one is measured on a
+    smaller matrix.
     """
     import torch
 
@@ -202,7 +202,9 @@ def _copy(bench: _Bench) -> float:
 
 
 def _step(bench: _Bench) -> float:
-    """Operations a second of forward, backward and AdamW on a causal transformer in float32."""
+    """Return the operations a second of forward, backward and AdamW on a causal transformer in
+    float32.
+    """
     import torch
     from torch import nn
 

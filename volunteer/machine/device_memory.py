@@ -1,4 +1,4 @@
-"""Memory of a device: telling that it ran out, giving it back, and how much was taken at most.
+"""Memory of a device: exhaustion, release, and peak.
 
 Torch is only touched if somebody has loaded it.
 """
@@ -34,8 +34,8 @@ class OutOfMemory(TooLarge, MemoryError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if an error means that the device has too little memory; every backend says it in
-    its own way.
+    """Return True if an error means that the device has too little memory; every backend has its
+    own.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -45,13 +45,13 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def refused_bytes(error: BaseException) -> int:
-    """Return the bytes that an allocation asked for in vain; 0 where its error does not say."""
+    """Return the bytes of a failed allocation; 0 where its error does not tell."""
     said = _REFUSED.search(str(error))
     return int(float(said[1]) * _UNITS[said[2].lower()]) if said else 0
 
 
 def device_lost(error: BaseException) -> bool:
-    """Return True if an error means that the device itself is gone, as when its cable is: no task
+    """Return True if an error means that the device itself is lost, as with a pulled cable: no task
     will ever work on it.
     """
     text = str(error).lower()
@@ -120,13 +120,13 @@ class PeakMemory:
             threading.Thread(target=self._look, name="peak memory", daemon=True).start()
 
     def most(self) -> int:
-        """Return the bytes; 0 where the device does not tell."""
+        """Return the bytes; 0 where the device has no counter."""
         if self._counter is not None:
             self._high = int(self._counter.max_memory_allocated(self._device))
         return max(0, self._high - self._before)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the measurement."""
         self._closed.set()
 
     def _look(self) -> None:
@@ -135,13 +135,15 @@ class PeakMemory:
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, where its C library can: taken again it counts."""
+    """Return freed memory to the system, where its C library can: a later allocation then counts
+    again.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def _allocator(device: str) -> Any:
-    """Return the part of torch that counts the memory of a device, if there is one."""
+    """Return torch's counter of a device's memory, if there is one."""
     kind, torch = device.partition(":")[0], sys.modules.get("torch")
     return getattr(torch, kind) if torch is not None and kind in ("cuda", "xpu") else None

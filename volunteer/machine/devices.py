@@ -128,7 +128,7 @@ def _amd() -> list[DriverGpu]:
 
 
 def look_at_torch() -> TorchView:
-    """The accelerators that torch can use. Imports torch: seconds, on a training thread."""
+    """Return the accelerators that torch can use. Imports torch: seconds, on a training thread."""
     import torch
 
     version = torch.__version__
@@ -242,7 +242,7 @@ def detect() -> tuple[Device, ...]:
 
 
 def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """The devices that the setting `device` means.
+    """Return the devices that the setting `device` names.
 
     Raises Configuration for one that is not there or cannot be used.
     """

@@ -1,5 +1,5 @@
-"""Energy that the lent devices used today: counted by their meters, else added up from their power,
-which is estimated where no sensor tells it.
+"""Energy that the lent devices used today: counted by their meters, else integrated from their
+power, which is estimated where no sensor measures it.
 
 An estimate is the power at full load times the load. The power at full load is what the owner says
 (the setting `device_watts`), else the limit that the driver or the kernel names; without either
@@ -23,7 +23,7 @@ WATTS_MAX = 5000.0
 
 
 class Today(msgspec.Struct, frozen=True, kw_only=True):
-    """Energy of a day, by device; `guessed` names the devices of which some is an estimate."""
+    """Energy of a day, by device; `guessed` names the devices with an estimated part."""
 
     day: str = ""
     joules: dict[str, float] = {}
@@ -31,7 +31,7 @@ class Today(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnergyMeter:
-    """Adds up the energy of today over the looks at the sensors."""
+    """Adds up the energy of today over the readings of the sensors."""
 
     def __init__(self, today: Today, store: Callable[[Today], None]) -> None:
         self.today = today

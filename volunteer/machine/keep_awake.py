@@ -1,4 +1,4 @@
-"""Keeps the machine from going to sleep while it trains.
+"""Lock that keeps the machine awake while it trains.
 
 Ends with this process, however that ends.
 """
@@ -35,7 +35,7 @@ class Awake:
         self._on = False
 
     def set(self, on: bool) -> None:
-        """Hold the lock or let it go; quick."""
+        """Hold or release the lock; quick."""
         if on == self._on:
             return
         self._on = on
@@ -55,7 +55,7 @@ class Awake:
 
 
 def hold(on: bool) -> bool:
-    """Hold the lock of this system or let it go. False where it has none."""
+    """Hold or release the lock of this system. False where it has none."""
     global _holder
     helper, _holder = _holder, None
     if helper is not None:

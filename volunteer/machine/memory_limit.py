@@ -56,7 +56,7 @@ def follow(memory_gb: float) -> None:
 
 
 def refusal(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str:
-    """Say in a sentence why nothing limits the memory of the program here; "" where it can be."""
+    """Return the reason why the program's memory cannot be limited here; "" where it can."""
     if system != "linux":
         return "nothing on this system limits the memory of the program"
     if any(Path(driver).exists() for driver in drivers):

@@ -58,7 +58,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """A pause: of one device, or of all when `device` is empty."""
+    """Pause of one device, or of all when `device` is empty."""
 
     rule: Rule
     device: str = ""
@@ -67,7 +67,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the decision before."""
+    """State of the previous decision."""
 
     hot: frozenset[str] = frozenset()  # devices that have yet to cool down
     lifted: frozenset[Rule] = frozenset()  # rules somebody said "go on" to
@@ -93,7 +93,7 @@ def decide(
     devices: Sequence[str],
     standing: PolicyState | None = None,
 ) -> Decision:
-    """Hold the rules against the facts; `now` is the wall clock of this place, without a zone."""
+    """Apply the rules to the facts; `now` is the local wall clock, without a zone."""
     standing = standing or PolicyState()
     found = [
         _schedule(rules, now),
@@ -277,5 +277,5 @@ def _unknown(rules: WorkRules, facts: MachineFacts, devices: Sequence[str]) -> t
 
 
 def _bare(program: str) -> str:
-    """A program's name as it is compared: without case and without `.exe`."""
+    """Return a program's name for comparison: lower case, without `.exe`."""
     return program.strip().lower().removesuffix(".exe")

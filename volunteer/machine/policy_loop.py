@@ -1,5 +1,5 @@
-"""Holds the rules of `policy.py` against the facts every few seconds, and pauses and resumes the
-agent accordingly.
+"""Loop that applies the rules of `policy.py` every few seconds, and pauses and resumes the
+agent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Pausing(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """Inputs of the policy loop, read anew each time."""
+    """Inputs of the policy loop, read again each time."""
 
     read: Read  # in a thread
     devices: Callable[[], tuple[str, ...]]
@@ -75,7 +75,7 @@ class PolicyGuard:
             self._tell(Sentence("this system cannot be kept awake: keep_awake has no effect"))
 
     def change(self, rules: WorkRules) -> None:
-        """Other rules hold from now on."""
+        """Replace the rules."""
         self.rules = rules
         self._decide()
 
@@ -129,7 +129,7 @@ class PolicyGuard:
             self._tell(sentence)
 
     def _tell(self, sentence: str) -> None:
-        """Once is enough."""
+        """Emit a notice, once."""
         if sentence not in self._said:
             self._said.add(sentence)
             self._watched.say(sentence)
@@ -140,5 +140,5 @@ def _key(hold: Hold) -> tuple[str, str]:
 
 
 def _wall(clock: Clock) -> datetime:
-    """The wall clock of this place."""
+    """Return the local wall clock."""
     return datetime.fromtimestamp(clock.now(), tz=UTC).astimezone().replace(tzinfo=None)

@@ -69,7 +69,7 @@ def unused_s(system: str, run: Run) -> float | None:
 
 
 def _linux_unused_s(run: Run) -> float | None:
-    """The desktop's own count, and the terminals: whichever was touched last."""
+    """Return the desktop's own count, or the terminals', whichever was touched last."""
     touched = [terminals_s()]
     wayland = bool(os.environ.get("WAYLAND_DISPLAY"))
     desktop = _gnome_s(run)
@@ -151,7 +151,7 @@ def _windows_unused_s() -> float | None:
 
 
 def newest_login() -> float:
-    """Return the time of the newest login to this machine; 0 where none is known."""
+    """Return the time of the newest login to this machine; 0 if unknown."""
     try:
         return max((user.started for user in psutil.users()), default=0.0)
     except (OSError, RuntimeError):

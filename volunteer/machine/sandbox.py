@@ -72,7 +72,7 @@ def offered() -> str:
 def confine(
     own: Iterable[Path], settings: Path, temporary: Path, ports: Iterable[int] | None
 ) -> bool:
-    """Confine this process, whose other threads must not have begun, and all that it starts.
+    """Confine this process, before its other threads begin, and all its children.
 
     `own` are the folders that it may write, `settings` the one that it may only read, `temporary`
     the one of its temporary files, `ports` those that it may connect to by TCP (None: any, and it
@@ -170,7 +170,7 @@ def _filter_calls() -> bool:
 
 
 def _allow(ruleset: int, path: Path, access: int) -> None:
-    """Allow access beneath a path; one that is not there needs nothing."""
+    """Allow access beneath a path; a missing path needs nothing."""
     with contextlib.suppress(OSError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
         try:
@@ -183,7 +183,7 @@ def _allow(ruleset: int, path: Path, access: int) -> None:
 
 
 def held() -> int:
-    """Return the version of the interface; 0 without one, or one that forbids moving files."""
+    """Return the version of the interface; 0 without one, or with one that forbids moving files."""
     if platform.system() != "Linux":
         return 0
     found = _call(_CREATE, None, 0, _VERSION)

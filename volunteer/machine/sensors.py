@@ -25,7 +25,7 @@ LOOK_S = 0.5  # between two looks of somebody who watches
 
 
 class Sensors:
-    """Reads devices; a question that a driver does not answer is left open.
+    """Reads devices; values that a driver does not report are None.
 
     Belongs to one thread at a time.
     """
@@ -80,8 +80,8 @@ class Sensors:
         return guessed(told, full_watts, self._rapl.limit())
 
     def _load(self) -> float | None:
-        """Share of all cores since the last look. psutil's own figure is kept by thread, and 0 at
-        the first look of each.
+        """Return the share of all cores since the last reading. psutil's own figure is kept by
+        thread, and 0 at the first reading of each.
         """
         before, self._times = self._times, psutil.cpu_times()
         spent = {
@@ -202,7 +202,7 @@ class Watch:
                 self._hub.emit(sensed)
 
     async def _until(self, seconds: float) -> None:
-        """Wait so long, or until somebody looks."""
+        """Wait, but no longer than until a person looks."""
         waits: list[asyncio.Future[object]] = [
             asyncio.ensure_future(self._clock.sleep(seconds)),
             asyncio.ensure_future(self._looked.wait()),

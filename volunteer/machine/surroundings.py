@@ -48,7 +48,7 @@ WINDOWS_METERED = (
 
 
 class Senses:
-    """Reads the facts that the rules ask for, and no others."""
+    """Reads the facts that the rules need, and no others."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Senses:
         self._known: dict[str, tuple[float, Any]] = {}
 
     def read(self, rules: WorkRules, devices: Sequence[str]) -> MachineFacts:
-        """The facts now."""
+        """Return the present facts."""
         battery = None if rules.on_battery else _battery()
         return MachineFacts(
             on_battery=None if battery is None else battery[0],
@@ -78,7 +78,7 @@ class Senses:
         )
 
     def _lately(self, what: str, ask: Callable[[], T]) -> T:
-        """An answer that is not too old."""
+        """Return a cached answer unless it is too old."""
         now = self._monotonic()
         at, answer = self._known.get(what, (float("-inf"), None))
         if now - at >= FRESH_S[what]:
@@ -132,7 +132,7 @@ def metered(system: str, run: Run) -> bool | None:
 
 
 def temperatures(devices: Sequence[str]) -> dict[str, float]:
-    """°C of every device that can tell."""
+    """Return the °C of every device with a sensor."""
     sensors = _sensors()
     found: dict[str, float] = {}
     for device in devices:

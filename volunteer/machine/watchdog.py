@@ -33,8 +33,8 @@ def end(silent_s: float) -> None:
 
 
 class Stall:
-    """Compares the last turn of the loop with the time; `turned` and `look` take seconds that only
-    grow.
+    """Compares the last turn of the loop with the time; `turned` and `look` take monotonic
+    seconds.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Stall:
         self._silent = False
 
     def turned(self, now: float) -> None:
-        """The loop has come around."""
+        """Record that the loop has turned."""
         self._turned_at = now
         self._silent = False
 
@@ -68,7 +68,7 @@ class Stall:
 
 
 def watch(loop: asyncio.AbstractEventLoop, stall: Stall | None = None) -> None:
-    """Watch a loop for as long as the process lives."""
+    """Watch a loop until the process ends."""
     seen = stall or Stall()
 
     def run() -> None:

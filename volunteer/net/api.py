@@ -69,7 +69,7 @@ Body = msgspec.Struct | Callable[[], msgspec.Struct]
 
 
 class Api:
-    """The coordinator as a worker sees it.
+    """Coordinator's endpoints as methods for a worker.
 
     What training depends on is retried until it is answered.
     """
@@ -82,7 +82,7 @@ class Api:
         return (await self.page(endpoint, **args))[0]
 
     async def page(self, endpoint: Endpoint[T], **args: str | int) -> tuple[T, str]:
-        """Return one page of a listing and the cursor of the next; "" where there is none."""
+        """Return one page of a listing and the cursor of the next; "" after the last."""
         cursor = ""
 
         def read(headers: Mapping[str, str]) -> None:
@@ -134,7 +134,7 @@ class Api:
     async def challenge(
         self, volunteer_id: str, nickname: str, patience_s: float = FOREVER
     ) -> Challenge:
-        """Return the proof of work that the registration of an account has to bring.
+        """Return the proof of work that an account's registration requires.
 
         Raises InvalidName for a nickname that it cannot have.
         """
@@ -180,7 +180,8 @@ class Api:
         base: int | None = None,
         patience_s: float = FOREVER,
     ) -> BeginReply:
-        """Begin a task; held open while the merge that this worker waits for is not done.
+        """Begin a task; the request is held open until the merge that this worker waits for is
+        done.
 
         With the version `known` here, work that has begun goes on from the newest one. `base` is
         the version that work began from while the coordinator did not answer (see
@@ -193,7 +194,9 @@ class Api:
         )
 
     async def offer_answers(self, runs: tuple[str, ...]) -> AnswerWork:
-        """Offer to answer a prompt of some runs (none: any), held open until there is one."""
+        """Offer to answer a prompt of some runs (none: any); the request is held open until there
+        is one.
+        """
         timeout_s = LONG_POLL_S_MAX + HELD_S
         body = AnswerOffer(runs=runs, wait_s=LONG_POLL_S_MAX)
         return await self._call(endpoints.ANSWER_OFFER, {}, body, timeout_s=timeout_s)
@@ -215,9 +218,7 @@ class Api:
         return await self._call(endpoints.FORFEIT, {}, None)
 
     async def upload(self, request: UploadRequest) -> UploadInfo:
-        """Open an upload, or find the one that was opened before; not retried here: `Transfers`
-        does.
-        """
+        """Open an upload, or find an earlier one; not retried here: `Transfers` does."""
         return await self._call(endpoints.UPLOAD, {}, request, patience_s=0)
 
     async def blob_url(self, sha256: str) -> str:
@@ -258,7 +259,7 @@ class Api:
     # The record, also for an account that was shut out.
 
     async def receipts(self, after: int) -> tuple[SignedReceipt, ...]:
-        """Return receipts of my payments, oldest first, behind an entry of the ledger."""
+        """Return receipts of my payments, oldest first, after an entry of the ledger."""
         return await self.query(endpoints.RECEIPTS, cursor=after)
 
     async def keys(self) -> tuple[KeyInfo, ...]:
@@ -276,7 +277,7 @@ class Api:
         return await self._call(MODEL, {"model": name}, patience_s=ASK_S)
 
     async def images(self, request: ImageRequest) -> ImageReply:
-        """Let an image run draw; not retried, because it would be paid twice."""
+        """Draw with an image run; not retried, because it would be paid twice."""
         return await self._call(IMAGES, {}, request, patience_s=0, timeout_s=DRAW_S)
 
     async def usage(self, key: int = 0) -> tuple[UsageRow, ...]:

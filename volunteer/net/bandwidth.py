@@ -14,7 +14,7 @@ CREDIT_S = 1.0  # what was not used may be caught up with this much
 
 
 class Throttle:
-    """Holds a flow of bytes to a rate; without one it costs nothing."""
+    """Holds a flow of bytes to a rate; without a rate it costs nothing."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -22,18 +22,18 @@ class Throttle:
         self._free_at = float("-inf")  # monotonic: when everything so far is paid for
 
     def limit(self, mbit: float) -> None:
-        """A new rate in Mbit/s; 0 = none."""
+        """Set the rate in Mbit/s; 0 = none."""
         self._bytes_per_s = max(mbit * MBIT, BYTES_PER_S_MIN) if mbit > 0 else 0.0
 
     @property
     def piece_bytes(self) -> int:
-        """Return how much to pass on at once; 0 = as it comes."""
+        """Return the size of the pieces to pass on; 0 = any."""
         if not self._bytes_per_s:
             return 0
         return max(PIECE_BYTES_MIN, int(self._bytes_per_s * PIECE_S))
 
     def charge(self, count: int) -> float:
-        """Count bytes that pass. Gives the seconds that should be waited before the next."""
+        """Count passing bytes. Returns the seconds to wait before the next."""
         if not self._bytes_per_s:
             return 0.0
         now = self._clock.monotonic()
@@ -61,7 +61,7 @@ class Limit:
         self._scope: asyncio.Timeout | None = None
 
     def running(self) -> asyncio.Timeout:
-        """The time runs while this is entered; it raises TimeoutError."""
+        """Run the time limit while entered. Raises TimeoutError."""
         self._scope = asyncio.timeout(self._seconds)
         return self._scope
 

@@ -1,5 +1,5 @@
-"""Large files down and up, each over a connection of its own: from the socket straight into the
-buffer that is written, and from the file straight to the socket.
+"""Large files down and up, each over its own connection: from the socket straight into the written
+buffer, and from the file straight to the socket.
 
 httpx copies each byte five times and turns the event loop once for every 64 KiB that a socket
 happens to have: of 40 MiB on their way into the cache it took 90 ms of CPU, beside 60 for hashing
@@ -52,7 +52,7 @@ class WholeReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request, and how long it may take."""
+    """Request with its time limits."""
 
     address: Address
     context: ssl.SSLContext
@@ -63,14 +63,14 @@ class Question:
 
 
 def direct(address: Address) -> bool:
-    """Return True if nothing that the environment names stands between us and the coordinator."""
+    """Return True if the environment names no proxy between us and the coordinator."""
     return not proxy_of(address.url)
 
 
 @asynccontextmanager
 async def got(question: Question) -> AsyncIterator[BulkReply | None]:
-    """The answer to a GET, or None for one that is not usual. Raises Lost, also while the body is
-    read; then what came before was handed over.
+    """Return the answer to a GET, or None for an unusual one. Raises Lost, also while the body is
+    read; the bytes before were yielded.
     """
     wire = await _connect(question)
     try:
@@ -184,7 +184,7 @@ class _Wire(asyncio.BufferedProtocol):
 
     @property
     def heard(self) -> bool:
-        """Return True if something came that was not taken yet, or nothing will come any more."""
+        """Return True if unread bytes are there, or the connection has ended."""
         return self._filled > 0 or self._ended is not None
 
     def begin(self, data: bytes) -> None:
@@ -209,7 +209,7 @@ class _Wire(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def body(self, first: bytes, size: int) -> AsyncIterator[memoryview]:
-        """`size` bytes, of which the first came with the head. Raises Lost."""
+        """Yield `size` bytes, the first of which came with the head. Raises Lost."""
         left = size
         piece = memoryview(first)
         while left:

@@ -50,9 +50,7 @@ T = TypeVar("T")
 
 
 class Watcher(Protocol):
-    """Told whenever the coordinator answers or does not: online, a sentence, and when the next try
-    is.
-    """
+    """Callback for the connection's state: online, a sentence, and the time of the next try."""
 
     def __call__(self, online: bool, message: str, retry_at: float | None) -> None: ...
 
@@ -74,7 +72,7 @@ class ApiCall(Generic[T]):
 
 
 class StreamedReply(msgspec.Struct, frozen=True):
-    """The beginning of a streamed answer."""
+    """Head of a streamed answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -82,7 +80,7 @@ class StreamedReply(msgspec.Struct, frozen=True):
 
 
 class _IdentityProof(msgspec.Struct, frozen=True):
-    """Beginning of a `ServerInfo`, of which no more is read before it is believed."""
+    """First fields of a `ServerInfo`, the only ones read before it is verified."""
 
     proof: str = ""
 
@@ -138,7 +136,7 @@ class Client:
 
     @property
     def _host(self) -> str:
-        """The host that answers, as messages name it: a proxy may have answered in its place."""
+        """Return the answering host for messages: a proxy may have answered in its place."""
         if not self._proxy:
             return self.address.host
         return Sentence("{host} (or the proxy {proxy})", host=self.address.host, proxy=self._proxy)
@@ -180,7 +178,7 @@ class Client:
     async def stream(
         self, path: str, headers: Mapping[str, str], size: int
     ) -> AsyncIterator[StreamedReply]:
-        """One GET of about `size` bytes, read piece by piece.
+        """GET about `size` bytes, read piece by piece.
 
         Not retried: whoever reads knows where to go on.
         """
@@ -226,8 +224,8 @@ class Client:
 
     @asynccontextmanager
     async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
-        """One GET from another server, such as a model hub: without our token, and never over a
-        connection that is not encrypted, but for one on this machine. Not retried.
+        """GET from another server, such as a model hub: without our token, and only over an
+        encrypted connection, or on this machine. Not retried.
 
         Raises Unreachable for every answer but a good one.
         """
@@ -328,7 +326,7 @@ class Client:
     async def put(
         self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
     ) -> T:
-        """One PUT of a streamed body; `headers` name its Content-Length. Not retried."""
+        """PUT a streamed body; `headers` name its Content-Length. Not retried."""
         headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
         content = self._counted(body, limit)
         large = self._bulk and int(headers["Content-Length"]) >= BULK_BYTES
@@ -408,7 +406,7 @@ class Client:
         return error
 
     async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
-        """Do `once` again after passing trouble, later each time, until `patience_s` would be over.
+        """Retry `once` after passing trouble, later each time, until `patience_s` would be over.
 
         With no patience at all the caller has a way of its own to try again, and tells of it.
         """
@@ -476,13 +474,13 @@ class Client:
 
     @asynccontextmanager
     async def _answer(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
-        """The response, once it is known to be a good one."""
+        """Return the response, after it proved to be a good one."""
         async with self._answered(limit), self._good(request, limit) as response:
             yield response
 
     @asynccontextmanager
     async def _answered(self, limit: Limit) -> AsyncIterator[None]:
-        """Foreign errors become ours here and nowhere else."""
+        """Convert foreign errors to ours, here and nowhere else."""
         try:
             async with limit.running():
                 yield
@@ -521,7 +519,7 @@ class Client:
             await response.aclose()
 
     async def _read(self, response: httpx.Response, bytes_max: int, limit: Limit) -> bytes:
-        """A short answer. It counts against the limit of the owner, but waits for no download."""
+        """Read a short answer. It counts against the owner's rate, but waits for no download."""
         data = bytearray()
         async for piece in response.aiter_raw():
             self._received(len(piece), limit)

@@ -1,5 +1,5 @@
-"""Peer at the coordinator's address: it proves that it holds the key of the coordinator that the
-volunteer joined, before a secret is sent to it.
+"""Peer at the coordinator's address: it proves the key of the joined coordinator, before a secret
+is sent to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ask = Callable[[str], Awaitable[str]]  # a nonce is sent without a secret, its p
 
 
 class Peer:
-    """Holds whether the peer was recognised since the last connection was lost."""
+    """Knowledge of whether the peer was verified since the last connection was lost."""
 
     def __init__(self, address: Address, ask: Ask) -> None:
         self._address = address
@@ -27,11 +27,11 @@ class Peer:
         self._asking = asyncio.Lock()
 
     def forget(self) -> None:
-        """Have the peer recognised again before the next secret."""
+        """Require a new proof before the next secret."""
         self._known = not self._address.public_key
 
     async def recognise(self) -> None:
-        """Ask for a signature over a fresh nonce, unless the peer is known.
+        """Request a signature over a fresh nonce, unless the peer is verified.
 
         Raises Unreachable where another key, or none, answers.
         """

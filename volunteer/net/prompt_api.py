@@ -1,4 +1,4 @@
-"""Prompts to the model of a run: the OpenAI-compatible interface as our own commands use it."""
+"""Prompts to the model of a run, over the OpenAI-compatible interface."""
 
 from __future__ import annotations
 

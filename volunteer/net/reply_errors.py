@@ -48,7 +48,7 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
 
 
 def openai_error(status: int, said: OpenAiError) -> VolunteerError:
-    """Return the error that a refusal below /v1 means; in a stream that had begun `status` is 0."""
+    """Return the error of a refusal below /v1; in a stream that had begun `status` is 0."""
     kinds: dict[int, type[VolunteerError]] = {
         0: errors.Internal,
         401: errors.Unauthorized,
@@ -80,8 +80,8 @@ def _seconds(text: str | None) -> float | None:
 
 
 def decoded(data: bytes, kind: type[T]) -> T:
-    """Raises UpgradeRequired for a good answer that only another version understands: it is the
-    same however often it is asked for; Internal for one that makes no sense.
+    """Decode a reply. Raises UpgradeRequired for a good one that only another version understands,
+    which no retry helps; Internal for a malformed one.
     """
     if kind is type(None):
         return None  # a reply without content
@@ -115,7 +115,7 @@ _HTTP_CLIENT = "All connection attempts failed"  # of several addresses of one n
 
 
 def reason(error: BaseException) -> str:
-    """A short clause; empty when there is nothing to say."""
+    """Return a short clause; empty without a reason."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
             return Sentence(

@@ -20,7 +20,7 @@ def passing(error: VolunteerError) -> bool:
 
 @dataclass(slots=True)
 class Backoff:
-    """The waits of one series of failures; `reset` after a success."""
+    """Waits of one series of failures; `reset` after a success."""
 
     rng: random.Random
     first_s: float = FIRST_S
@@ -28,8 +28,8 @@ class Backoff:
     failures: int = 0
 
     def next(self, error: VolunteerError | None = None) -> float:
-        """Seconds to wait after this failure: never all volunteers at once, never earlier than the
-        server asked.
+        """Return the seconds to wait after this failure: never all volunteers at once, never
+        earlier than the server asked.
         """
         self.failures += 1
         ceiling = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))

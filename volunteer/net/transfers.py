@@ -1,5 +1,5 @@
 """Whole files to and from the coordinator: resumable in both directions, written and hashed while
-the next bytes come.
+the next bytes arrive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OnBytes: TypeAlias = Callable[[int], None]  # bytes done so far
 
 
 class Transfers:
-    """Downloads into the cache, uploads out of the outbox."""
+    """Downloads into the cache, uploads from the outbox."""
 
     def __init__(self, api: Api, cache: Cache, hub: Callable[[], str] | None = None) -> None:
         """Initialise; `hub` gives the address of the model hub for public files."""
@@ -45,8 +45,8 @@ class Transfers:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch(self, ref: BlobRef, on_bytes: OnBytes, public: str = "") -> Path:
-        """The file of a blob, downloaded unless it is here: from the hub where it is `public` under
-        this path there, and from the coordinator where that fails.
+        """Return the file of a blob, downloaded if need be: from the hub where it is `public` under
+        this path, and from the coordinator where that fails.
 
         Raises InvalidFrame when it keeps arriving damaged.
         """
@@ -83,7 +83,9 @@ class Transfers:
             partial.close()
 
     async def _from_hub(self, ref: BlobRef, on_bytes: OnBytes, public: str) -> Path | None:
-        """The file of a blob from the hub; None where the hub has it not, or not whole."""
+        """Return the file of a blob from the hub; None where the hub lacks it, or is
+        interrupted.
+        """
         if not public or self._hub is None:
             return None
         address = await asyncio.to_thread(self._hub)
@@ -108,7 +110,7 @@ class Transfers:
             partial.close()
 
     async def _pull(self, partial: Partial, on_bytes: OnBytes) -> None:
-        """Go on where the file ends. Raises Unreachable when it still is not whole."""
+        """Resume at the end of the file. Raises Unreachable when it is still incomplete."""
         if partial.offset == partial.size > 0:
             return
         headers = {}
@@ -238,7 +240,7 @@ def _sha256(path: Path) -> str:
 
 
 def _rate(count: int, spent_s: float, before: float) -> float:
-    """Bytes a second of a transfer; a small one says nothing."""
+    """Return the bytes a second of a transfer; a small one does not count."""
     return count / spent_s if count >= MEASURED_BYTES and spent_s > 0 else before
 
 

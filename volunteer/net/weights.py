@@ -1,4 +1,4 @@
-"""The published weights of a version, brought here by the way that needs the fewest bytes.
+"""Published weights of a version, fetched by the way with the fewest bytes.
 
 held already        nothing travels
 links from a base   when one of the versions before is in the cache; each result is checked by its hash
@@ -39,7 +39,7 @@ class Weights:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def fetch(self, manifest: VersionManifest, teller: Teller) -> Path:
-        """The file of a version's published weights.
+        """Return the file of a version's published weights.
 
         Raises InvalidFrame when all that comes is damaged, StorageFull.
         """

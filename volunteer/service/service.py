@@ -27,9 +27,7 @@ def this_machine(
     environ: Mapping[str, str],
     removing: bool = False,
 ) -> Target:
-    """The target that this process runs on; to remove a service nothing has to be right about
-    it.
-    """
+    """Return the target of this process; to remove a service no check has to pass."""
     script = Path(sys.executable).with_name("volunteer.exe" if os.name == "nt" else "volunteer")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "volunteer"]
     environment = {
@@ -120,7 +118,7 @@ def _failed(command: tuple[str, ...], said: list[str]) -> Sentence:
 
 
 def _gpu_groups() -> tuple[str, ...]:
-    """Groups that may open a GPU here; naming one that is missing would keep the service from
+    """Return the groups that may open a GPU here; a missing one would keep the service from
     starting.
     """
     if sys.platform == "win32":

@@ -57,7 +57,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(target: Target) -> Service:
-    """The service for a system. Raises Configuration where there is none."""
+    """Return the service for a system. Raises Configuration without one."""
     if target.system == "linux":
         return _systemd_machine(target) if target.machine else _systemd_user(target)
     if target.machine:
@@ -222,7 +222,7 @@ def _unit(
 
 
 def _quoted(word: str) -> str:
-    """A word of a unit file, without specifiers."""
+    """Quote a word of a unit file, without specifiers."""
     word = _checked(word).replace("%", "%%")
     plain = all(c.isalnum() or c in "/._-=:+@%#~," for c in word)
     return word if plain else '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'

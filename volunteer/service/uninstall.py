@@ -70,7 +70,7 @@ def other_profiles(directories: Directories) -> tuple[str, ...]:
 
 
 def _half_done(profile: Path) -> list[Belonging]:
-    """Snapshots of tasks, which are given back, and the state that one task leaves to the next, of
+    """Return the snapshots of tasks, which are released, and the state carried between tasks, of
     every coordinator.
     """
     places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))

@@ -1,5 +1,5 @@
-"""The directory of a profile: one for each machine, so that a home directory may be shared, and
-found again by a mark of the machine when its name has changed.
+"""Directory of a profile: one for each machine, so that a home directory may be shared, and found
+again by the machine's mark when its name has changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAC = ("ioreg", "-rd1", "-c", "IOPlatformExpertDevice")
 
 
 def profile_directory(data: Path, name: str, host: str, mark: str | None = None) -> Path:
-    """Return the directory of a profile on this machine, which may not be there yet.
+    """Return the directory of a profile on this machine, which may not exist yet.
 
     Raises Configuration where this machine had several names, each with an account.
     """
@@ -52,7 +52,7 @@ def keep_mark(profile: Path, mark: str | None = None) -> None:
 
 
 def machine_mark() -> str:
-    """Return what stays when the name of the machine changes, hashed; "" where there is nothing."""
+    """Return a hashed mark that survives a rename of the machine; "" without one."""
     found = ""
     if sys.platform == "darwin":
         with suppress(OSError, subprocess.SubprocessError):

@@ -50,7 +50,7 @@ def preset(name: str) -> Preset:
 
 
 def following(values: Mapping[str, Any]) -> Preset:
-    """Return the preset after the one that holds, or the first."""
+    """Return the preset after the present one, or the first."""
     names = [preset.name for preset in PRESETS]
     now = held(values)
     return PRESETS[(names.index(now) + 1) % len(PRESETS) if now else 0]

@@ -1,4 +1,4 @@
-"""Hours of a week, written as people write them: `mon-fri 18:00-08:00`, `sat-sun`, `22:00-06:00`.
+"""Hours of a week, in people's notation: `mon-fri 18:00-08:00`, `sat-sun`, `22:00-06:00`.
 
 An entry without days holds every day, one without hours the whole day; hours that end before they
 begin go on until the next morning and belong to the day on which they begin. All times are the
@@ -38,7 +38,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[tuple[int, int], ...]
 
     def allows(self, moment: datetime) -> bool:
-        """Return True if a local wall-clock time lies inside."""
+        """Return True if a local wall-clock time lies inside a span."""
         minute = _minute(moment)
         return any(start <= minute < stop for start, stop in self.spans)
 
@@ -54,7 +54,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return moment.replace(second=0, microsecond=0) + timedelta(minutes=wait)
 
     def _edges(self) -> set[int]:
-        """Minutes at which it changes: where a span ends and the next begins, nothing does."""
+        """Return the minutes at which work starts or ends; touching spans have none between
+        them.
+        """
         starts = {start % WEEK_MIN for start, _ in self.spans}
         stops = {stop % WEEK_MIN for _, stop in self.spans}
         return starts ^ stops
@@ -105,7 +107,7 @@ ALWAYS = Schedule(spans=((0, WEEK_MIN),))
 
 
 def parse_schedule(entries: Sequence[str]) -> Schedule:
-    """The schedule that the entries describe together; none at all is always.
+    """Return the schedule of all entries together; no entry means always.
 
     Raises ValueError with a sentence.
     """
@@ -124,7 +126,7 @@ def parse_schedule(entries: Sequence[str]) -> Schedule:
 
 
 def in_words(moment: datetime, now: datetime) -> str:
-    """`18:00` today, `Mon 18:00` on another day."""
+    """Return a moment in words: `18:00` today, `Mon 18:00` on another day."""
     clock = f"{moment:%H:%M}"
     if moment.date() == now.date():
         return clock
@@ -169,7 +171,7 @@ def _entry(entry: str) -> tuple[Sequence[int], int, int]:
 
 
 def _days(word: str, entry: str) -> Sequence[int]:
-    """`fri`, `Friday` and `fri-mon` as numbers of days."""
+    """Return `fri`, `Friday` and `fri-mon` as numbers of days."""
     found = _SPAN.fullmatch(word)
     names = [name for name in (found.groups() if found else (word,)) if name]
     numbers = [

@@ -156,7 +156,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LoadedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings in force, and which source set each: "flag", "environment", "config.toml" or
+    """Settings in force, and the source of each: "flag", "environment", "config.toml" or
     "default".
     """
 
@@ -181,7 +181,7 @@ TABLE = SettingsTable(Settings, PREFIX, (HOME, PROFILE, JOIN))
 
 
 def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> Directories:
-    """All directories, below $VOLUNTEER_HOME if that is set, made on the way.
+    """Return all directories, below $VOLUNTEER_HOME if that is set, made on the way.
 
     Raises Configuration.
     """
@@ -220,7 +220,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     path: Path,
 ) -> LoadedSettings:
-    """The settings in force; flags that are None do not count.
+    """Return the settings in force; flags that are None do not count.
 
     Raises BadRequest for a wrong flag, Configuration for what is wrong elsewhere.
     """
@@ -231,7 +231,7 @@ def load(
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:
     """Write changed settings into config.toml, whole or not at all; comments, other keys and the
-    order of the lines stay as they are.
+    order of the lines stay.
 
     Raises Configuration.
     """

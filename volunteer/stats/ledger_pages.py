@@ -1,4 +1,4 @@
-"""The lines of one's own ledger, further back than one answer of the coordinator goes."""
+"""Ledger lines of one account, beyond one page of the coordinator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES_MAX = 10_000  # answers in a row; a hundred lines each
 
 
 class Asks(Protocol):
-    """Part of a control that reading the ledger needs."""
+    """Part of a control that the ledger's reader needs."""
 
     async def query(self, endpoint: Endpoint[T], **args: str | int) -> T: ...
 

@@ -1,5 +1,5 @@
-"""Milestones of a volunteer, counted from the ledger: a week in numbers, and marks that only ever
-grow. Pure.
+"""Milestones of a volunteer, counted from the ledger: a week in numbers, and marks that never fall.
+Pure.
 
 Personal progress comes before rank: it cannot be gamed by others, and a small machine reaches it
 too.
@@ -24,7 +24,7 @@ _STEPS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 10
 
 
 class Week(msgspec.Struct, frozen=True, kw_only=True):
-    """The last seven days, today last."""
+    """Last seven days, today last."""
 
     credits_micro: tuple[int, ...]  # a day
     contributions: int
@@ -41,7 +41,7 @@ class Week(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Milestone(msgspec.Struct, frozen=True, kw_only=True):
-    """The mark that was passed last and the one that comes next."""
+    """Last passed mark, and the next one."""
 
     name: str
     have: float
@@ -50,7 +50,7 @@ class Milestone(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Return how much there is of the next, 0 to 1."""
+        """Return the progress to the next mark, 0 to 1."""
         return 1.0 if self.next is None else min(1.0, max(0.0, self.have / self.next))
 
 
@@ -60,7 +60,7 @@ def recap_since(now: float) -> float:
 
 
 def week(rows: Sequence[LedgerRow], now: float) -> Week:
-    """Seven days of a ledger, by the local calendar."""
+    """Return seven days of a ledger, by the local calendar."""
     today = local_day(now)
     by_day: dict[date, int] = {}
     contributions = set()
@@ -82,7 +82,7 @@ def week(rows: Sequence[LedgerRow], now: float) -> Week:
 
 
 def milestones(me: Me) -> tuple[Milestone, ...]:
-    """Return where a volunteer stands on each ladder."""
+    """Return a volunteer's place on each ladder."""
     return (
         _milestone(N_("contributions merged"), me.merged),
         _milestone(HOURS, me.device_s / 3600),
@@ -111,7 +111,7 @@ def _streak(by_day: dict[date, int], today: date) -> int:
 
 
 def local_day(at: float) -> date:
-    """Return the local day of an instant; one that no calendar holds counts as the first of all."""
+    """Return the local day of an instant; one outside the calendar counts as the first day."""
     try:
         return datetime.fromtimestamp(at, tz=UTC).astimezone().date()
     except (OverflowError, OSError, ValueError):

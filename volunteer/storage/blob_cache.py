@@ -1,5 +1,4 @@
-"""Downloaded blobs by their hash: checked before use, resumed after a break, thrown away oldest
-first.
+"""Downloaded blobs by their hash: checked before use, resumed after a break, evicted oldest first.
 
 Everything here blocks on the disk; the agent calls it from threads. The directory may be deleted at
 any time.
@@ -46,7 +45,7 @@ class Cache:
         self._checked: dict[str, tuple[int, int]] = {}  # hash -> inode and mtime when it was right
 
     def find(self, sha256: str, size: int) -> Path | None:
-        """The file of a blob that is here and whole; a damaged one is removed."""
+        """Return the file of a complete blob; a damaged one is removed."""
         path = self._path(sha256)
         try:
             stat = path.stat()
@@ -72,7 +71,7 @@ class Cache:
             raise
 
     def closed(self, sha256: str) -> None:
-        """A download has ended."""
+        """Forget an ended download."""
         with self._guard:
             self._coming.pop(sha256, None)
 
@@ -85,7 +84,7 @@ class Cache:
         return self._partial / f"built-{secrets.token_hex(8)}"
 
     def adopt(self, partial: Path, sha256: str) -> Path:
-        """Take over a file whose hash was just found right."""
+        """Move a verified file into the cache."""
         path = self._path(sha256)
         private_directory(path.parent)
         partial.replace(path)
@@ -94,7 +93,7 @@ class Cache:
 
     @contextmanager
     def hold(self, hashes: Iterable[str]) -> Iterator[None]:
-        """Blobs that are in use are never thrown away."""
+        """Protect blobs in use from eviction."""
         names = list(hashes)
         with self._guard:
             self._held.update(names)
@@ -200,14 +199,14 @@ class Cache:
         return self.root / name[:2] / name
 
     def _name(self, sha256: str) -> str:
-        """The hash, which becomes a file name, so it must be one."""
+        """Return the hash if it is valid: it becomes a file name."""
         if not _NAME.fullmatch(sha256):
             raise BadRequest(Sentence("the coordinator named a blob that is not a SHA-256"))
         return sha256
 
 
 class Partial:
-    """A blob on its way: bytes in order, hashed as they come. Use it as a context manager."""
+    """Blob being downloaded: bytes in order, hashed as they arrive. Use it as a context manager."""
 
     def __init__(self, cache: Cache, path: Path, sha256: str, size: int) -> None:
         self.sha256 = sha256
@@ -257,7 +256,7 @@ class Partial:
         self._empty(self._file)
 
     def finish(self) -> Path:
-        """The file, now in the cache.
+        """Return the complete file, now in the cache.
 
         Raises InvalidFrame when the hash is wrong; then nothing is kept.
 

@@ -39,8 +39,8 @@ NOT_THE_CONTENT = {Reason.STALE, Reason.CANCELLED, Reason.MERGE_FAILED}
 
 
 class InnerState:
-    """State of an inner optimiser; the file that it was read from, and the SHA-256 of its file, ""
-    as long as nobody needs it.
+    """State of an inner optimiser, its source file, and the SHA-256 of that, "" until it is
+    needed.
     """
 
     __slots__ = ("path", "sha256", "tensors")
@@ -54,9 +54,7 @@ class InnerState:
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of the results that the stored residuals came from, and the progress at the base of the
-    last one.
-    """
+    """Results behind the stored residuals, and the progress at the base of the last one."""
 
     run: str
     name: str = ""  # of the result whose residual is `current`
@@ -104,7 +102,7 @@ class Carried:
             self._lent, self._lent_step = state, global_step
 
     def inner(self) -> InnerState | None:
-        """The state to go on with; None where there is none."""
+        """Return the state for the next task; None without one."""
         with self._guard:
             if self._lent is not None:
                 return self._lent
@@ -123,7 +121,7 @@ class Carried:
         return coming
 
     def keep_inner(self, state: InnerState | None) -> None:
-        """Store a state that was lent, unless it was forgotten or overtaken meanwhile.
+        """Store a lent state, unless it was dropped or overtaken meanwhile.
 
         What cannot be stored leaves the one before.
         """
@@ -149,8 +147,8 @@ class Carried:
     # The residual.
 
     def residual(self, schema: Schema, global_step: int) -> Residual:
-        """The residual to add to the next update, whose base has so many steps; empty when there is
-        none that fits.
+        """Return the residual to add to the next update, whose base has this many steps; empty when
+        none fits.
         """
         with self._guard:
             residue = self._residue()
@@ -163,8 +161,8 @@ class Carried:
             return {}
 
     def advance(self, name: str, global_step: int = 0) -> None:
-        """The update of the result `name` was encoded, and `next` written with it; `global_step` is
-        of its base.
+        """Record that the update of result `name` was encoded and `next` written with it;
+        `global_step` is its base's.
         """
         with self._guard:
             if self._changed:  # what it was made from is gone: nobody knows what is in it
@@ -181,13 +179,11 @@ class Carried:
 
     @property
     def changed(self) -> bool:
-        """Return True if the residual that was read last is not the one stored any more."""
+        """Return True if the stored residual is not the last read one any more."""
         return self._changed
 
     def drop_if_behind(self, global_step: int) -> None:
-        """A base with fewer steps than the last one was set back, also while nobody was here:
-        nothing fits it any more.
-        """
+        """Drop all state if the base has fewer steps than the last one: it was rolled back."""
         with self._guard:
             residue = self._residue()
             steps = max(
@@ -198,7 +194,7 @@ class Carried:
                 self.forget()
 
     def forget(self) -> None:
-        """The base was set back: nothing from before fits it."""
+        """Drop all state after a rollback of the base."""
         with self._guard:
             self.zero()
             self._lent, self._stored_sha256 = None, ""
@@ -212,7 +208,8 @@ class Carried:
                 self.previous.unlink(missing_ok=True)
 
     def lost(self, task: int, name: str = "") -> bool:
-        """A result never counted; without a name some result of the task.
+        """Drop the residual of a result that never counted; without a name, of any result of the
+        task.
 
         False when what went before is lost as well.
 
@@ -280,8 +277,8 @@ class Residuals:
         return carried
 
     def judged(self, verdict: Verdict, devices: tuple[str, ...], name: str = "") -> None:
-        """Settle the residual of a contribution once its verdict is known; `name` says which result
-        of its task it was.
+        """Settle the residual of a contribution by its verdict; `name` is the result of its
+        task.
         """
         if verdict.state in ("received", "checking"):
             return
@@ -295,7 +292,7 @@ class Residuals:
             self.lost(verdict.run, verdict.task, devices, name)
 
     def lost(self, run: str, task: int, devices: tuple[str, ...], name: str = "") -> None:
-        """A result that somebody else's overtook, or that nobody wants."""
+        """Drop the residual of a result that another's overtook, or that is not wanted any more."""
         for device in devices:
             if not self.of(run, device).lost(task, name):
                 self._say(
@@ -308,6 +305,6 @@ class Residuals:
                 )
 
     def forget(self, run: str, devices: tuple[str, ...]) -> None:
-        """The base was set back."""
+        """Drop the state of a run after a rollback."""
         for device in devices:
             self.of(run, device).forget()

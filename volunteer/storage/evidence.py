@@ -35,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvidenceFiles:
-    """The directory of these files. Any thread may call it.
+    """Directory of evidence files. Any thread may call it.
 
     `known` tells a result that waits from one that a killed process never finished.
     """
@@ -70,7 +70,7 @@ class EvidenceFiles:
         return sha256
 
     def file(self, sha256: str) -> Path:
-        """Return where a file lies."""
+        """Return the path of a file."""
         return self.root / f"{sha256}.safetensors"
 
     def keep(self, name: str, files: tuple[str, ...]) -> None:
@@ -90,7 +90,7 @@ class EvidenceFiles:
             self._collect()
 
     def ask_for(self, contribution: int, files: tuple[str, ...]) -> None:
-        """Keep files that the coordinator asks for, of whichever result they are."""
+        """Keep files that the coordinator asks for, of any result."""
         wanted = set(files)
         with self._guard:
             names = [one.name for one in self._requests.values() if wanted <= set(one.files)]
@@ -98,7 +98,7 @@ class EvidenceFiles:
             self.ask(name, contribution, files)
 
     def drop(self, name: str) -> None:
-        """Let the files of a result go."""
+        """Release the files of a result."""
         with self._guard:
             if self._requests.pop(name, None) is not None:
                 self._record(name).unlink(missing_ok=True)

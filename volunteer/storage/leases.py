@@ -19,7 +19,7 @@ from volunteer.files import private_directory, read_record, set_aside, write_rec
 
 
 class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as it is stored."""
+    """Stored lease."""
 
     lease: Lease
     device: str
@@ -33,14 +33,14 @@ class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim that has brought no lease yet."""
+    """Claim without a lease yet."""
 
     claim_id: str
     device: str
 
 
 class Leases:
-    """The directory of leases. Its calls block on the disk, shortly."""
+    """Directory of leases. Its calls block on the disk, shortly."""
 
     def __init__(self, root: Path) -> None:
         self.root = private_directory(root)
@@ -76,7 +76,7 @@ class Leases:
         return self._path(lease, ".safetensors")
 
     def claim_id(self, device: str) -> str:
-        """The id of the claim under way on this device, stored before it is sent."""
+        """Return the id of the running claim on this device, stored before it is sent."""
         path = self._claim(device)
         try:
             claim = read_record(path, Claim)
@@ -88,7 +88,7 @@ class Leases:
         return claim.claim_id
 
     def claimed(self, held: HeldLease) -> None:
-        """The claim brought this lease: the next one gets an id of its own."""
+        """End the claim that returned this lease: the next one gets a new id."""
         self.keep(held)
         self.forget_claim(held.device)
 

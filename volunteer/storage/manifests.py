@@ -1,6 +1,4 @@
-"""Manifests of versions, believed only with the signature of the coordinator whose key was
-pinned.
-"""
+"""Manifests of versions, accepted only with the signature of the pinned coordinator key."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Finished results that the coordinator has not answered for yet: on disk before the first byte is
-sent.
+"""Outbox of finished results that the coordinator has not answered yet: on disk before the first
+byte is sent.
 
 An entry is two files, the update and a record that makes it valid; the record comes last and goes
 first. Only a definitive answer drops an entry, so a result survives restarts and lost replies;
@@ -25,7 +25,7 @@ NAME = re.compile(r"[0-9]+-[0-9]+-[0-9]+-[0-9]+")
 
 
 class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One result that waits to be submitted."""
+    """Result waiting to be submitted."""
 
     task: int
     run: str
@@ -43,12 +43,12 @@ class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_of(name: str) -> int:
-    """The task of the result with this name."""
+    """Return the task of the result with this name."""
     return int(name.partition("-")[0])
 
 
 class Outbox:
-    """The directory of entries. Its calls block on the disk."""
+    """Directory of queued results. Its calls block on the disk."""
 
     def __init__(self, root: Path, complain: Callable[[str], None] = lambda sentence: None) -> None:
         self.root = private_directory(root)
@@ -73,7 +73,7 @@ class Outbox:
         self._sweep()
 
     def entries(self) -> tuple[QueuedResult, ...]:
-        """Oldest first."""
+        """Return the entries, oldest first."""
         with self._guard:
             return tuple(sorted(self._entries.values(), key=lambda entry: (entry.at, entry.name)))
 
@@ -93,7 +93,7 @@ class Outbox:
         return any((e.task, e.submit.attempt) == (task, attempt) for e in self.entries())
 
     def payload(self, name: str) -> Path:
-        """Return where the update of an entry lies; write it, durably, before `put`."""
+        """Return the path of an entry's update; write it, durably, before `put`."""
         if not NAME.fullmatch(name):
             raise Configuration(Sentence("{name} is not the name of a result", name=repr(name)))
         return self.root / f"{name}.safetensors"
@@ -119,7 +119,7 @@ class Outbox:
         return self.root / f"{name}.json"
 
     def _sweep(self) -> None:
-        """Remove updates without a record, and files whose writer died."""
+        """Remove updates without a record, and files of dead writers."""
         for path in self.root.iterdir():
             orphan = path.suffix == ".safetensors" and path.stem not in self._entries
             if orphan or path.name.endswith(PARTIAL_SUFFIX):

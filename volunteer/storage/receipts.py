@@ -53,13 +53,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest version of each run that was seen, with its signature."""
+    """Newest seen version of each run, with its signature."""
 
     newest: dict[str, int] = {}
 
 
 class ReceiptBook:
-    """The receipts of one account, and the heads it has seen."""
+    """Receipts of one account, and its seen heads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -120,25 +120,25 @@ class ReceiptBook:
         return len(new)
 
     def keep(self, head: KeptHead) -> None:
-        """Keep a head that continues the newest one; of many, some in between go."""
+        """Store a head that continues the newest one; of many, some in between are dropped."""
         heads = [*self.seen.heads, head]
         if len(heads) > HEADS_MAX:
             heads = [*heads[:-1:2], head]
         self._remember(msgspec.structs.replace(self.seen, heads=tuple(heads)))
 
     def accuse(self, head: KeptHead) -> None:
-        """Keep a head that contradicts the others, as evidence; only the first one."""
+        """Store a head that contradicts the others, as evidence; only the first one."""
         if self.seen.broken is None:
             self._remember(msgspec.structs.replace(self.seen, broken=head))
 
     def newest(self, run: str) -> int:
-        """Return the newest version of a run that was seen, -1 where none was."""
+        """Return the newest seen version of a run, -1 without one."""
         if self._versions is None:
             self._versions = _read(self.folder / "versions.json", Versions)
         return self._versions.newest.get(run, -1)
 
     def saw(self, run: str, version: int) -> None:
-        """Remember the newest version of a run."""
+        """Store the newest version of a run."""
         if version > self.newest(run):
             assert self._versions is not None  # `newest` has read it
             others = {name: at for name, at in self._versions.newest.items() if name != run}
@@ -147,8 +147,8 @@ class ReceiptBook:
             self._write("versions.json", self._versions)
 
     def accept(self) -> Path | None:
-        """Set aside all that was seen, so that the present record is the beginning; the folder that
-        holds it now, None where there was nothing.
+        """Set aside all seen heads, so that the present record is the beginning; return their new
+        folder, None without any.
         """
         if not self.folder.exists():
             return None

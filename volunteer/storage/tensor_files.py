@@ -36,7 +36,7 @@ def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def load(path: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors of a file; None when it is missing or damaged."""
+    """Return the tensors of a file; None when it is missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,1 +1,1 @@
-"""The thread that runs torch, and the task it trains."""
+"""Thread that runs torch, and its task."""

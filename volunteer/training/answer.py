@@ -1,4 +1,4 @@
-"""The version that answers prompts on a device, on the thread that trains there."""
+"""Version that answers prompts on a device, on its training thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE = 1  # slot: a machine answers one prompt at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFiles:
-    """A version as its files on this machine."""
+    """Files of an answering version on this machine."""
 
     sha256: str  # of its weights
     workload: Workload
@@ -32,7 +32,7 @@ class AnswerFiles:
 
 
 class AnswerModel:
-    """Keeps the version that answered last."""
+    """Holds the version that answered last."""
 
     def __init__(self, device: str) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""A thread for calls that may block for long: a caller that waits for one blocks no other."""
+"""Thread for long blocking calls: a caller that waits for one blocks no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums the results of the stretches of a part, perhaps of several versions, into one."""
+"""Sum of the results of a part's stretches, perhaps of several versions."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(Generic[T]):
-    """A task for the training thread.
+    """Task for the training thread.
 
     Every callable runs there; `report` and `halved` must only pass on what they get.
     """
@@ -62,6 +62,6 @@ class Finished(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
-    """Stopped before its end, on request."""
+    """Task stopped before its end, on request."""
 
     reason: str

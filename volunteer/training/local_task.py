@@ -1,5 +1,5 @@
-"""One stretch of a task on its training thread: opened from local files, saved now and then, ended
-in the outbox.
+"""Stretch of a task on its training thread: opened from local files, saved now and then, ended in
+the outbox.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult:
-    """Result of a part in memory, on the CPU: encoded and submitted while the device does
-    something else.
+    """Result of a part in memory, on the CPU: encoded and submitted while the device does the next
+    task.
     """
 
     result: Result
@@ -93,8 +93,8 @@ class TaskFiles:
 
 
 class LocalTask:
-    """Begin, save and finish of one stretch of a task, on the training thread; encoding, on one
-    that runs no torch.
+    """Begin, save and finish of one stretch of a task, on the training thread; encoding on one
+    without torch.
 
     `summed` holds what the stretches of a part add up to; `ends_part` is true of the last of them.
     """
@@ -115,7 +115,7 @@ class LocalTask:
         self.items_per_sample = 1.0  # for a rate that people know
 
     def begin(self) -> Work:
-        """Return the work, continued from its snapshot if there is one.
+        """Return the work, resumed from its snapshot if there is one.
 
         Raises InvalidFrame, NotFound, TooLarge and the errors of the workload.
         """
@@ -161,7 +161,7 @@ class LocalTask:
         return work
 
     def _pace(self, work: Paced, room: int) -> None:
-        """Tell work how earlier tasks cut their batches, and the bytes that are left for it."""
+        """Pass the micro-batch of earlier tasks and the memory limit to the work."""
         step = self._files.step
         micro = step.micro_batch if step is not None else 0
         if self._files.held.device == "cpu":  # of others' programs nothing is taken
@@ -169,7 +169,7 @@ class LocalTask:
         work.begin_with(micro, most=step is not None and step.halved, room=room)
 
     def _inner(self) -> Weights | None:
-        """Return the optimiser's state to begin with; None where there is none."""
+        """Return the optimiser's initial state; None without one."""
         files = self._files
         if files.held.lease.job.reset_inner:
             return None
@@ -181,7 +181,7 @@ class LocalTask:
         return state.tensors
 
     def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
-        """Go on with a newer version, where the work knows how."""
+        """Continue on a newer version, where the work supports it."""
         if isinstance(work, Actor) and manifest.schema_sha256 == self._files.manifest.schema_sha256:
             work.swap(self._weights(path), manifest.version, manifest.weights.sha256)
 
@@ -353,7 +353,7 @@ class LocalTask:
         )
 
     def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
-        """Return the sums of the update that an audit made: all that the coordinator is sent."""
+        """Return the sums of an audit's update, which are all that the coordinator gets."""
         if len(made.result.halved) > len(self._files.held.lease.job.halved):
             raise TooLarge(Sentence("memory was short: the batches could not be cut as they were"))
         with open_frame(self._files.weights, self._schema) as base:

@@ -42,30 +42,30 @@ class StepMeter:
         self._over = False
 
     def begin(self) -> None:
-        """The work is about to be made: memory counts from here."""
+        """Start the memory measurement, before the work is made."""
         self._memory = PeakMemory(self._device)
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self._over = True
         if self._memory is not None:
             self._memory.close()
 
     def most(self) -> int:
-        """Return the bytes that the task has taken at the most until now; 0: not known."""
+        """Return the task's peak memory until now; 0: not known."""
         return self._memory.most() if self._memory is not None else 0
 
     def halved(self) -> None:
-        """Memory ran out: the step in progress starts over, in smaller pieces."""
+        """Restart the step's time after out-of-memory: it starts over, in smaller pieces."""
         self._halved = True
         self.started_over()
 
     def started_over(self) -> None:
-        """The step in progress begins again."""
+        """Restart the step's time."""
         self._spent_s = 0.0
 
     def advanced(self, work: Work, progress: Progress, spent_s: float) -> None:
-        """A micro-batch was done in so many seconds."""
+        """Record a micro-batch and its seconds."""
         if self._over:
             return
         if progress.step > self._step + 1:  # it began in the middle

@@ -1,5 +1,4 @@
-"""The background thread on which a device trains: start, pause, resume, stop, and nothing of the
-network.
+"""Background thread on which a device trains: start, pause, resume, stop, without any network.
 
 All torch work of a device happens here, benchmark and loading included: a second thread that runs
 torch after another has done so trains at 0.6-0.7 of the rate (each keeps its own OpenMP pool). The
@@ -45,7 +44,7 @@ T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """An assignment under way."""
+    """Handle of a submitted job."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.future: Future[Finished[T] | Interrupted] = Future()
@@ -56,7 +55,7 @@ class Handle(Generic[T]):
         self._trainer = trainer
 
     def tell(self, order: Callable[[Work], None]) -> None:
-        """Do something with the work on its thread, between two micro-batches."""
+        """Run an order on the work's thread, between two micro-batches."""
         self.orders.append(order)
 
     def stop(self, reason: str, *, save: bool = False) -> None:
@@ -108,7 +107,7 @@ def _outcome_of(function: Callable[[], T]) -> tuple[_Job, Future[T]]:
 
 
 class Trainer:
-    """A device and its thread."""
+    """Device and its training thread."""
 
     def __init__(self, device: str, *, threads: int, clock: Clock | None = None) -> None:
         self.device = device
@@ -163,7 +162,7 @@ class Trainer:
             job.fail(dead)
 
     def pause(self) -> None:
-        """Free the device at the next micro-batch; the task stays."""
+        """Pause the device at the next micro-batch; the task stays."""
         with self.changed:
             self._paused = True
 
@@ -189,7 +188,7 @@ class Trainer:
         return not self._thread.is_alive()
 
     def _main(self) -> None:
-        """Work jobs off.
+        """Run the queued jobs.
 
         An error that ends this early fails every waiting call, now and later: no caller waits for
         a dead thread.
@@ -272,7 +271,7 @@ class Trainer:
         return waited
 
     def rest(self, handle: Handle[T], busy_s: float) -> None:
-        """Leave the device alone for its share of the time, until a pause or stop is requested."""
+        """Idle the device for its share of the time, until a pause or stop is requested."""
         wait = rest_after(busy_s, self.share)
         if wait > 0:
             with self.changed:
@@ -286,7 +285,7 @@ class Trainer:
 
 
 class _Session(Generic[T]):
-    """An assignment from its beginning to its end, on the thread."""
+    """Session of one job from its beginning to its end, on the thread."""
 
     def __init__(
         self, trainer: Trainer, assignment: TrainingJob[T], handle: Handle[T], clock: Clock
@@ -437,7 +436,9 @@ class _Session(Generic[T]):
         self._save_after = began + took + max(self._assignment.save_every_s, took / SAVE_SHARE)
 
     def _save_last(self, work: Work) -> None:
-        """Go on to the end of the step, where a snapshot is possible, if it is near."""
+        """Finish the current step first if it ends soon, because only there a snapshot can be
+        taken.
+        """
         if (
             self._trainer.resting.is_set()
         ):  # it was paused: the device stays idle, the last snapshot counts

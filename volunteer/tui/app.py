@@ -1,5 +1,5 @@
-"""Terminal application of a volunteer: pages around one `AgentView`, which grows with the control's
-events.
+"""Terminal application of a volunteer: pages around one `AgentView`, which is folded from the
+control's events.
 
 Nothing here trains, waits for the network or imports torch. Numbers are drawn at most twice a
 second and curves once, less often while the terminal has no focus, and only on the page that can be
@@ -119,7 +119,7 @@ class VolunteerApp(App[int]):
         self.refresh(layout=True)
 
     def attach(self, control: Control) -> None:
-        """Show another volunteer: its snapshot now, its events from now on."""
+        """Show another volunteer: its snapshot, then its events."""
         if self._feed is not None:
             self._feed.close()
         listener = Listener(
@@ -158,9 +158,7 @@ class VolunteerApp(App[int]):
         self.departure.over()
 
     def _failed(self, error: BaseException) -> None:
-        """End the program with the trace of a fault of ours; a screen that stands still would hide
-        it.
-        """
+        """End the program with the trace of our fault; a frozen screen would hide it."""
         self.call_later(_raise, error)
 
     def _urgent(self) -> None:
@@ -199,7 +197,7 @@ class VolunteerApp(App[int]):
         )
 
     def publish(self) -> None:
-        """Make the newest state the one that is seen, and draw it."""
+        """Make the newest state the visible one, and draw it."""
         if self.view is not self.latest:
             self.view = self.latest
         page = self._page
@@ -208,7 +206,7 @@ class VolunteerApp(App[int]):
 
     @property
     def _page(self) -> Page | None:
-        """Return the page that can be seen, also behind the palette or a question."""
+        """Return the visible page, also behind the palette or a question."""
         stack = self.screen_stack if self._running else []
         return next((s for s in reversed(stack) if isinstance(s, Page) and s.is_current), None)
 
@@ -258,7 +256,7 @@ class VolunteerApp(App[int]):
         return self.current_mode == keys.ONBOARDING.name
 
     def action_page(self, name: str) -> None:
-        """Go to a page; one that lies over others closes."""
+        """Go to a page; overlaid pages close."""
         while len(self.screen_stack) > 1 and isinstance(self.screen, Page):
             self.pop_screen()
         if name in self.MODES and name != self.current_mode:
@@ -272,13 +270,13 @@ class VolunteerApp(App[int]):
         self.command(self.control.resume() if paused else self.control.pause())
 
     def action_finish(self) -> None:
-        """Complete the task in hand and take no more; again: go on."""
+        """Complete the current task and take no more; a second call continues."""
         if self.control is not None:
             going = not self.latest.status.finishing
             self.command(self.control.finish() if going else self.control.resume())
 
     def action_read(self) -> None:
-        """Hide the announcements: they are read."""
+        """Hide the announcements as read."""
         if self.control is not None and self.latest.status.announcements:
             self.command(self.control.read_announcements())
 
@@ -288,20 +286,20 @@ class VolunteerApp(App[int]):
             self.command(self.control.retry())
 
     def next_device(self) -> None:
-        """Look at the task of another device."""
+        """Show the task of another device."""
         devices = ("", *self.latest.devices())
         at = devices.index(self.device) if self.device in devices else 0
         self.device = devices[(at + 1) % len(devices)]
         self.redraw()
 
     def action_theme(self) -> None:
-        """Choose a theme; the screen shows the one under the cursor."""
+        """Open the list of themes; the screen shows the one under the cursor."""
         from volunteer.tui.screens.picker import of_themes
 
         self.push_screen(of_themes(self))
 
     def action_language(self) -> None:
-        """Choose a language; the screen speaks the one under the cursor."""
+        """Open the list of languages; the screen uses the one under the cursor."""
         from volunteer.tui.screens.picker import of_languages
 
         self.push_screen(of_languages(self))
@@ -323,13 +321,13 @@ class VolunteerApp(App[int]):
         self.departure.confirm()
 
     def expect_end(self) -> None:
-        """Take the end of the events for the end that was requested, not for a fault."""
+        """Expect the end of the events, so that it is not taken for a fault."""
         if self._feed is not None:
             self._feed.expected = True
 
     @property
     def ended(self) -> bool:
-        """Return True if the volunteer has come to its end."""
+        """Return True if the volunteer has ended."""
         return self._feed is not None and self._feed.ended
 
     def command(

@@ -22,8 +22,8 @@ class Departure:
         self.at_once = False  # a second request: the program does not wait for the volunteer
 
     def catch_signals(self) -> None:
-        """Leave in good order, with the terminal as it was, when the system asks the program to
-        end; at once with the second signal.
+        """Leave in good order, with the terminal restored, at the system's first signal; at once at
+        the second.
         """
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):
@@ -40,7 +40,7 @@ class Departure:
 
     @property
     def _only_the_program(self) -> bool:
-        """Return True if there is no volunteer to end, or it was requested already."""
+        """Return True if there is no volunteer to end, or its end was requested already."""
         control = self._app.control
         return self.how is not None or control is None or control.remote
 
@@ -98,8 +98,8 @@ class Departure:
 
     @property
     def farewell(self) -> str:
-        """Return the sentence that stays in the terminal when the screen is gone: the end of the
-        volunteer; empty while it goes on.
+        """Return the sentence that stays in the terminal after the screen: the end of the
+        volunteer; empty while it runs on.
         """
         ended = self._app.latest.ended
         return (words(ended) or "") if ended is not None else ""

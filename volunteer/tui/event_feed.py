@@ -58,7 +58,7 @@ class EventFeed:
 
     @property
     def ended(self) -> bool:
-        """Return True if the volunteer has come to its end."""
+        """Return True if the volunteer has ended."""
         return self._task.done() or self.view.ended is not None
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class EventFeed:
             task.cancel()
 
     def _remember(self) -> None:
-        """Request once the past of the run that is helped."""
+        """Request the past of the helped run, once."""
         run = self.view.run()
         if run and run not in self._recalled and self.view.status.online:
             self._recalled.add(run)
@@ -111,7 +111,7 @@ class EventFeed:
             self._listener.ended()
 
     def _lost(self) -> events.Stopped:
-        """Return an end for a volunteer whose events end without one."""
+        """Return an end for a volunteer whose events stop without one."""
         status, now = self.control.status, self._clock.now()
         here = _("the volunteer has ended without a word")
         behind = _("the volunteer in the background has ended without a word")

@@ -1,5 +1,5 @@
-"""Every page and every action of the program in one table, from which keys, tabs, footer, palette
-and help are made.
+"""Pages and actions of the program in one table, the source of keys, tabs, footer, palette and
+help.
 
 A key can be changed by its action's id (`[keys]` in config.toml: `pause = "p"`).
 """
@@ -219,7 +219,7 @@ _NAMES = {
 
 
 def shown(key: str) -> str:
-    """Return a key as the footer writes it: the first of several, `?` instead of its long name."""
+    """Return a key for the footer: the first of several, `?` instead of its long name."""
     held, plus, name = key.split(",")[0].strip().rpartition("+")
     return (held + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
 
@@ -238,7 +238,7 @@ def load(info: PageInfo) -> type[Page]:
 
 
 def told(screen: object) -> tuple[KeyCommand, ...]:
-    """Return the commands of a page that do something there now, as its help tells them."""
+    """Return the commands of a page that have an effect there now, for its help."""
     useful: Callable[[KeyCommand], bool] | None = getattr(screen, "useful", None)
     return tuple(c for c in page_commands(screen) if useful is None or useful(c))
 

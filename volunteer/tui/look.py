@@ -72,12 +72,12 @@ class Appearance:
             app.command(app.control.set_settings({"theme": theme}))
 
     def speak(self, language: str) -> None:
-        """Speak a language without saving it."""
+        """Use a language without saving it."""
         use(choose(language))
         self._app.redraw()
 
     def keep_language(self, language: str) -> None:
-        """Speak a language from now on, and save it for the next start."""
+        """Use a language and save it for the next start."""
         app, before = self._app, self.look.language
         self.change("language", language)
         if app.control is not None and language != before:

@@ -50,7 +50,7 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return _("asking") if self.asking and self.value is None else ""
 
     def instead(self, scene: Scene, width: int, height: int, empty: str) -> list[Line]:
-        """Return the lines in place of a reply: the error, or why there is none yet."""
+        """Return the lines in place of a reply: the error, or the reason for the wait."""
         glyphs = scene.glyphs
         if self.error:
             lines: list[Line] = [((f"{glyphs.cross} {_('cannot be shown')}", "bad"),)]
@@ -98,8 +98,8 @@ class QueryPage(Page):
             self.query_now(due)
 
     def query_now(self, queries: Mapping[str, PageQuery]) -> None:
-        """Send queries now, also where the reply is fresh. New replies take the place of the old
-        ones all at once, so that what is drawn of one is of the same moment as the rest.
+        """Send queries now, also where the reply is fresh. New replies replace the old ones all at
+        once, so that all parts of the page show one moment.
         """
         control = self.volunteer.control
         if control is None:

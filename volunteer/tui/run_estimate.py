@@ -35,7 +35,7 @@ MIXED = frozenset((*GAMES, "learn"))  # kinds of tasks of runs that have several
 
 
 class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimate for a run: if it fits or why not; figures that were not measured are None."""
+    """Estimate for a run: whether it fits; unmeasured figures are None."""
 
     fits: bool
     sentence: str
@@ -57,7 +57,7 @@ class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of this machine in the last tasks that it trained."""
+    """Speed of this machine in its last trained tasks."""
 
     device: str
     tasks: int
@@ -68,8 +68,8 @@ class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
 def pace(
     status: Status, run: str = "", devices: Collection[str] | None = None
 ) -> MachinePace | None:
-    """Return the pace of the last tasks (of a run) on the device that earns most in them, out of
-    some or all; None before there are three, or as many as say how the run pays in the long run.
+    """Return the pace of the last tasks (of a run) on the best-earning of some or all devices; None
+    before there are three, or too few to tell the run's long-term pay.
     """
     paces = []
     known = [w for w in status.work if w.priced and run in ("", w.run)]
@@ -100,9 +100,8 @@ def _rate(work: Sequence[WorkDone]) -> float:
 
 
 def _rate_of_few(work: Sequence[WorkDone], status: Status) -> float | None:
-    """Return the credits a second that a few tasks of a run promise: the median of each kind, for
-    one of them may have waited for something, and the kinds as the run pays them in the long run;
-    None while these shares, or the rate of one of them, are not known.
+    """Return the expected credits a second from few tasks of a run: the median of each kind,
+    weighted by the run's long-term shares; None while a share or a median is unknown.
     """
     rates = {
         kind: median(_rate([w]) for w in work if w.kind == kind and w.seconds > 0)
@@ -129,7 +128,7 @@ def _unseen(kind: str, rates: Mapping[str, float], work: WorkDone, status: Statu
 
 
 def time_to(micro: int, status: Status) -> str:
-    """Return the time in which this machine earns an amount at its pace; "" where unknown."""
+    """Return the time in which this machine earns an amount at its pace; "" if unknown."""
     found = pace(status)
     if found is None or found.credits_per_hour <= 0 or micro <= 0:
         return ""
@@ -185,7 +184,7 @@ def estimate(
 
 
 def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[list[Device], str]:
-    """Return the devices whose memory holds a task of a run; where none does, why not."""
+    """Return the devices whose memory holds a task of a run; without any, the reason."""
     needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
     lent = {found.id: status.lent_bytes.get(found.id) or found.memory_bytes for found in usable}
     able = [found for found in usable if not lent[found.id] or lent[found.id] >= needs[found.id]]
@@ -246,7 +245,7 @@ def _measured(
 
 
 def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
-    """Return which part of a run of games a device takes, and the games an hour here and in all;
+    """Return the part in a run of games that a device takes, and the games an hour here and in all;
     "" for other runs.
     """
     beat = next((beat for beat in status.beats if beat.run == run), None)

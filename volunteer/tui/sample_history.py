@@ -12,7 +12,7 @@ ROWS_MAX = 2000  # kept
 
 
 class SampleHistory:
-    """Rows of the history by version; `head` is the newest that is known, -1 before any."""
+    """Rows of the history by version; `head` is the newest known one, -1 before any."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -41,8 +41,8 @@ class SampleHistory:
         self.head = max(self.rows, default=-1)
 
     async def step(self, control: Control, at: int, by: int) -> int | None:
-        """Return the version with a sample `by` versions from `at` or next beyond; None where there
-        is none. Raises VolunteerError.
+        """Return the version with a sample `by` versions from `at` or next beyond; None without
+        one. Raises VolunteerError.
         """
         way = 1 if by > 0 else -1
         wanted, pages = at + by, 0

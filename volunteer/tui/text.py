@@ -24,7 +24,7 @@ Line: TypeAlias = tuple[Span, ...]
 
 
 class Role(msgspec.Struct, frozen=True):
-    """Style of text: variables of the theme for ink and, if it is not that of the panel, paper."""
+    """Style of text: variables of the theme for ink and, if it differs from the panel's, paper."""
 
     ink: str
     bold: bool = False
@@ -294,7 +294,7 @@ def when(at: float, now: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return whole per cent, 100 only when it is done."""
+    """Return whole per cent, 100 only when done."""
     return f"{whole_percent(share)} %"
 
 

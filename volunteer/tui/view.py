@@ -1,5 +1,5 @@
-"""View model of the screens: the volunteer's `Status` plus the curves, samples and log lines that
-grow out of its events.
+"""View model of the screens: the volunteer's `Status` plus the curves, samples and log lines folded
+from its events.
 
 `reduce` is pure: the same events make the same view, on screen and in a test.
 """
@@ -44,8 +44,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """Loss of a run's global model, by version, and where contributions of this volunteer went
-    in.
+    """Loss of a run's global model, by version, and the versions with contributions of this
+    volunteer.
     """
 
     run: str
@@ -157,7 +157,7 @@ def reduce(view: AgentView, event: AnyEvent, status: Status) -> AgentView:
 
 
 def _is_silent(event: AnyEvent) -> bool:
-    """Return True if it is kept out of the log."""
+    """Return True if the event is left out of the log."""
     again = isinstance(event, events.Connection | events.Idle) and event.repeated
     return again or isinstance(event, _SILENT)
 

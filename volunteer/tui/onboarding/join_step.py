@@ -35,7 +35,7 @@ NAME_CELLS = 9  # of the names before what a coordinator says of itself, at the 
 
 
 class LinkField(Field):
-    """Text input that takes a pasted link whole, also one that a mail wrapped into lines."""
+    """Text input that accepts a pasted link whole, also one that a mail wrapped into lines."""
 
     def _on_paste(self, event: Paste) -> None:
         event.stop()
@@ -187,7 +187,7 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
 
 
 def entrance(server: ServerInfo, code: str) -> str:
-    """Say on which terms this coordinator takes in a newcomer; "" where there are none."""
+    """Return the terms on which this coordinator admits a newcomer; "" without any."""
     if code:
         return _("by invitation: your link carries the code") if server.invite_only else ""
     if server.invite_only:
@@ -206,7 +206,7 @@ def _fact(name: str, text: str, cells: int) -> Line:
 
 
 def _name_cells() -> int:
-    """Return the width of the names, with a space behind the longest."""
+    """Return the width of the names, with a space after the longest."""
     names = (_("key"), _("version"), _("runs"), _("contact"), _("joining"))
     return max(NAME_CELLS, *(cell_len(name) + 1 for name in names))
 

@@ -34,7 +34,7 @@ ASKED = (
 
 
 class LimitsStep(Step):
-    """Step that sets the limits: space changes a setting, enter leads on."""
+    """Step that sets the limits: space changes a setting, enter continues."""
 
     NAME = "Limits"
     TITLE = N_("Limits")
@@ -74,7 +74,7 @@ class LimitsStep(Step):
         return limit_presets.held(self._values())
 
     def take(self, name: str = "") -> None:
-        """Set all that a preset says, or the next one."""
+        """Apply a preset, or the next one."""
         chosen = limit_presets.preset(name) if name else limit_presets.following(self._values())
         self.volunteer.tell(f"{_(chosen.name)}: {_(chosen.help)}")
         self.run_worker(self._save(chosen.changes), group="limits")

@@ -1,4 +1,4 @@
-"""Second step: a nickname, and the list of everything that is sent."""
+"""Second step: a nickname, and the list of the data that is sent."""
 
 from __future__ import annotations
 

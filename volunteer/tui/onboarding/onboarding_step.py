@@ -44,10 +44,10 @@ class Step(Vertical):
     KEYS: ClassVar[tuple[tuple[str, str, str], ...]] = NEXT  # key, word, action of the page
 
     class Done(Message):
-        """The step has its answer: go to the next."""
+        """Message: the step has its answer; go to the next."""
 
     class Back(Message):
-        """An earlier step has to be answered again; `why` is shown there."""
+        """Message: an earlier step has to be answered again; `why` is shown there."""
 
         def __init__(self, step: str = "", why: str = "") -> None:
             super().__init__()
@@ -81,7 +81,7 @@ class Step(Vertical):
         self.finish()
 
     def press_space(self) -> None:
-        """Handle space; most steps have no use for it."""
+        """Handle space; unused in most steps."""
 
 
 def said(text: str, cells: int, rows: int, role: str = "text", sign: str = "") -> list[Line]:

@@ -190,7 +190,7 @@ class Onboarding(Page):
         self._go(0)
 
     def _first(self) -> None:
-        """Begin, once a control is attached, with the first step that is not answered yet."""
+        """Begin with the first unanswered step, once a control is attached."""
         control = self.volunteer.control
         if self._met or control is None:
             return
@@ -254,13 +254,13 @@ class Onboarding(Page):
         self.step.proceed()
 
     def action_back(self) -> None:
-        """Go one step back; an account that was made stays."""
+        """Go one step back; a made account stays."""
         if self.at > self._begins:
             self._go(self.at - 1)
 
     @property
     def _begins(self) -> int:
-        """Return the first step that can be gone back to."""
+        """Return the first step that can be reached by going back."""
         return STEPS.index(LimitsStep) if self.choice.joined else 0
 
     def action_skip(self) -> None:

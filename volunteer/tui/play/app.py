@@ -168,7 +168,7 @@ class PlayApp(App[int]):
         self._place(())
 
     def _place(self, moves: tuple[int, ...]) -> None:
-        """Set the position after `moves`, which are legal."""
+        """Set the position after the legal `moves`."""
         position = self._partner.look(moves)
         self.game = replace(
             self.game, moves=moves, position=position, hint=None, asking=False, trouble=""

@@ -17,7 +17,7 @@ EMPTY = BoardAnalysis(board=(), over=False)
 
 
 class Game(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a game, the input of everything that draws."""
+    """State of a game, the input of all drawing."""
 
     run: str = ""
     version: int = 0
@@ -142,7 +142,7 @@ def verdict(game: Game) -> tuple[str, str]:
 
 
 def state_line(game: Game, cells: int, ellipsis: str) -> Line:
-    """Return the row above the board, which is drawn also in the smallest terminal."""
+    """Return the row above the board, which even the smallest terminal shows."""
     said, role = verdict(game)
     rest = "   " + _(
         "{stones} against version {version}, {level}",

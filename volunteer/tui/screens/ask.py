@@ -50,7 +50,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Knob(NamedTuple):
-    """A field of the row below the prompt."""
+    """Field of the row below the prompt."""
 
     name: str
     title: str
@@ -68,7 +68,7 @@ KNOBS = (
 
 
 class AnswerView(Vertical):
-    """The words of one version as they come."""
+    """Streamed words of one version."""
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id, classes="card")

@@ -149,7 +149,7 @@ class CurvePage(QueryPage):
         ), " ".join(filter(None, notes))
 
     def _mine(self, scene: Scene) -> frozenset[int]:
-        """Return the versions that hold work of this volunteer, as far as they are known."""
+        """Return the known versions with work of this volunteer."""
         model = scene.view.models.get(self.run)
         told = {version for version, row in self._history.rows.items() if row.mine}
         return (model.mine if model else frozenset()) | told
@@ -250,11 +250,11 @@ class CurvePage(QueryPage):
         self.show(self.volunteer.scene(), at_once=True)
 
     def _window(self, points: Sequence[Point]) -> tuple[float, float]:
-        """Return the versions that are seen now."""
+        """Return the visible versions."""
         return self.span or (points[0][0], points[-1][0])
 
     def _turn_to(self, points: Sequence[Point], left: float, right: float) -> None:
-        """Show these versions, as far as there are any."""
+        """Show these versions, within the existing ones."""
         first, last = points[0][0], points[-1][0]
         across = max(LEAST, right - left)
         if across >= last - first:
@@ -265,7 +265,7 @@ class CurvePage(QueryPage):
         self.span = (left, left + across)
 
     def _go(self, version: float) -> None:
-        """Put the cursor on the measured version next to this one, and keep it in sight."""
+        """Put the cursor on the nearest measured version, and keep it in sight."""
         points = self.points(self.volunteer.scene(), self.run)
         found = nearest(points, version)
         if found is None:
@@ -277,7 +277,7 @@ class CurvePage(QueryPage):
         self._redraw()
 
     def action_move(self, by: int) -> None:
-        """Read another version."""
+        """Move the cursor by `by` versions."""
         points = self.points(self.volunteer.scene(), self.run)
         here = self._here(points)
         if here is not None:
@@ -304,7 +304,7 @@ class CurvePage(QueryPage):
         self._redraw()
 
     def action_pan(self, by: int) -> None:
-        """Look at earlier or later versions."""
+        """Show earlier or later versions."""
         points = self.points(self.volunteer.scene(), self.run)
         if points and self.span is not None:
             step = by * PAN * (self.span[1] - self.span[0])

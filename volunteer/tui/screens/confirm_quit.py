@@ -29,9 +29,7 @@ CHOICES: tuple[tuple[How, str, str], ...] = (
 
 
 def in_hand(view: AgentView) -> tuple[TaskStatus, ...]:
-    """Return the tasks that the dialog is about; one that was only fetched ahead is given back in
-    any case.
-    """
+    """Return the tasks of the dialog; a merely prefetched one is released in any case."""
     begun = tuple(t for t in view.status.tasks if t.phase not in ("claimed", "fetch"))
     return begun or view.status.tasks
 

@@ -83,7 +83,7 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
 def _turned(
     top: tuple[str, ...], groups: tuple[tuple[str, ...], ...], turn: int, *, low: int | None
 ) -> Arrangement:
-    """Return the cards that stay and the group whose turn it is.
+    """Return the fixed cards, and the group whose turn it is.
 
     A sample takes the room of the curves too: four rows hold no picture, and one line of text.
     """

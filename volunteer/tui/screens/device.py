@@ -1,4 +1,4 @@
-"""Device page: the devices as they work, their benchmarks, and the tasks that a run will give."""
+"""Device page: the devices and their readings, their benchmarks, and the coming tasks of a run."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class DevicePage(QueryPage):
         return asked
 
     def shown(self, scene: Scene) -> None:
-        """Let the sensors be read while this page is in front."""
+        """Request fresh sensor readings while this page is in front."""
         super().shown(scene)
         self.set_class(scene.view.benchmark is not None, "-measuring")
         self._readings.take(scene.view.sensors)
@@ -291,7 +291,7 @@ class DevicePage(QueryPage):
         self.query_now({"settings": lambda control: control.settings()})
 
     def answered(self, name: str) -> None:
-        """Forget the shares that are settings by now."""
+        """Drop the shares that the settings have by now."""
         stored = self._setting("device_duty") or {}
         if name == "settings" and self._wanted_duty.items() <= stored.items():
             self._wanted_duty.clear()

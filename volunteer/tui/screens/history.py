@@ -185,7 +185,7 @@ class History(QueryPage):
         return tuple(sorted(found.values(), key=lambda v: v.contribution, reverse=True))
 
     def paid(self) -> frozenset[int]:
-        """Return the contributions for which the ledger has credits that are earned."""
+        """Return the contributions with earned credits in the ledger."""
         rows: Sequence[LedgerRow] = self.answer("ledger").value or ()
         return frozenset(row.contribution or -1 for row in rows if row.kind == "earned")
 
@@ -328,7 +328,7 @@ def stage(verdict: Verdict, paid: Collection[int]) -> str:
 
 
 def chosen_by(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ()) -> bool:
-    """Return True if the filter and the search text let a contribution through."""
+    """Return True if a contribution passes the filter and the search text."""
     state = stage(verdict, paid)
     wanted = {
         "all": True,
@@ -364,9 +364,7 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
 
 
 def way(state: str, scene: Scene) -> Line:
-    """Return the line "pending, checked, paid", bright as far as a contribution in this state has
-    come.
-    """
+    """Return the line "pending, checked, paid", bright up to the state of a contribution."""
     glyphs = scene.glyphs
     if state == "rejected":
         return ((_("pending") + " ", "dim"), (f"{glyphs.right} ", "faint"), (_("not paid"), "bad"))

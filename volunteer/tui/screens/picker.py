@@ -1,5 +1,5 @@
-"""List of looks to choose from, themes or languages: the screen behind it shows the one under the
-cursor, enter keeps it.
+"""List of looks, themes or languages: the screen behind it shows the one under the cursor, enter
+keeps it.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def key_row(found: KeyInfo, scene: Scene, *, old: bool) -> Row:
 
 
 class NewKeyForm(ModalScreen[KeyRequest | None]):
-    """Form for a key: enter makes it, escape leaves; every field may stay empty."""
+    """Form for a key: enter makes it, escape closes; every field may stay empty."""
 
     CSS = """
     NewKeyForm #form { width: 64; max-width: 100%; height: 13; max-height: 100%; padding: 0 2; }

@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 class Moment(NamedTuple):
-    """An account, its rows of the ledger and its place, at one moment."""
+    """Account, its ledger rows and its place, at one moment."""
 
     me: Me
     leaders: Sequence[LeaderRow]
@@ -137,12 +137,12 @@ class LeaderboardPage(QueryPage):
         self.action_pick(names[(names.index(self.window) + 1) % len(names)])
 
     def action_pick(self, window: str) -> None:
-        """Count another span of time."""
+        """Switch to another span of time."""
         self.window = window
         self.show(self.volunteer.scene(), at_once=True)
 
     def action_hide(self) -> None:
-        """Hide the nickname from others, or show it again."""
+        """Toggle whether others see the nickname."""
         control, me = self.volunteer.control, self.volunteer.view.status.me
         if control is None or me is None:
             self.volunteer.tell(_("your account is not known before the coordinator answers"))

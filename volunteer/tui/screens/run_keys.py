@@ -106,8 +106,8 @@ def _plays(info: RunInfo) -> bool:
 
 
 async def _play(app: VolunteerApp, run: str) -> None:
-    """Lend the terminal to `volunteer play` until the game is left. It is a process of its own:
-    a second thread that runs torch would slow the training down.
+    """Lend the terminal to `volunteer play` until the game is left. A process of its own, because a
+    second thread that runs torch would slow the training down.
     """
     profile = app.latest.status.profile.partition("@")[0]
     command = [
@@ -130,7 +130,7 @@ async def _play(app: VolunteerApp, run: str) -> None:
 
 
 async def _ended(command: list[str]) -> int:
-    """Return the exit code of a program that has the terminal meanwhile."""
+    """Return the exit code of a program that uses the terminal meanwhile."""
     try:
         child = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     except OSError:
@@ -160,7 +160,7 @@ async def show_page(app: VolunteerApp, run: str) -> None:
 
 
 def _shown(app: VolunteerApp) -> str:
-    """Say that the page names this volunteer, and how to end that."""
+    """Tell that the page names this volunteer, and how to end that."""
     me = app.latest.status.me
     if me is None or not me.public:
         return ""

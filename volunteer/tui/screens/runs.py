@@ -368,7 +368,7 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
 def run_detail(
     info: RunInfo, able: RunEstimate, scene: Scene, chosen: Sequence[str], cells: int
 ) -> list[Line]:
-    """Return all that is known of a run."""
+    """Return all known facts of a run."""
     glyphs = scene.glyphs
     room = cells - NAME_CELLS
     lines: list[Line] = []
@@ -428,14 +428,14 @@ def run_detail(
 
 
 def _helping(info: RunInfo, chosen: Sequence[str]) -> str:
-    """Return the choice of a run and the effect of enter, which leaves a run that was chosen."""
+    """Return the choice of a run and the effect of enter, which unselects a chosen run."""
     if info.name in chosen:
         return _("yes (enter: stop helping)")
     return _("no (enter: help)") if chosen else _("as any run (enter: only this one)")
 
 
 def _lowered(info: RunInfo) -> str:
-    """Return how far a run has lowered its outer rate by itself; empty where it has not."""
+    """Return how far a run has lowered its outer rate by itself; empty if it has not."""
     if info.outer_scale >= 1:
         return ""
     return _(
@@ -457,7 +457,7 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
 
 
 def _bits(info: RunInfo, glyphs: Glyphs) -> str:
-    """Return the bits a byte of held-out text, before and now; empty where they are not known."""
+    """Return the bits a byte of held-out text, before and now; empty if unknown."""
     if info.bits is None:
         return ""
     same = info.bits_first in (None, info.bits)

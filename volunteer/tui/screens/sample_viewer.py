@@ -180,14 +180,14 @@ class SamplesPage(Page):
         self._moved()
 
     def _head(self) -> int:
-        """Return the newest version that is known to exist."""
+        """Return the newest known version."""
         view = self.volunteer.latest
         beat, info = view.beat(self.run), view.info(self.run)
         told = (beat.version if beat else 0, info.version if info else 0)
         return max(*told, self.history.head)
 
     def shown(self, scene: Scene) -> None:
-        """Look for newer versions while the newest is shown."""
+        """Query newer versions while the newest is shown."""
         newest = self.history.rows.get(self.history.head)
         awaited = newest is not None and newest.evaluation in ("waiting", "running")
         newer = self._follows and (awaited or self._head() > self.history.head)

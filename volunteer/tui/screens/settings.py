@@ -172,7 +172,7 @@ class SettingsPage(QueryPage):
         self.action_take(limit_presets.following(self._values()).name)
 
     def action_take(self, name: str) -> None:
-        """Set all that a preset says."""
+        """Apply a preset."""
         chosen = limit_presets.preset(name)
         self._change(chosen.changes)
         self.volunteer.tell(

@@ -1,4 +1,4 @@
-"""`--ascii`: everything that is drawn, also by libraries, reaches the terminal in 7 bits."""
+"""`--ascii`: all output, also of libraries, reaches the terminal in 7 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLE = {ord(sign): plain for sign, plain in _LINES.items()}
 
 
 class AsciiFilter(LineFilter):
-    """Replaces every sign by one of the same width that any terminal has."""
+    """Replaces every sign by an ASCII one of the same width."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [

@@ -1,5 +1,5 @@
-"""`NO_COLOR`: no colour at all reaches the terminal, neither of text nor of the ground, so that a
-light terminal stays light. What colours told is told by bold, dim and reversed signs.
+"""`NO_COLOR`: no colour at all reaches the terminal, neither of text nor of the background, so that
+a light terminal stays light. Colours are replaced by bold, dim and reversed signs.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Screenless:
 
 
 def _terminal(errors: IO[str] | None) -> IO[str]:
-    """Return the stream on which the screen is drawn."""
+    """Return the stream that the screen is drawn on."""
     output = sys.__stdout__
     only = output is not None and output.isatty() and (errors is None or not errors.isatty())
     return cast("IO[str]", output if only else errors)

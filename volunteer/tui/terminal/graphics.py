@@ -1,4 +1,4 @@
-"""Pictures by the terminal's own protocol: Kitty's, or Sixel, which iTerm2 and many others draw.
+"""Pictures by the terminal's own protocol: Kitty's, or Sixel, which iTerm2 and many others support.
 
 The library asks the terminal while it is imported, and reads the reply from standard input. So it
 is imported before the screen starts, and only where the terminal's name promises a reply: one that
@@ -74,7 +74,7 @@ def print_picture(png: bytes, how: Protocol, size: tuple[int, int]) -> None:
 
 
 def _promising(environ: Mapping[str, str]) -> bool:
-    """Return True if the terminal's name says that it may draw pictures, and it is here."""
+    """Return True if a terminal is here and its name promises pictures."""
     if any(environ.get(name) for name in _REMOTE):
         return False
     term, program = environ.get("TERM", "").lower(), environ.get("TERM_PROGRAM", "").lower()
@@ -91,7 +91,7 @@ def _terminals() -> bool:
 
 @contextmanager
 def _unasked(quiet: bool) -> Iterator[None]:
-    """Let the library find no terminal to ask, where `quiet`."""
+    """Hide the terminal from the library, where `quiet`, so that it asks none."""
     there = sys.__stdout__
     try:
         vars(sys)["__stdout__"] = None if quiet else there

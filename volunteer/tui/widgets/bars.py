@@ -103,8 +103,8 @@ class StateBar(Bar):
 
 
 def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
-    """Return sign, word and sentence, and when the run is merged next; `background` marks the
-    view of a volunteer that runs in another process.
+    """Return sign, word and sentence, and the time of the run's next merge; `background` marks the
+    view of a volunteer in another process.
     """
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     start: Line = ((f" {state.sign} {state.word}", state.role),)
@@ -130,7 +130,7 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
 
 
 class NewsBar(Bar):
-    """Announcement of the organiser, until it is read; there is no row without one."""
+    """Announcement of the organiser, until read; no row without one."""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
         self.display = bool(scene.view.status.announcements)
@@ -149,7 +149,7 @@ class NewsBar(Bar):
 
 
 class KeyBar(Bar):
-    """Footer: the keys that do something here and now."""
+    """Footer: the keys with an effect here and now."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         field = self.screen.focused
@@ -196,7 +196,7 @@ def key_line(
 
 
 def _word(command: keys.KeyCommand, scene: Scene) -> str:
-    """Return the word for the effect of a key now."""
+    """Return the word for a key's present effect."""
     if command.id == "pause" and scene.view.status.paused(scene.device):
         return _("resume")
     if command.id == "finish" and scene.view.status.finishing:

@@ -12,7 +12,7 @@ ROOMY = len(STAGES) + 4  # rows: every stage, the bar, and what it is for
 
 
 def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return the lines of a benchmark under way."""
+    """Return the lines of a running benchmark."""
     now = scene.view.benchmark
     if now is None:
         return []

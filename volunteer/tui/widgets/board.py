@@ -40,7 +40,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def width_of(size: int) -> int:
-    """Return the cells that a whole board and its border take."""
+    """Return the cells of a whole board with its border."""
     return LABEL + 2 * size + 4
 
 
@@ -109,10 +109,10 @@ def _field(laid: BoardState, field: int, glyphs: Glyphs) -> Span:
 
 
 class Board(Panel):
-    """A board that can be clicked."""
+    """Board that can be clicked."""
 
     class Chosen(Message):
-        """A field was clicked."""
+        """Message: a field was clicked."""
 
         def __init__(self, field: int) -> None:
             super().__init__()

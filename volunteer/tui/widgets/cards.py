@@ -119,7 +119,7 @@ def pace(scene: Scene, device: str, cells: int) -> list[Line]:
 
 
 def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
-    """Return the readings of the sensors; energy that no sensor measures is marked as such."""
+    """Return the readings of the sensors; estimated energy is marked."""
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines = []
     if sensed.utilisation is not None:

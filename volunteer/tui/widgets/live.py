@@ -1,4 +1,4 @@
-"""Readings of a device as they change: load, memory, heat, clock, fan, power, today's energy."""
+"""Live readings of a device: load, memory, heat, clock, fan, power, today's energy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PERCENT_CELLS = 5
 
 
 class Readings:
-    """The newest readings of each device, for the small curves."""
+    """Newest readings of each device, for the small curves."""
 
     def __init__(self) -> None:
         self._load: dict[str, deque[float]] = {}
         self._at: dict[str, float] = {}
 
     def take(self, sensors: Mapping[str, Sensed]) -> None:
-        """Keep the readings that are new."""
+        """Store the new readings."""
         for device, sensed in sensors.items():
             if sensed.utilisation is not None and self._at.get(device) != sensed.at:
                 self._at[device] = sensed.at
@@ -65,7 +65,7 @@ def live_lines(
 
 
 def device_state(device: Device, scene: Scene, cells: int) -> Line:
-    """Return the state of a usable device in a word, and in a sentence that fits behind it."""
+    """Return the state of a usable device in a word, and in a sentence that fits after it."""
     status = scene.view.status
     known = any(speed.device == device.id for speed in status.benchmarks)
     if not (known or scene.view.task(device.id) or status.paused(device.id)):
@@ -77,7 +77,7 @@ def device_state(device: Device, scene: Scene, cells: int) -> Line:
 
 
 def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) -> list[Line]:
-    """Return the load as a small curve, at whose end is the newest."""
+    """Return the load as a small curve, ending at the newest value."""
     if sensed.utilisation is None:
         return []
     tail = f" {percent(sensed.utilisation)}"

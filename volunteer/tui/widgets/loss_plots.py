@@ -24,7 +24,7 @@ class LossPlot(Plot):
 
 
 class TaskPlot(LossPlot):
-    """Loss of the task that is shown, or of the last one: every step dim, their mean bold."""
+    """Loss of the shown task, or of the last one: every step dim, their mean bold."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         curve = self._curve(scene)
@@ -84,7 +84,7 @@ class TaskPlot(LossPlot):
 
 
 class ModelPlot(LossPlot):
-    """Loss of the run's model by version, marked where contributions of this volunteer went in."""
+    """Loss of the run's model by version, marked at the contributions of this volunteer."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())

@@ -49,7 +49,7 @@ def aged(lines: list[Line], scene: Scene) -> list[Line]:
 
 
 def age(scene: Scene) -> str:
-    """Return the age of the coordinator's data while it is away; else nothing."""
+    """Return the age of the coordinator's data while it is away; otherwise empty."""
     since = scene.view.status.away_since
     return "" if since is None else as_of(scene.now - since)
 

@@ -1,5 +1,5 @@
-"""A PNG in a terminal, as large as there is room for it: drawn by the terminal's own protocol where
-it has one, in half blocks elsewhere.
+"""PNG in a terminal, as large as the room allows: drawn by the terminal's own protocol where it has
+one, in half blocks elsewhere.
 """
 
 from __future__ import annotations

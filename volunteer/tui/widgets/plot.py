@@ -38,7 +38,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of a plot. Later series lie over earlier ones."""
+    """Contents of a plot. Later series are drawn over earlier ones."""
 
     series: tuple[Series, ...] = ()
     marks: tuple[float, ...] = ()  # places on the x axis
@@ -61,8 +61,8 @@ class Plot(Panel):
         """Return the chart of a scene."""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
-        """Draw a scene, or only its titles while the curve is not due: a number in a title must
-        not be older than the same number on another panel.
+        """Draw a scene, or only its titles while the curve is not due: a number in a title must not
+        be older than the same number on another panel.
         """
         super().show(scene, at_once=at_once)
         self.draw_heading()
@@ -94,7 +94,7 @@ class Charted(Plot):
 
 
 class Picked(Message):
-    """A place of a curve was clicked, or zoomed at with the wheel."""
+    """Message: a place of a curve was clicked, or zoomed at with the wheel."""
 
     def __init__(self, x: float, zoom: int = 0) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Picked(Message):
 
 
 class Readable(Charted):
-    """Chart that a mouse can read: a click moves the cursor, the wheel zooms."""
+    """Chart with a mouse: a click moves the cursor, the wheel zooms."""
 
     quick = True  # its keys are waited for, and nothing else is drawn beside it
 
@@ -161,8 +161,8 @@ def nearest(points: Sequence[Point], x: float) -> Point | None:
 
 
 def fitted(points: Sequence[Point], to: Sequence[Point]) -> list[Point]:
-    """Return a curve moved and stretched in height to that of another, where the two measure
-    different things.
+    """Return a curve moved and stretched in height to another's, where the two measure different
+    things.
     """
     if not points or not to:
         return list(points)
@@ -262,7 +262,7 @@ def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
 
 
 def _round_values(view: PlotFrame, wanted: int) -> list[tuple[float, float]]:
-    """Return (step, value) of round values inside the frame, no more than about `wanted`."""
+    """Return (step, value) of round values inside the frame, at most about `wanted`."""
     if view.log:
         first, last = math.ceil(math.log10(view.low)), math.floor(math.log10(view.high))
         if last - first >= 1:

@@ -68,7 +68,7 @@ def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
     """Return a verdict, `named` with its run; the reason of a rejection gets a line of its own
-    where it does not fit beside.
+    where the first has no room.
     """
     line = verdict_line(verdict, cells, glyphs, named=named)
     why = reason_of(verdict)
@@ -89,7 +89,7 @@ def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
 
 
 def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
-    """Return time, run or task or both, verdict, credits and reason, as far as there is room."""
+    """Return time, run or task or both, verdict, credits and reason, as room allows."""
     name, word, role = VERDICTS[verdict.state]
     sign: str = getattr(glyphs, name)
     paid = f"+{credit(verdict.credits_micro)}" if verdict.credits_micro else ""

@@ -1,4 +1,4 @@
-"""One sample as large as there is room for it: text, a board, or the picture that was drawn."""
+"""One sample as large as the room allows: text, a board, or a picture."""
 
 from __future__ import annotations
 

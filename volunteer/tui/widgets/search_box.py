@@ -20,7 +20,7 @@ class Field(Input):
 
 
 class Finder(Field):
-    """Search box, hidden until it is opened; enter keeps the text, escape forgets it."""
+    """Search box, hidden until opened; enter keeps the text, escape clears it."""
 
     brief = True
     DEFAULT_CSS = """
@@ -31,7 +31,7 @@ class Finder(Field):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "forget", show=False)]
 
     class Left(Message):
-        """The box was closed."""
+        """Message: the box was closed."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -52,7 +52,7 @@ class Editor(Field):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
 
     class Left(Message):
-        """Typing was cancelled."""
+        """Message: typing was cancelled."""
 
     def action_leave(self) -> None:
         self.post_message(self.Left())
@@ -83,7 +83,7 @@ class SettingList(Vertical):
     """
 
     class Changed(Message):
-        """The user set another value."""
+        """Message: the user set another value."""
 
         def __init__(self, row: SettingRow, value: Any) -> None:
             super().__init__()
@@ -91,14 +91,14 @@ class SettingList(Vertical):
             self.value = value
 
     class Wanted(Message):
-        """The user wants to change a setting for which the page has a list of its own."""
+        """Message: the user wants to change a setting that has a list of its own on the page."""
 
         def __init__(self, row: SettingRow) -> None:
             super().__init__()
             self.row = row
 
     class Moved(Message):
-        """The cursor moved to another setting."""
+        """Message: the cursor moved to another setting."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class SettingList(Vertical):
 
     @property
     def chosen(self) -> SettingRow | None:
-        """The setting under the cursor."""
+        """Return the setting under the cursor."""
         key = self.query_one(Listing).key
         return next((row for row in self._rows() if row.name == key), None)
 

@@ -27,8 +27,8 @@ WHEEL_ROWS = 3
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Column of a table: `cells` wide, or as wide as the room allows when 0; shown from panels of
-    `least` cells on.
+    """Column of a table: `cells` wide, or as wide as the room allows when 0; shown from a panel
+    width of `least` cells.
     """
 
     title: str
@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of a table: its rows, the text when there are none, and its border titles."""
+    """Contents of a table: its rows, its text without rows, and its border titles."""
 
     rows: tuple[Row, ...] = ()
     empty: str = ""
@@ -131,7 +131,7 @@ class Listing(Panel):
     ]
 
     class Moved(Message):
-        """The cursor moved to another row."""
+        """Message: the cursor moved to another row."""
 
         def __init__(self, listing: Listing, key: str) -> None:
             super().__init__()
@@ -143,10 +143,10 @@ class Listing(Panel):
             return self.listing
 
     class Chosen(Moved):
-        """The row under the cursor was chosen by enter or a click."""
+        """Message: the row under the cursor was chosen by enter or a click."""
 
     class Ended(Moved):
-        """The cursor reached the last row: there may be more to query."""
+        """Message: the cursor reached the last row; there may be more to query."""
 
     def __init__(
         self,

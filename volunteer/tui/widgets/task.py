@@ -64,7 +64,7 @@ class TaskCard(Panel):
 
 
 def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Line]:
-    """Return lines about a task, the most important first where there is no room for all."""
+    """Return lines about a task, the most important first where room is short."""
     numbers = _numbers(scene, task, cells)
     lines = [stages(scene, task, cells), progress(scene, task, cells), *numbers]
     if height < 4:
@@ -77,8 +77,8 @@ def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Lin
 
 
 def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """Return the stages of a task with the present one marked; only this one where there is no room
-    for all.
+    """Return the stages of a task with the present one marked; only this one where room is
+    short.
     """
     glyphs = scene.glyphs
     at = _AT["train" if fetched(task) else task.phase]
