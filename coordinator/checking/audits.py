@@ -302,11 +302,10 @@ def settle(
     model = accounts.model_of(conn, answer.worker_id, device)
     auditor = ComputeDevice(kind=checks.device_kind(device), model=model)
     found, on = made or (None, None)
-    sums = None if found is None else found.sums
     theirs = None if found is None else found.answered
     backed = proved == "passed" or (theirs is not None and rules.agree(theirs))
     comparable = backed and on is not None and checks.comparable(auditor, on)
-    result = rules.judge(sums, comparable=comparable)
+    result = rules.judge(found, comparable=comparable)
     audits.settle(conn, audit, result, now)
     if result == "failed":
         why = f"the audit of task {answer.task_id} was done again here and is not what was answered"

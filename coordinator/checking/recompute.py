@@ -36,7 +36,7 @@ from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
 from coordinator.database.audits import AuditRow
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.ledger import escrow
+from coordinator.database.ledger import escrow, payments
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
@@ -144,7 +144,8 @@ class Recomputes(PlatformService):
         who = principal.volunteer_id
 
         def read(conn: Connection) -> tuple[list[RecomputeRow], int]:
-            return recomputes.asked_of(conn, who), escrow.at_stake(conn, who)
+            pending = payments.balances(conn, who).pending_micro
+            return recomputes.asked_of(conn, who), escrow.at_stake(conn, who) + pending
 
         rows, stake = await self._db.read(read)
         for row in rows[:1]:  # the others are closed with it

@@ -54,7 +54,6 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     auditor_id: str
     sums: bytes | None
     result: str
-    opened_at: float | None
 
 
 class AuditLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +90,7 @@ _TO_OPEN = (
     .order_by(_R.contribution_id)
     .limit(bindparam("most"))
 )
-_WAITING = select(_A.task_id, _A.seed, _A.opened_at, _A.work).where(
-    _A.state == "open", among(_A.task_id, "ids")
-)
+_WAITING = select(_A.task_id, _A.work).where(_A.state == "open", among(_A.task_id, "ids"))
 _ABOUT = select(_V.id, _V.invite_id, _V.network, _V.accepted, _V.standing).where(
     among(_V.id, "ids")
 )
@@ -186,18 +183,16 @@ def open_task(
     }
     number = add_beside(conn, values, now)
     told = {"contribution_id": row.id, "run_id": row.run_id, "volunteer_id": row.volunteer_id}
-    told |= {"state": "open", "task_id": number, "opened_at": now, "seed": seed, "result": ""}
+    told |= {"state": "open", "task_id": number, "seed": seed, "result": ""}
     conn.execute(_ADD, told | {"work": msgspec.json.encode(work).decode()})
 
 
-def waiting(conn: Connection, ids: Sequence[int], now: float) -> dict[int, WaitingAudit]:
+def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:
     """Return the terms of the audits that are these tasks."""
     found = {}
-    for task_id, seed, opened_at, stored in conn.execute(_WAITING, {"ids": list(ids)}):
+    for task_id, stored in conn.execute(_WAITING, {"ids": list(ids)}):
         work = decode(stored, AuditLease)
         found[int(task_id)] = WaitingAudit(
-            seed=seed,
-            age_s=now - opened_at,
             kind=work.job.kind,
             worker=work.worker,
             machine=work.machine,

@@ -55,6 +55,7 @@ FORGOTTEN_S = 30 * 86_400.0  # a checker that was not seen since
 State = Literal["asked", "revealed", "done"]
 COUNTED = ("accepted", "merged")  # what others overtook is as if it had never been made
 CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
+SPEED_OF = 32  # newest recomputes, by which the time that others take is told
 HELD_AT_ONCE = 64  # tries to hold one, while other checkers are faster
 
 
@@ -447,11 +448,15 @@ _BLOBS = (
     )
     .where(_OPEN)
 )
-_DONE_LATELY = (
-    select(func.sum(_R.flops), func.sum(contributions.c.checked_s))
+_NEWEST_DONE = (
+    select(_R.flops, contributions.c.checked_s)
     .join(contributions, contributions.c.id == _R.contribution_id)
     .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
+    .order_by(_R.ended_at.desc())
+    .limit(SPEED_OF)
+    .subquery()
 )
+_DONE_LATELY = select(func.sum(_NEWEST_DONE.c.flops), func.sum(_NEWEST_DONE.c.checked_s))
 _BEHIND = select(func.sum(_R.flops)).where(_R.state == "revealed")
 
 

@@ -43,8 +43,10 @@ DRAWS = float(1 << 64)
 
 
 def floor_of(trust: TrustSettings, usual: float) -> float:
-    """Return the least probability of a draw in a run: its file's, else the usual one."""
-    return usual if trust.recompute is None else trust.recompute
+    """Return the least probability of a draw in a run: that of its file, but never below the usual
+    one, by which the bonds are: a draw anywhere frees what an account did in all runs.
+    """
+    return max(usual, trust.recompute)
 
 
 def chance(draws: int, price: int, mean: float, floor: float) -> float:

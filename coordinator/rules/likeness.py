@@ -50,7 +50,7 @@ def difference(cosine: float, norm_ratio: float) -> float:
     """Return the length of the difference of two updates by the length of the first."""
     if not (math.isfinite(cosine) and math.isfinite(norm_ratio)):
         return math.inf
-    return math.sqrt(max(0.0, 1.0 + norm_ratio**2 - 2.0 * norm_ratio * cosine))
+    return math.hypot(norm_ratio - cosine, math.sqrt(max(0.0, 1.0 - cosine * cosine)))
 
 
 def within(found: Redone, bound: Bound) -> bool:

@@ -105,11 +105,11 @@ class EvaluationSettings(Settings):
 
 
 class TrustSettings(Settings):
-    """`[trust]`: the least share of the contributions that is recomputed. Not given: 0.03 on a
-    server that is open to strangers, elsewhere 0.
+    """`[trust]`: the least share of the contributions that is recomputed; on a server that is open
+    to strangers 0.03 at least.
     """
 
-    recompute: Share | None = None
+    recompute: Share = 0.0
     # of a version's weight: more of it by accounts suspended since, and a rollback is proposed
     heal_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     auto_rollback: bool = False  # and made

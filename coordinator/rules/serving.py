@@ -14,6 +14,7 @@ MICRO = 1_000_000
 NANO = 1000  # in a micro-credit
 FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forward pass
 WRONG_MIN, WRONG_SHARE = 3, 0.05  # of the tokens of an answer that were compared
+ODD_SHARE = 0.01  # of all compared tokens of an account: one alone in an answer is no sign
 TOKEN_FLOPS = 2.0  # a parameter
 DRAWN_SHARE = 0.1  # of the pay of an account that has often agreed
 
@@ -44,16 +45,12 @@ def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
     return "".join(said) + chat.reply
 
 
-def draw_chance(pay: int, mean: float, agreed: int) -> float:
-    """Return the probability that an answer is drawn: in proportion to its pay, by the mean pay of
-    its account; certainty at the beginning, and less with each drawn answer that agreed.
+def is_of_model(looked: int, wrong: int, tally: tuple[int, int]) -> bool:
+    """Return True if an answer agrees with the model; `tally` is of all answers that were compared,
+    with this one. Else one odd token cost who answers briefly all that is at stake.
     """
-    return min(1.0, pay / mean * max(DRAWN_SHARE, 1 / (1 + agreed)))
-
-
-def is_of_model(looked: int, wrong: int) -> bool:
-    """Return True if an answer agrees with the model."""
-    return wrong <= WRONG_SHARE * looked
+    odd = wrong == 1 and tally[1] <= ODD_SHARE * tally[0]
+    return odd or wrong <= WRONG_SHARE * looked
 
 
 def is_other_model(looked: int, wrong: int) -> bool:

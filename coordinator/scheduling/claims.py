@@ -272,7 +272,7 @@ class Claims:
             )
             for run in view.runs
         }
-        todo, able = matched(conn, view.todo, able, now)
+        todo, able = matched(conn, view.todo, able)
         busy = [(held.worker_id, held.device) for held in view.holdings if held.count]
         self._machines.saw(able, busy, now)
         outcome = dispatch(
@@ -535,7 +535,7 @@ def _idle(refusal: Refusal) -> IdleReply:
 
 
 def matched(
-    conn: Connection, todo: Sequence[Todo], waiters: Sequence[Waiter], now: float
+    conn: Connection, todo: Sequence[Todo], waiters: Sequence[Waiter]
 ) -> tuple[list[Todo], list[Waiter]]:
     """Return the tasks, audits with their terms, and the workers with their marks as auditors;
     without a waiting audit nothing is read.
@@ -544,7 +544,7 @@ def matched(
     able = {waiter.volunteer_id for waiter in waiters if waiter.audits}
     if not ids or not able:
         return list(todo), list(waiters)
-    terms, known = audits.waiting(conn, ids, now), audits.auditors(conn, able)
+    terms, known = audits.waiting(conn, ids), audits.auditors(conn, able)
     tasks = [msgspec.structs.replace(task, audit=terms.get(task.id)) for task in todo]
     return tasks, [_able(waiter, known) for waiter in waiters]
 

@@ -62,6 +62,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     patient: bool = False  # others work only where that may audit
     audited: float = 1.0  # share of its draws that the lot gives to that
     leave: int = 0  # draws that passed, after which an account is left for a new one
+    sleep: float = 0.0  # seconds without work before each task where `sleeps` holds
+    sleeps: tuple[When, float] = ("by chance", 0.5)
     busy: float = 1.0  # time that the server takes by that of the work
 
 
@@ -93,6 +95,8 @@ def some(rng: random.Random) -> Policy:
         patient=rng.random() < 0.3,
         audited=rng.choice((0.1, 0.5, 1.0)),
         leave=rng.choice((0, 0, 2, 5, 20, 40)),
+        sleep=rng.choice((0.0, 0.0, 0.0, 300.0, 5000.0, 100_000.0)),
+        sleeps=(rng.choice(WHENS), rng.random()),
         busy=rng.choice((1.0, 1.0, 10.0, 100.0)),
     )
 
@@ -137,6 +141,7 @@ class Life:
         self.by: dict[int, tuple[str, int]] = {}  # (auditor, answer) of a draw that is compared
         self.blocked: dict[tuple[str, int], int] = {}  # machine, and what it is asked for
         self.audits: dict[str, int] = {}
+        self.slept: dict[str, int] = {}
         self.dues: list[tuple[float, int, Reveal]] = []
         self.slots: list[tuple[float, int, int, str]] = []
         self.serving: tuple[float, int] | None = None
@@ -187,8 +192,16 @@ class Life:
         if self.policy.patient and self.auditor not in ("", name) and not self._may_audit():
             heapq.heappush(self.slots, (self.now + 10.0, order, machine, name))
             return
-        seconds = self._work(machine, name, account)
+        seconds = self._slept(name, account) or self._work(machine, name, account)
         heapq.heappush(self.slots, (self.now + seconds, order, machine, name))
+
+    def _slept(self, name: str, account: Account) -> float:
+        """Return the seconds that an account waits before its next task, once for each."""
+        waits = bool(self.policy.sleep) and self.slept.get(name) != account.accepted
+        if not waits or not self._holds(account, name, self.policy.sleeps, MICRO * 10):
+            return 0.0
+        self.slept[name] = account.accepted
+        return self.policy.sleep
 
     def _leaves(self, name: str, account: Account) -> bool:
         leave = self.policy.leave
@@ -224,22 +237,27 @@ class Life:
         return max(took, LEAST_S)
 
     def _fakes(self, account: Account, name: str, price: int, dear: bool) -> bool:
-        if account.accepted < self.policy.honest:
-            return False
-        bond = checks.bond(account.draws, account.mean)
-        holds: dict[str, Callable[[float], bool]] = {
-            "by chance": lambda x: self.rng.random() < x,
-            "right behind a draw": lambda x: self.since[name] <= 10.0 * x,
-            "little at stake": lambda x: account.at_stake < 2.0 * x * bond,
-            "much at stake": lambda x: account.at_stake > 2.0 * x * bond,
-            "cheap": lambda x: not dear,
-            "dear": lambda x: dear,
-            "a draw is open": lambda x: account.is_open,
-            "no draw is open": lambda x: not account.is_open,
-            "rarely drawn": lambda x: account.chance(price) < x,
-            "vetted": lambda x: account.vetted,
+        honest = account.accepted < self.policy.honest
+        when = self.policy.when
+        return not honest and all(self._holds(account, name, one, price, dear) for one in when)
+
+    def _holds(
+        self, account: Account, name: str, one: tuple[When, float], price: int, dear: bool = False
+    ) -> bool:
+        when, x = one
+        holds: dict[str, Callable[[], bool]] = {
+            "by chance": lambda: self.rng.random() < x,
+            "right behind a draw": lambda: self.since[name] <= 10.0 * x,
+            "little at stake": lambda: account.at_stake < 2.0 * x * account.bond,
+            "much at stake": lambda: account.at_stake > 2.0 * x * account.bond,
+            "cheap": lambda: not dear,
+            "dear": lambda: dear,
+            "a draw is open": lambda: account.is_open,
+            "no draw is open": lambda: not account.is_open,
+            "rarely drawn": lambda: account.chance(price) < x,
+            "vetted": lambda: account.vetted,
         }
-        return all(bool(holds[when](x)) for when, x in self.policy.when)
+        return bool(holds[when]())
 
     def _reveal(self, draw: Draw, machine: int, account: Account, *, fake: bool) -> None:
         reveal: Reveal = self.policy.reveal if fake else "now"

@@ -7,9 +7,10 @@ stakes and audits, in virtual time.
 
 A strategy is a policy of one person with accounts, machines, and auditors of its own. The score is
 freed pay per second of computing, by that of the full price of honest work; registering is two
-seconds. Each search draws strategies at random, then varies the best; what it finds is played again
-on fresh seeds, for the best of many is lucky. "jam" is the time to an honest newcomer's first freed
-pay beside eight accounts that fill the line, by that beside none.
+seconds, and what is free counts at once, so who spends it or gives it away has no more. Each search
+draws strategies at random, then varies the best; what it finds is played again on fresh seeds, for
+the best of many is lucky. "jam" is the time to an honest newcomer's first freed pay beside eight
+accounts that fill the line, by that beside none.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Size(msgspec.Struct, frozen=True):
 
 SIZES = {
     "quick": Size(8, 1, 4, 2, 4),
-    "": Size(500, 10, 90, 4, 200),
-    "full": Size(5000, 30, 300, 4, 1000),
+    "": Size(300, 8, 64, 4, 200),
+    "full": Size(3000, 24, 200, 4, 1000),
 }
 BEST = 12
 

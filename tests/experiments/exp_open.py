@@ -29,7 +29,7 @@ from shared.errors import VolunteerError
 from shared.protocol.contributions import Commitment, Verdict
 from shared.protocol.leases import ClaimReply
 from shared.workloads.base import Job, Result, Work, Workload, load
-from tests.e2e.server.test_open_run import claim, head, stranger
+from tests.e2e.server.test_open_run import claim, head
 from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 
@@ -92,7 +92,7 @@ async def noise(home: LocalCoordinator, name: str) -> None:
     """Send noise with made-up commitments, by another account where this one gets no work."""
     number = 0
     while True:
-        eve = await stranger(home, f"{name} {number}")
+        eve = await home.stranger(f"{name} {number}")
         number += 1
         for seed in range(100):
             if not await _sent(home, eve, seed):

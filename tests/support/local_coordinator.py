@@ -20,7 +20,7 @@ from coordinator.database.engine.open_database import file_of
 from coordinator.http.app import Coordinator, create_app, opened
 from coordinator.runs.datasets import Build
 from coordinator.runs.definition import definition
-from shared import decoding
+from shared import decoding, proof_of_work
 from shared.protocol.accounts import RegisterReply
 from shared.protocol.base import ErrorBody
 from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
@@ -91,6 +91,15 @@ class LocalCoordinator:
         reply = await worker.post("/workers/register", worker.registration(**more))
         decode(reply, RegisterReply)
         return worker
+
+    async def stranger(self, name: str) -> Worker:
+        """A worker of an account that nobody vouches for, which made its proof of work."""
+        found = Worker(self, name)
+        given = await self.coordinator.volunteers.challenge(found.volunteer_id, "")
+        nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
+        proof = {"challenge": given.challenge, "nonce": f"{nonce:x}"}
+        decode(await found.post("/workers/register", found.registration(**proof)), RegisterReply)
+        return found
 
 
 class Worker:

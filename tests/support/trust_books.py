@@ -72,6 +72,10 @@ class Account:
     def at_stake(self) -> int:
         return sum(self.stake.values())
 
+    @property
+    def bond(self) -> int:
+        return checks.bond(self.draws, self.mean)
+
     def chance(self, price: int, floor: float = FLOOR) -> float:
         """Return the probability that its next contribution is drawn."""
         mean = self.mean if self.accepted else float(price)
@@ -169,7 +173,7 @@ class Books:
             ),
             default=0,
         )
-        left = account.at_stake - checks.bond(account.draws, account.mean)
+        left = account.at_stake - account.bond
         for number in sorted(account.stake):
             left -= account.stake[number]
             if number > last or left < 0:
@@ -186,6 +190,9 @@ class Books:
 
     def first(self, now: float, under_way: Draw | None = None) -> Draw | None:
         """Return the next draw that the server does again."""
+        waiting = [draw for draw in self.open.values() if draw.revealed]
+        if not waiting:
+            return None
         self._done = [draw for draw in self._done if draw.ended_at > now - SHARED_S]
         spent: dict[str, float] = defaultdict(float)
         shares = {True: 0.0, False: 0.0}  # by whether a draw before passed
@@ -200,4 +207,4 @@ class Books:
             at = draw.asked_at + (spent[self.lot(draw.who)] + draw.flops) / CORE_FLOPS
             return self._proven(draw) is not turn, at, draw.number
 
-        return min((draw for draw in self.open.values() if draw.revealed), key=place, default=None)
+        return min(waiting, key=place)

@@ -27,7 +27,8 @@ from coordinator.database.ledger import debts
 from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, insert_new, post
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.inference import answer_stakes, answerers, api_keys, usage
-from coordinator.rules.serving import draw_chance, is_of_model, is_other_model
+from coordinator.rules.checks import chance
+from coordinator.rules.serving import DRAWN_SHARE, is_of_model, is_other_model
 
 TALLY_MAX = 1024  # tokens of an account that were compared
 
@@ -91,7 +92,7 @@ def pay(
     for who, amount in amounts.items():
         known = about[who]
         mean = known.paid_micro / known.answers if known.answers else amount
-        drawn = known.untold or roll() < draw_chance(amount, mean, known.agreed)
+        drawn = known.untold or roll() < chance(known.agreed, amount, mean, DRAWN_SHARE)
         moves = (Move(SYSTEM, MINT, -amount), Move(who, "escrow", amount))
         key = f"answer:{asked.id}:{who}"
         drafts.append(EventDraft(key=key, kind="answer", moves=moves, run_id=asked.run_id))
@@ -130,7 +131,7 @@ def compared(
     if sums[0] > TALLY_MAX:
         sums = sums[0] // 2, sums[1] // 2
     values = {"looked": sums[0], "wrong": sums[1]}
-    if agrees := is_of_model(looked, wrong):
+    if agrees := is_of_model(looked, wrong, sums):
         values["agreed"] = known.agreed + _tell(conn, request_id, who, "agreed", now)
     else:
         take(conn, who, memo, now)

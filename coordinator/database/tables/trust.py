@@ -78,7 +78,6 @@ audits = Table(
     Column("auditor_id", String(64), nullable=False, server_default="", index=True),
     Column("sums", LargeBinary, nullable=True),
     Column("result", String(16), nullable=False),  # of the answer; "" until it is settled
-    Column("opened_at", Double, nullable=True),
 )
 Index("ix_audits_state", audits.c.state, audits.c.contribution_id)
 

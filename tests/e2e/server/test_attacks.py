@@ -23,7 +23,7 @@ from shared.protocol.contributions import Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.base import Job
-from tests.e2e.server.test_open_run import LEARNING, stranger
+from tests.e2e.server.test_open_run import LEARNING
 from tests.e2e.server.test_recomputes import balances, settled
 from tests.e2e.workloads.test_dcgan import RUN as DIGITS
 from tests.e2e.workloads.test_dcgan import copied
@@ -169,15 +169,13 @@ async def test_no_attack_earns_or_stops_the_model(tmp_path: Path) -> None:
                 seen.append(scene.own())
                 return scene.own()
 
-            ann = Client(await stranger(home, "Ann"), noted, seen)
+            ann = Client(await home.stranger("Ann"), noted, seen)
             await home.coordinator.volunteers.vouch("Ann")
             for _ in range(HONEST):
                 assert (await ann.work()).state == "accepted"
             before = await loss(home)
             for name in HOSTILE:
-                eve = Client(
-                    await stranger(home, f"Eve {HOSTILE.index(name)}"), ATTACKS[name], seen
-                )
+                eve = Client(await home.stranger(f"Eve {HOSTILE.index(name)}"), ATTACKS[name], seen)
                 await eve.work()
                 if name == AGAIN:  # its first is honest work
                     await eve.work()

@@ -25,7 +25,6 @@ from shared.errors import NotFound, TooLarge
 from shared.workloads.base import Workload
 from tests.e2e.server.test_audits import (
     escrow,
-    every_lot_is_up,
     line_is_long,
     organiser,
     proven,
@@ -124,7 +123,6 @@ async def done(
             await proven(home, "Bob")
             async with working(ann, of[0], load):  # from files alone
                 await until(home, "open")
-            await every_lot_is_up(home)
             yield home, bob
 
 

@@ -95,16 +95,7 @@ async def done(
             async with ann.working(load, max_tasks=1) as process:
                 assert await process.ended(120) == 0
                 await until(home, "open")
-            await every_lot_is_up(home)
             yield home, bob, by_hand
-
-
-async def every_lot_is_up(home: LocalCoordinator) -> None:
-    """Set the opening back: to advance the clock by hours would take every job through them."""
-    back = audits.c.opened_at - rules.SPREAD_S
-    await home.coordinator.db.write(
-        lambda conn: conn.execute(update(audits).values(opened_at=back))
-    )
 
 
 @asynccontextmanager

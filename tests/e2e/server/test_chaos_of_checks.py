@@ -92,12 +92,9 @@ class Crew:
                 await asyncio.sleep(0.05)
 
     async def hurry(self) -> None:
-        """Leave every second recompute to volunteers, whose lots come up now, not within hours."""
+        """Leave every second recompute to volunteers, too."""
         large = recomputes.c.contribution_id % 2 == 0
         await self._weigh(large, 2 * RECOMPUTE_FLOPS_MAX)
-        back = audits.c.opened_at - rules.SPREAD_S
-        waits = update(audits).where(audits.c.state == "open").values(opened_at=back)
-        await self.house.db.write(lambda conn: conn.execute(waits))
 
     async def _weigh(self, which: ColumnElement[bool], flops: float) -> None:
         query = update(recomputes).where(which, recomputes.c.state != "done").values(flops=flops)

@@ -15,8 +15,6 @@ from coordinator.admin import runs as admin
 from coordinator.admin.command import Named
 from coordinator.database import runs, versions
 from coordinator.runs.definition import Definition, definition
-from shared import proof_of_work
-from shared.protocol.accounts import RegisterReply
 from shared.protocol.contributions import Verdict
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
@@ -47,15 +45,6 @@ clip_until = 1.0
 """
 NORM = 0.03  # of an honest update
 Update = NDArray[np.float32]
-
-
-async def stranger(home: LocalCoordinator, name: str) -> Worker:
-    worker = Worker(home, name)
-    given = await home.coordinator.volunteers.challenge(worker.volunteer_id, "")
-    nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
-    proof = {"challenge": given.challenge, "nonce": f"{nonce:x}"}
-    decode(await worker.post("/workers/register", worker.registration(**proof)), RegisterReply)
-    return worker
 
 
 def honest(size: int, seed: int) -> Update:
@@ -102,7 +91,7 @@ async def moved(tmp_path: Path, text: str) -> tuple[float, float]:
     """
     async with local_coordinator(tmp_path / "coordinator", **OPEN) as home:
         await home.start_run(text)
-        workers = [await stranger(home, f"worker-{number}") for number in range(10)]
+        workers = [await home.stranger(f"worker-{number}") for number in range(10)]
         for number in range(10):  # they have passed checks so far
             await home.coordinator.volunteers.vouch(f"worker-{number}")
         for number, worker in enumerate(workers):

@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 
 from coordinator.database import runs, volunteers
 from coordinator.rules.standing import PROOFS_MIN
-from shared import proof_of_work
-from shared.protocol.accounts import Forfeited, Me, RegisterReply
+from shared.protocol.accounts import Forfeited, Me
 from shared.protocol.contributions import Commitment, Verdict
 from shared.protocol.leases import ClaimReply
 from tests.e2e.server.test_recomputes import settled
@@ -59,16 +58,6 @@ async def head(home: LocalCoordinator) -> int:
     return (await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))).head
 
 
-async def stranger(home: LocalCoordinator, name: str) -> Worker:
-    """An account that nobody vouches for."""
-    worker = Worker(home, name)
-    given = await home.coordinator.volunteers.challenge(worker.volunteer_id, "")
-    nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
-    proof = {"challenge": given.challenge, "nonce": f"{nonce:x}"}
-    decode(await worker.post("/workers/register", worker.registration(**proof)), RegisterReply)
-    return worker
-
-
 async def test_honest_strangers_are_vetted_and_paid_and_made_up_work_is_neither(
     tmp_path: Path,
 ) -> None:
@@ -91,7 +80,7 @@ async def test_honest_strangers_are_vetted_and_paid_and_made_up_work_is_neither(
             assert await head(home) > PROOFS_MIN
 
             before = await head(home)
-            eve = await stranger(home, "Eve")
+            eve = await home.stranger("Eve")
             said = await noise(eve, 1)
             assert said.state == "accepted"
             assert said.reveal == ()  # it was committed to nothing
@@ -111,7 +100,7 @@ async def test_a_machine_with_an_open_question_gets_no_other_lease(tmp_path: Pat
     async with local_coordinator(tmp_path / "coordinator", **settings) as home:
         await home.start_run(LEARNING)
         async with home.coordinator.working():
-            eve = await stranger(home, "Eve")
+            eve = await home.stranger("Eve")
             said = await noise(eve, 1, Commitment(left="a" * 64))
             assert said.reveal == ("a" * 64,)
             reply = decode(await eve.post("/claims", claim()), ClaimReply)

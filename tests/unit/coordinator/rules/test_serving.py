@@ -8,7 +8,6 @@ from coordinator.rules import run_file
 from coordinator.rules.run_file import ChatSettings, ServeSettings, TierSettings
 from coordinator.rules.serving import (
     cost_micro,
-    draw_chance,
     is_of_model,
     is_other_model,
     tier_of,
@@ -69,24 +68,6 @@ def test_a_wrong_table_gets_a_sentence(table: dict[str, object], words: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("pay", "mean", "agreed", "chance"),
-    [
-        (10, 10.0, 0, 1.0),
-        (5, 10.0, 0, 0.5),
-        (90, 10.0, 0, 1.0),
-        (10, 10.0, 1, 0.5),
-        (10, 10.0, 4, 0.2),
-        (10, 10.0, 99, 0.1),
-        (20, 10.0, 99, 0.2),
-    ],
-)
-def test_an_answer_is_drawn_by_its_pay_and_less_with_each_that_agreed(
-    pay: int, mean: float, agreed: int, chance: float
-) -> None:
-    assert draw_chance(pay, mean, agreed) == pytest.approx(chance)
-
-
-@pytest.mark.parametrize(
     ("looked", "wrong", "same", "other"),
     [
         (100, 5, True, False),
@@ -102,7 +83,7 @@ def test_an_answer_is_drawn_by_its_pay_and_less_with_each_that_agreed(
 def test_an_answer_is_of_the_model_of_another_or_proves_nothing(
     looked: int, wrong: int, same: bool, other: bool
 ) -> None:
-    assert is_of_model(looked, wrong) is same
+    assert is_of_model(looked, wrong, (looked, wrong)) is same
     assert is_other_model(looked, wrong) is other
 
 
@@ -129,3 +110,12 @@ def test_turns_of_every_role_have_their_form() -> None:
     )
     turns = [("system", "be kind"), ("user", "hi"), ("assistant", "yes"), ("tool", "3")]
     assert transcript(chat, turns) == "S be kind;U hi;A yes;A 3;A"
+
+
+def test_one_odd_token_of_a_short_answer_is_no_sign_of_another_model() -> None:
+    """Honest machines differ in one of a thousand tokens; it cost them all that was at stake."""
+    assert is_of_model(10, 1, (110, 1))
+    assert not is_of_model(10, 1, (90, 1))  # of an account that little is known of
+    assert not is_of_model(10, 2, (1000, 2))
+    assert not is_of_model(1, 1, (150, 2))  # again and again
+    assert is_of_model(40, 2, (40, 2))
