@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.audits import AUDIT, SPREAD_S, AccountMarks, Auditor, WaitingAudit
+from coordinator.rules.audits import AUDIT, AccountMarks, Auditor, WaitingAudit
 from coordinator.rules.checks import ComputeDevice
 from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load
 from coordinator.rules.fit import Todo
@@ -186,8 +186,6 @@ def audit_of(**values: Any) -> Todo:
     """An audit of what Mia did, on terms that any stranger meets."""
     mia, machine = AccountMarks(volunteer="mia"), ComputeDevice(kind="cpu")
     terms: dict[str, Any] = {
-        "seed": 1,
-        "age_s": SPREAD_S,
         "kind": "train",
         "worker": mia,
         "machine": machine,
