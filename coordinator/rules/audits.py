@@ -83,7 +83,7 @@ def confirmed_chance(gained: int, stake: int | None) -> float:
 
 
 def agree(found: Likeness) -> bool:
-    """Return True if an auditor's sums are those of the update."""
+    """Return True if an auditor's sums match the update's."""
     return difference(found.cosine, found.norm_ratio) <= LOOSE.difference
 
 
