@@ -111,7 +111,7 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
-    if ask.example == bool(ask.text):
+    if ask.example and ask.text:
         raise BadRequest("give a run file, or --example")
     if ask.example:
         await example_dataset(coordinator.datasets)

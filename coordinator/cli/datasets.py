@@ -131,6 +131,8 @@ def _files(
     named = {kind: paths for kind, paths in given.items() if paths}
     paths = [path.expanduser().absolute() for found in named.values() for path in found]
     own = [more.tokenizer] if more.tokenizer else []
+    if len(named) > 1:
+        raise BadRequest(f"give one of {', '.join(f'--{kind}' for kind in named)}")
     for path in (*paths, *own):
         if not path.expanduser().exists():
             raise BadRequest(f"there is no file or folder {path}")

@@ -16,6 +16,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
 from shared.decoding import decode
 from shared.errors import Conflict, NotFound
+from shared.nearest import hint
 from shared.workloads.base import ChunkRef, DatasetManifest
 
 _SKIPPED = "dataset.skipped."  # and the number of the dataset: a key of `meta`
@@ -105,13 +106,9 @@ def by_name(conn: Connection, name: str) -> DatasetRow:
     """Find a dataset by name. Raises NotFound, which lists the known names."""
     row = conn.execute(select(datasets).where(datasets.c.name == name)).mappings().first()
     if row is None:
-        known = (
-            conn.execute(select(datasets.c.name).order_by(datasets.c.name).limit(8)).scalars().all()
-        )
-        raise NotFound(
-            f'there is no dataset "{name}"; datasets: '
-            f"{', '.join(known) or 'none yet: `coordinator dataset add`'}"
-        )
+        known = conn.execute(select(datasets.c.name).order_by(datasets.c.name)).scalars().all()
+        said = hint(name, known) if known else "add it: `coordinator dataset add`"
+        raise NotFound(f'there is no dataset "{name}": {said}')
     return _row(dict(row))
 
 

@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import BadRequest, NotFound
+from shared.nearest import hint
 from shared.sentences import Sentence
 from shared.settings import check_keys
 from shared.tensors.spec import Schema
@@ -536,8 +537,9 @@ def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
             raise NotFound(said)
         workload: Workload = found.load()()
         return workload
-    names = ", ".join(sorted(installed())) or Sentence("none")
     said = Sentence(
-        'the workload "{name}" is not installed here; installed: {names}', name=name, names=names
+        'the workload "{name}" is not installed here: {hint}',
+        name=name,
+        hint=hint(name, sorted(installed())),
     )
     raise NotFound(said)

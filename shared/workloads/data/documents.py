@@ -7,7 +7,9 @@ and remembered with its name and reason.
 
 from __future__ import annotations
 
+import codecs
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,6 +30,7 @@ TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # what a directory is searched for
 LINES_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _PIECE_CHARS = 4 << 20  # a larger file becomes several documents
 _LINE_BYTES_MAX = 16 << 20
+_HEAD_BYTES = 4096  # that tell what a file is
 
 _STDLIB_SKIPPED = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -83,14 +86,19 @@ def standard_library_documents() -> Iterator[Document]:
 
 def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
     tables = set(table_rows.tables_in(root, skipped))
+    others: Counter[str] = Counter()
     for path in walk(root, skipped=skipped):
         if tables and (path.name == "README.md" or path.suffix == ".json"):
             continue  # they describe the tables
-        if path in tables or path.suffix.lower() in TEXT_SUFFIXES | LINES_SUFFIXES:
-            try:
-                yield from _file(path, path.relative_to(root).as_posix(), skipped)
-            except InvalidRunFile as error:
-                skipped.add(error.message)
+        if path not in tables and path.suffix.lower() not in TEXT_SUFFIXES | LINES_SUFFIXES:
+            if not table_rows.is_table(path):  # of another split
+                others[path.suffix] += 1
+            continue
+        try:
+            yield from _file(path, path.relative_to(root).as_posix(), skipped)
+        except InvalidRunFile as error:
+            skipped.add(error.message)
+    skipped.add_others(root, others)
 
 
 def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
@@ -125,12 +133,23 @@ def _text(path: Path, name: str) -> Iterator[Document]:
                 yield Document(f"{name}#{piece}" if piece else name, text)
                 piece += 1
     except UnicodeDecodeError as error:
-        raise InvalidRunFile(
-            f"{name}: not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x});"
-            " convert it first, e.g. iconv -f latin1 -t utf-8"
-        ) from error
+        raise InvalidRunFile(f"{name}: {_encoded(path, error)}") from error
     except OSError as error:
         raise InvalidRunFile(f"{name}: {error.strerror or error}") from error
+
+
+def _encoded(path: Path, error: UnicodeDecodeError) -> str:
+    """Say what a file is that is no UTF-8 text, and what to do."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "it is UTF-16; convert it first: iconv -f utf-16 -t utf-8"
+    if b"\0" in head:
+        return "it is not text"
+    return (
+        f"not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x});"
+        " convert it first, e.g. iconv -f latin1 -t utf-8"
+    )
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:

@@ -9,6 +9,7 @@ memory it takes.
 from __future__ import annotations
 
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -51,12 +52,16 @@ def read_pictures(
             continue
         path = Path(source)
         if path.is_dir():
+            others: Counter[str] = Counter()
             for file in walk(path, skipped=skipped):
                 inside = file.relative_to(path)
                 if _is_archive(file):
                     yield from _archive(file, inside.as_posix(), skipped, side)
                 elif file.suffix.lower() in IMAGE_SUFFIXES:
                     yield from _file(file, inside.as_posix(), skipped, side)
+                else:
+                    others[file.suffix] += 1
+            skipped.add_others(path, others)
         elif _is_archive(path):
             yield from _archive(path, path.name, skipped, side)
         elif path.is_file():
@@ -117,17 +122,22 @@ def _archive(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Sou
     except Exception as error:  # damage shows as any of a dozen errors
         skipped.add(f"{name}: this zip archive cannot be read ({error})")
         return
+    others: Counter[str] = Counter()
     with archive:
         members = sorted(archive.infolist(), key=lambda member: member.filename)
         for member in members:
             inside = PurePosixPath(member.filename)
             hidden = any(part.startswith((".", "__MACOSX")) for part in inside.parts)
-            if member.is_dir() or hidden or inside.suffix.lower() not in IMAGE_SUFFIXES:
+            if member.is_dir() or hidden:
+                continue
+            if inside.suffix.lower() not in IMAGE_SUFFIXES:
+                others[inside.suffix] += 1
                 continue
             whole = f"{name}/{member.filename}"
             data = _member(archive, member, whole, skipped)
             if data is not None:
                 yield from _decoded(data, whole, skipped, side)
+    skipped.add_others(name, others)
 
 
 def _member(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 _REMEMBERED = 1000  # what was skipped is told one by one up to here
+_KINDS_SHOWN = 8
 
 
 class Skipped:
@@ -21,6 +23,12 @@ class Skipped:
         self.count += 1
         if len(self.sentences) < _REMEMBERED:
             self.sentences.append(sentence)
+
+    def add_others(self, folder: Path | str, kinds: Counter[str]) -> None:
+        """Add the files of a folder or archive that were not read, by their suffix."""
+        if kinds:
+            said = ", ".join(f"{kind or 'none'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN))
+            self.add(f"{folder}: files of other kinds were not read: {said}")
 
     def take(self, more: Skipped) -> None:
         """Add the counts and sentences of another one."""

@@ -152,5 +152,5 @@ def test_a_table_that_cannot_be_read_is_a_sentence(
     with pytest.raises(InvalidRunFile, match='row 1: "text" is no text'):
         list(read_documents([numbers], Skipped()))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(Configuration, match=r"needs the library pyarrow.*extra datasets"):
+    with pytest.raises(Configuration, match=r"needs the extra `datasets`"):
         list(read_documents([whole], Skipped()))

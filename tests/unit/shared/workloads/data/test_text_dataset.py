@@ -127,10 +127,11 @@ def test_files_directories_and_json_lines_with_bad_lines_named(tmp_path: Path) -
         "c.jsonl:1": "one",
         "c.jsonl:6": "two",
     }
-    assert skipped.count == 4
+    assert skipped.count == 5
     told = " / ".join(skipped.sentences)
     for part in ("c.jsonl line 2", "c.jsonl line 3", "c.jsonl line 5", "latin.txt: not UTF-8"):
         assert part in told
+    assert "files of other kinds were not read: .png 1" in told
 
 
 def test_json_lines_without_one_good_line_are_refused_where_a_person_named_them(
@@ -211,6 +212,11 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     plain.write_text("a few words")
     refuses("not UTF-8 text .*0xe9.*iconv", latin)
     refuses("no such file or directory", tmp_path / "missing")
+    wide, noise = tmp_path / "w.txt", tmp_path / "n.txt"
+    wide.write_bytes("some words".encode("utf-16"))
+    noise.write_bytes(b"\x7fELF\0\0\xff\xfe")
+    refuses("it is UTF-16; convert it first: iconv -f utf-16", wide)
+    refuses("it is not text", noise)
     refuses("too little text", plain)
     refuses(r"too little text .*\(0 bytes in 0 documents\)", Document("blank", "  \n"))
     refuses("3 bytes are not a list of uint16", odd)
@@ -275,3 +281,13 @@ def test_links_out_of_a_folder_are_named_and_not_read(tmp_path: Path) -> None:
     assert read == ["everybody may read this"]
     assert skipped.sentences == [f"{folder / 'link.txt'}: a link, which is not followed"]
     assert [name for name, _ in flat_names([folder])] == ["000000-0000-a.txt"]
+
+
+def test_files_of_other_kinds_are_counted_by_their_suffix(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.exe", "c.exe", "d.pdf", "noend"):
+        (tmp_path / name).write_text("some words")
+    skipped = Skipped()
+    assert [found.name for found in read_documents([tmp_path], skipped)] == ["a.txt"]
+    assert skipped.sentences == [
+        f"{tmp_path}: files of other kinds were not read: .exe 2, .pdf 1, none 1"
+    ]
