@@ -108,11 +108,14 @@ class Engine:
             self._begun.set()
         self._agent: Agent | None = None
         self._prompts: Prompts | None = None
-        joined = self.profile.joined
+        identity = _readable(self.profile)
         status = Status(
             profile=directories.profile.name,
             pid=os.getpid(),
-            joined=joined,
+            joined=self.profile.joined,
+            coordinator=identity.url if identity else "",
+            server=identity.server if identity else "",
+            nickname=identity.nickname if identity else "",
             verdicts=self.profile.verdicts()[-VERDICTS_MAX:],
         )
         self._hub = EventBus(self.world.clock, status)
@@ -430,3 +433,13 @@ PROMPTING: dict[type[Command], Callable[[Prompts, Any], Any]] = {
     commands.GetPrompts: lambda prompts, _: prompts.past(),
     commands.ForgetPrompts: lambda prompts, _: prompts.forget(),
 }
+
+
+def _readable(profile: Profile) -> Identity | None:
+    """Return the identity in use; None where there is none, or the start will say why it is not
+    readable.
+    """
+    try:
+        return profile.current()
+    except VolunteerError:
+        return None

@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -112,11 +112,14 @@ def work(options: StartOptions) -> int:
                 listener = _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, settings, listener))
-        code = asyncio.run(_attach(options, profile, settings)) if options.screen else None
-        if code is not None:
-            return code
+        there, why = profile.endpoint.exists(), ""
+        try:
+            if options.screen:
+                return asyncio.run(_attach(options, profile, settings))
+        except Unreachable as error:
+            why = error.message if there else ""
         if not told:
-            remark(_("another one is starting or exiting on this profile: waiting"))
+            remark(why or _("another one is starting or exiting on this profile: waiting"))
             told = True
         elif time.monotonic() > until:
             raise Unavailable(
@@ -357,15 +360,11 @@ async def _behind(
     return engine
 
 
-async def _attach(options: StartOptions, profile: Profile, settings: Settings) -> int | None:
-    """Open the screen of the instance at work; None where none answers."""
+async def _attach(options: StartOptions, profile: Profile, settings: Settings) -> int:
+    """Show the screen of the instance at work here. Raises Unreachable where none answers."""
     from volunteer.control.local_socket import attach
 
-    async with AsyncExitStack() as attached:
-        try:
-            control = await attached.enter_async_context(attach(profile.endpoint, SystemClock()))
-        except Unreachable:
-            return None
+    async with attach(profile.endpoint, SystemClock()) as control:
         from volunteer.tui.app import VolunteerApp
 
         screen = VolunteerApp(control, look=_look(settings, first=False))

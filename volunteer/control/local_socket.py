@@ -212,7 +212,7 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
         await _send(writer, Hello(endpoint.token))
         first = await asyncio.wait_for(_line(reader, StatusSnapshot), HELLO_S)
         if first is None:
-            raise Unreachable(Sentence("the running volunteer does not answer"))
+            raise Unreachable(_silent(endpoint))
         hub = EventBus(clock, first.status)
         remote = RemoteVolunteer(reader, writer, hub)
         reading = asyncio.create_task(remote.read())
@@ -222,7 +222,7 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
     except (ConnectionError, TimeoutError) as error:
-        raise Unreachable(Sentence("the running volunteer does not answer")) from error
+        raise Unreachable(_silent(endpoint)) from error
     finally:
         with contextlib.suppress(ConnectionError):
             writer.close()
@@ -275,3 +275,10 @@ def _socket_path(record: Path) -> Path:
     if private.stat().st_uid != os.getuid() or private.stat().st_mode & 0o077:
         private = Path(tempfile.mkdtemp(prefix="volunteer-"))
     return private / f"{secrets.token_hex(6)}.sock"
+
+
+def _silent(endpoint: SocketAddress) -> Sentence:
+    return Sentence(
+        "the running volunteer (process {process}) does not answer: it is busy, or was stopped",
+        process=endpoint.pid,
+    )

@@ -69,6 +69,8 @@ async def test_it_waits_at_its_start_too_and_at_a_401_without_a_lost_connection(
     ):
         heard = Heard(another.transport)
         process.network.inner = heard
+        status = process.control.status
+        assert (status.nickname, status.server) == ("Ann", "coordinator")  # known from its files
         await process.until(events.Connection, lambda event: ANOTHER in event.message)
         assert heard.secrets == []
         process.network.inner = machine.home.transport

@@ -26,6 +26,7 @@ from volunteer.control.control import Control
 from volunteer.control.event_bus import PENDING_MAX, EventBus, Subscription
 from volunteer.control.local_socket import ControlServer, SocketAddress, attach
 from volunteer.control.status import Status, fold
+from volunteer.files import write_record
 
 
 def training(task: int = 1, step: int = 1) -> events.Training:
@@ -280,6 +281,21 @@ async def test_without_a_volunteer_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="no volunteer is running"):
         async with attach(record, VirtualClock()):
             pass
+
+
+async def test_one_that_hangs_up_without_a_word_is_named_by_its_process(tmp_path: Path) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        record = tmp_path / "control.json"
+        write_record(record, SocketAddress(port=port, token="t", pid=4321))
+        with pytest.raises(Unreachable, match=r"process 4321\) does not answer"):
+            async with attach(record, VirtualClock()):
+                pass
 
 
 async def test_a_command_to_a_volunteer_that_has_said_its_last_is_answered(tmp_path: Path) -> None:
