@@ -1,4 +1,4 @@
-"""Time as a parameter: the system's clock, or another that is given in its place."""
+"""Time as a parameter: the system's clock, or a given one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Clock(Protocol):
 
 
 def machine_time(clock: Clock) -> float:
-    """Return the time of the machine itself, without what a database shifts it by: what others hold
-    their clocks against.
+    """Return the machine's own time, without a database's shift: the one that other machines
+    compare with.
     """
     return clock.now() - getattr(clock, "offset_s", 0.0)
 

@@ -1,4 +1,4 @@
-"""Commands that a sentence names, in backticks, so that they work as they are printed.
+"""Commands in backticks within sentences, completed so that they work as printed.
 
 Who wrote the sentence, a service or the other side, does not know with which options the reader
 asked; the command line that prints it does, and adds them.
@@ -18,7 +18,5 @@ def options(given: Mapping[str, object]) -> str:
 
 
 def completed(text: str, program: str, more: str) -> str:
-    """The text with `more` (from `options`) behind each command of `program` that stands in
-    backticks.
-    """
+    """Return the text with `more` (from `options`) after each command of `program` in backticks."""
     return re.sub(rf"`({program}(?=[ `])[^`\n]*)`", lambda found: f"`{found[1]}{more}`", text)

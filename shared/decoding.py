@@ -87,8 +87,8 @@ def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
 
 
 def complaint(error: msgspec.ValidationError, table: str, kind: Any = None) -> str:
-    """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "[plan] quorum: expected a
-    whole number of at least 1". Of a `kind` a wrong choice names the right ones.
+    """Return msgspec's error for people: "Expected `int` >= 1 - at `$.quorum`" becomes "[plan]
+    quorum: expected a whole number of at least 1". Of a `kind` a wrong choice lists the valid ones.
     """
     key, what = _parted(error, kind)
     return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"
@@ -150,7 +150,7 @@ def in_words(what: str, right: Sequence[str] = ()) -> Sentence:
 
 
 def _kind(kinds: str) -> Sentence:
-    """Return one of msgspec's types as people say it, `int | null` as a whole number."""
+    """Return one of msgspec's types in plain words, `int | null` as a whole number."""
     said = [_KINDS.get(kind, of(kind)) for kind in kinds.split(" | ") if kind != "null"]
     whole, *more = said or [_KINDS["null"]]
     for other in more:

@@ -1,4 +1,4 @@
-"""Ways to the published weights of a version, and the bytes that travel on each."""
+"""Ways to the published weights of a version, and their bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Route:
 
 
 def routes(manifest: VersionManifest, held: Collection[str]) -> list[Route]:
-    """Every way that is fewer bytes than the whole file, the fewest first.
+    """Return every way with fewer bytes than the whole file, the fewest first.
 
     `held` are the hashes of weights that are here.
     """

@@ -218,8 +218,8 @@ def why(error: Exception) -> str:
 
 
 def of_system(error: OSError | UnicodeEncodeError) -> tuple[str, int]:
-    """Return the sentence and the exit code of what the system refused to a command: a full disk
-    may have room later, a read-only one is for its owner to mend.
+    """Return the sentence and the exit code for a system's refusal: a full disk may have room
+    later, a read-only one needs its owner.
     """
     from shared.sentences import Sentence
     from shared.text import escaped
@@ -250,14 +250,16 @@ LOCAL = (Configuration, Unreachable)
 
 
 def of_code(code: str, message: str) -> VolunteerError:
-    """The error of a code that a program of this machine sent; an unknown one a plain one."""
+    """Return the error of a code from another program on this machine; a plain one for an unknown
+    code.
+    """
     return BY_CODE.get(code, VolunteerError)(message)
 
 
 def from_wire(
     code: str, message: str, retry_after_s: float | None = None, *, status: int = 0
 ) -> VolunteerError:
-    """The error a coordinator meant.
+    """Return the error that a coordinator meant.
 
     An unknown code becomes a plain `VolunteerError`, and so does one that is local and never sent;
     with a status from 500 on both become `Internal`, which is retried.

@@ -49,7 +49,7 @@ def line(words: list[str]) -> str:
 
 
 def torch_line(build: str) -> str:
-    """Return the line that replaces torch by another of its builds, such as "cu128"."""
+    """Return the command line that replaces torch by another build, such as "cu128"."""
     return line(installing("--force-reinstall", "torch", "--index-url", f"{TORCH}/{build}"))
 
 

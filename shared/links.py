@@ -1,4 +1,4 @@
-"""Join links: everything a volunteer needs to find a coordinator, to know it, and to be let in.
+"""Join links: the address of a coordinator, its fingerprint, and a code.
 
     https://host:port/join#key=FINGERPRINT+pin=SHA256+code=CODE      what we print: also opens in a browser
     volunteer://host:port/#key=FINGERPRINT&pin=SHA256&code=CODE      the same for a registered scheme
@@ -149,7 +149,7 @@ def parse_link(text: str) -> JoinLink:
 
 
 def format_link(link: JoinLink) -> str:
-    """The link as printed; `parse_link` gives the same `JoinLink` back."""
+    """Return the printed link; `parse_link` is the inverse."""
     fields = [("key", link.fingerprint), ("pin", link.tls_pin), ("code", link.code)]
     fragment = "+".join(f"{name}={quote(value, safe=':')}" for name, value in fields if value)
     return f"{link.url}/join#{fragment}" if fragment else f"{link.url}/join"

@@ -1,4 +1,4 @@
-"""The part of a dataset that lies on this machine: chunks and assets as files, found by hash."""
+"""Local part of a dataset: chunks and assets as files, found by hash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.workloads.base import ChunkRef, DatasetManifest
 class LocalData:
     """Implementation of `Data`: `files` maps the SHA-256 of a blob to its file. It may hold fewer
     files than the manifest names, for a worker fetches only the chunks of its task. `more` are the
-    files that a run needs beside its dataset, by the name of an asset.
+    run's further files, by the name of an asset.
     """
 
     def __init__(

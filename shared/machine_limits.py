@@ -1,5 +1,5 @@
-"""Memory, cores and disk that this process may use: those of the machine, of its control group
-(version 1 and 2, every level of it) and of its affinity. No other module asks the system for them.
+"""Memory, cores and disk that this process may use: the machine's, its control group's (version 1
+and 2, every level) and its affinity's. No other module asks the system for them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def group_limits(root: Path = ROOT) -> GroupLimits:
 
 
 def _folders(root: Path, controller: str) -> list[Path]:
-    """Return the folders of a controller: the process's own group and every one above it. Inside
-    a container the path may be the host's, which is not there: then its root is the group's.
+    """Return the folders of a controller: the process's own group and every one above it. Inside a
+    container the path may be the host's and missing: its root is then the group's.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -103,7 +103,9 @@ def cores(root: Path = ROOT) -> int:
 
 
 def machine_cores() -> int:
-    """Return the physical cores of the whole machine, whoever may use them."""
+    """Return the physical cores of the whole machine, including ones that this process may not
+    use.
+    """
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
@@ -121,6 +123,6 @@ def free_memory_bytes(root: Path = ROOT) -> int:
 
 
 def disk_bytes(path: Path) -> tuple[int, int]:
-    """Return the free bytes of the disk of a path and all of it. Raises OSError."""
+    """Return the free and the total bytes of a path's disk. Raises OSError."""
     found = shutil.disk_usage(path)
     return found.free, found.total

@@ -64,7 +64,7 @@ class MerkleTree:
 
 
 class Frontier:
-    """The right edge of a tree: all that appending and the root need, in O(log n) memory."""
+    """Right edge of a tree: enough for appending and the root, in O(log n) memory."""
 
     def __init__(self, nodes: Nodes, size: int) -> None:
         self.size = size

@@ -13,7 +13,7 @@ BEGUN_LETTERS = 3  # of a name's beginning, from which on the rest is guessed
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Return the known name that is spelt nearly like a word, or begins with it; "" if none is."""
+    """Return the known name that a word nearly spells, or begins; "" without one."""
     from difflib import get_close_matches  # 9 ms, for the few who are wrong
 
     meant = str(word)[:SHOWN_CHARS_MAX].lower()
@@ -26,7 +26,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
 
 def hint(word: object, known: Iterable[str]) -> Sentence:
-    """Return the nearest known name as a question, or all of them."""
+    """Return the nearest known name as a question, or all names."""
     names = list(known)
     if near := nearest(word, names):
         return Sentence('did you mean "{name}"?', name=near)

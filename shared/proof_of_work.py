@@ -65,12 +65,14 @@ def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
 
 
 def likely_done(tried: int, bits: int) -> float:
-    """Return how likely a nonce was found after so many hashes, 0..1: all that progress can be."""
+    """Return the probability that a nonce was found after this many hashes, 0..1: the only measure
+    of progress.
+    """
     return 1.0 - math.exp(-tried / 2.0**bits)
 
 
 def work_words(bits: int) -> str:
-    """Say how long the average search takes on one core."""
+    """Return the sentence about the average time of the search on one core."""
     seconds = 2.0**bits * HASH_S
     return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 

@@ -1,4 +1,4 @@
-"""The proxy that the environment names for an address, as other programs read the variables."""
+"""Proxy that the environment names for an address, read as other programs do."""
 
 from __future__ import annotations
 

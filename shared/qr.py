@@ -1,4 +1,4 @@
-"""QR codes (ISO/IEC 18004) in half blocks: a link to be read off a screen by a camera."""
+"""QR codes (ISO/IEC 18004) in half blocks: a link that a camera reads off a screen."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def of(
 
 
 def plural(one: str, many: str, count: int, /, **values: object) -> Sentence:
-    """Return the sentence for a number, which is its `{n}`."""
+    """Return the sentence for a number, its `{n}`."""
     english = (one if count == 1 else many).format_map({"n": f"{count:,}", **values})
     return of(english, one, {"n": count, **values}, many)
 
@@ -62,7 +62,7 @@ def _value(value: object) -> object:
 
 
 def english(value: object) -> str:
-    """Encode a sentence as its English: a hook of msgspec, which knows no kinds of texts."""
+    """Encode a sentence as English: a hook of msgspec, which has no kinds of texts."""
     if isinstance(value, Sentence):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} is no sentence")

@@ -52,7 +52,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """The setting as a line of a table in Markdown."""
+        """Return the setting as a line of a table in Markdown."""
         default = f"`{self.default}`" if self.default else "empty"
         unit = f" ({self.unit})" if self.unit else ""
         return f"| `{self.name}` | {self.type}{unit} | {default} | {self.help} |"
@@ -65,10 +65,12 @@ class _Field(NamedTuple):
 
 
 class SettingsTable(Generic[S]):
-    """The settings of a program, by name: how they are read, checked and described."""
+    """Settings of a program, by name: reading, checks and descriptions."""
 
     def __init__(self, kind: type[S], prefix: str, others: Collection[str] = ()) -> None:
-        """`prefix` begins the variables; `others` are variables with it that are no settings."""
+        """Describe a settings struct; `prefix` begins the variables; `others` are variables with it
+        that are no settings.
+        """
         self._kind = kind
         self._prefix = prefix
         self._others = others
@@ -90,12 +92,12 @@ class SettingsTable(Generic[S]):
         return tuple(self._fields)
 
     def value(self, settings: S, name: str) -> Any:
-        """Return the value of a setting. Raises KeyError for one that is not known."""
+        """Return the value of a setting. Raises KeyError for an unknown one."""
         subject = self._fields[name].subject
         return getattr(getattr(settings, subject) if subject else settings, name)
 
     def default(self, name: str) -> Any:
-        """Return the default of a setting. Raises KeyError for one that is not known."""
+        """Return the default of a setting. Raises KeyError for an unknown one."""
         return self.value(self._kind(), name)
 
     def rows(self) -> tuple[Setting, ...]:
@@ -252,8 +254,8 @@ def read_table(
     where: str,
     error: type[VolunteerError] = InvalidRunFile,
 ) -> S:
-    """Return a table as a struct. Raises `error`: an unknown key with the nearest known one, a wrong
-    type, a value out of its bounds, or what the struct itself says of its values.
+    """Return a table as a struct. Raises `error` for an unknown key (with the nearest known one), a
+    wrong type, a value out of bounds, or a failed check of the struct.
     """
     _check_names(raw, kind, where, error)
     _check_numbers(raw, where, error)

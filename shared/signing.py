@@ -26,21 +26,21 @@ _FINGERPRINT_BYTES = 15  # 120 bits make 24 letters without padding
 
 
 class SigningKey:
-    """A private key that lies in one file of its owner."""
+    """Private key in one file of its owner."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
 
     @classmethod
     def new(cls) -> Self:
-        """A key that lies nowhere yet."""
+        """Return a new, unstored key."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def load_or_create(cls, path: Path) -> Self:
-        """The key in `path`, made there if it is missing; two callers at once end with the same
+        """Return the key in `path`, made there if missing; two callers at once end with the same
         key. Raises Configuration as `load`.
         """
         if not path.exists():
@@ -71,11 +71,11 @@ class SigningKey:
 
     @property
     def public_key(self) -> bytes:
-        """32 bytes that everybody may know."""
+        """Return the 32 public bytes."""
         return self._private.public_key().public_bytes_raw()
 
     def sign(self, payload: bytes) -> bytes:
-        """64 bytes, the same for the same payload (RFC 8032)."""
+        """Return the 64-byte signature, deterministic for a payload (RFC 8032)."""
         return self._private.sign(payload)
 
     def secret(self, purpose: str) -> bytes:
@@ -89,7 +89,7 @@ def identity_payload(nonce: str) -> bytes:
 
 
 def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
-    """Raises BadSignature unless `signature` was made over exactly `payload` with the key of
+    """Raise BadSignature unless `signature` was made over exactly `payload` with the key of
     `public_key`.
     """
     from cryptography.exceptions import InvalidSignature
@@ -102,7 +102,7 @@ def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
 
 
 def verify_text(public_key: str, payload: str, signature: str) -> None:
-    """Raises BadSignature as `verify`, and for a key or a signature that is not hexadecimal."""
+    """Raise BadSignature as `verify`, and for a key or a signature that is not hexadecimal."""
     try:
         key, data, made = bytes.fromhex(public_key), payload.encode(), bytes.fromhex(signature)
     except ValueError as error:
@@ -111,7 +111,8 @@ def verify_text(public_key: str, payload: str, signature: str) -> None:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """A public key as people compare and paste it: 24 letters in groups of four, e.g.
+    """Return the fingerprint of a public key, to compare and paste: 24 letters in groups of four,
+    e.g.
 
     `mzxw-6ytb-...`.
     """
@@ -138,14 +139,12 @@ def canonical(document: Any) -> bytes:
 
 
 def digest(payload: bytes) -> str:
-    """SHA-256 in hex: the name of a blob, the fingerprint of a request."""
+    """Return the SHA-256 in hex: the name of a blob, the fingerprint of a request."""
     return hashlib.sha256(payload).hexdigest()
 
 
 def _create_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, complete or not at all; one that is already there
-    wins.
-    """
+    """Write a file that only its owner can read, complete or not at all; an existing one stays."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +164,9 @@ def _create_private(path: Path, data: bytes) -> None:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Give the file its name; unlike a rename, a link never replaces the key of another process."""
+    """Link the file under its name; unlike a rename, a link never replaces the key of another
+    process.
+    """
     try:
         os.link(temporary, path)
     except FileExistsError:

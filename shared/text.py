@@ -1,4 +1,4 @@
-"""Numbers and foreign text as people read them: sizes, credits, durations, table cells.
+"""Numbers and foreign text for people: sizes, credits, durations, table cells.
 
 One home for the command lines, the listings and the screens of both programs. Needs no library of a
 user interface: the width of a text comes from the Unicode tables of the standard library.
@@ -21,7 +21,7 @@ _EMOJI_STYLE = "\ufe0f"  # asks for the coloured, two cells wide form of the sig
 
 def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     """Return foreign text, safe for a terminal: no control characters, no direction marks, at most
-    `limit` characters. A sentence of ours stays one: what others wrote is in its values.
+    `limit` characters. A sentence of ours stays one: foreign text is in its values.
     """
     if isinstance(text, Sentence):
         values = {
@@ -83,7 +83,7 @@ def right(text: str, width: int) -> str:
 
 def csv_cell(value: object) -> object:
     """Return a cell that no spreadsheet takes for a formula: such a text is quoted with an
-    apostrophe. Numbers stay, also those written as text.
+    apostrophe. Numbers stay, also as text.
     """
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
@@ -93,7 +93,7 @@ def csv_cell(value: object) -> object:
 
 
 def duration(seconds: float) -> str:
-    """12 s, 3:05 min, 2:10 h."""
+    """Return a duration: 12 s, 3:05 min, 2:10 h."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -112,12 +112,12 @@ def size(count: float) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """1 task, 2,000 tasks."""
+    """Return a count: 1 task, 2,000 tasks."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def whole_percent(share: float) -> int:
-    """Return a share in whole per cent, 100 only when all is done."""
+    """Return a share in whole per cent, 100 only when complete."""
     return min(100, int(max(0.0, share) * 100 + 1e-9))
 
 

@@ -1,6 +1,4 @@
-"""Pin of a certificate: a server with a certificate of its own is known by its SHA-256, which the
-join link carries.
-"""
+"""Pin of a certificate: a self-signed certificate is verified by its SHA-256 in the join link."""
 
 from __future__ import annotations
 

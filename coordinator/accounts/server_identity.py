@@ -43,7 +43,7 @@ RUNS_S = 1.0  # how long a listing of the runs is served again
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Public address of the server; join links are made of it."""
+    """Public address of the server, the base of join links."""
 
     url: str
     tls_pin: str = ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CreateInvites(CommandRequest, frozen=True, kw_only=True):
-    """Request for invites: one a name, or `count` of them."""
+    """Request for invites: one a name, or `count` without names."""
 
     names: tuple[str, ...] = ()
     count: int = 1

@@ -248,7 +248,7 @@ def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, .
 
 
 def line(conn: Connection, run_id: int) -> LiveRun:
-    """Return the changing figures of a run, whatever its state."""
+    """Return the changing figures of a run in any state."""
     return LiveRun(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
 
 

@@ -53,7 +53,7 @@ class StateFile(NamedTuple):
 
 
 def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequence[int]) -> None:
-    """Insert the parts of a freshly leased merge; those of an earlier try are dropped."""
+    """Insert the parts of a freshly leased merge, in place of an earlier try's."""
     drop(conn, merge_id)
     blank = {"state": "todo", "owner": "", "fence": 0, "lease_until": 0.0, "failures": 0}
     blank |= {"message": "", "result": ""}

@@ -159,7 +159,7 @@ def _free_port() -> int:
 
 
 def _command(name: str) -> list[str]:
-    """Return the console script beside this interpreter, or the module in a checkout."""
+    """Return the console script next to this interpreter, or the module in a checkout."""
     script = Path(sys.executable).with_name(name)
     if script.exists():
         return [str(script)]

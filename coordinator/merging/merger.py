@@ -299,7 +299,7 @@ class Merger(PlatformService):
         return publishing.with_state(content, state), draft
 
     async def _at_once(self, recipe: MergeRecipe, path: Path) -> VersionDraft:
-        """Merge the whole model in one job; its state lands beside `path`."""
+        """Merge the whole model in one job; its state lands next to `path`."""
         order = await recipe.order(self._blobs, self._merge_threads)
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._thread, step.run, order, path, _state_of(path)

@@ -101,7 +101,7 @@ def evidence_bytes_max(parameters: int) -> int:
 
 
 def upload_bytes_max(parameters: int) -> int:
-    """Return the maximum size of one update of a model of this size, whatever its codec."""
+    """Return the maximum size of one update of a model of this size, for any codec."""
     return parameters * 4 + parameters // 16 + UPLOAD_SLACK_BYTES
 
 

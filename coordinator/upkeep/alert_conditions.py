@@ -127,7 +127,7 @@ def here(
 
 
 def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
-    """Return the condition of requests and of those among them that were answered with 5xx."""
+    """Return the condition of requests, by the share answered with 5xx."""
     requests, errors = answered
     if errors < ERRORS_MIN or errors <= ERRORS_SHARE * requests:
         return []

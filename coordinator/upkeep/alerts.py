@@ -90,7 +90,7 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """The fact, and what to do about it."""
+        """Return the fact, and its remedy."""
         return f"{self.message}: {self.todo}" if self.todo else self.message
 
 
@@ -320,7 +320,9 @@ def _said(state: AlertState) -> set[tuple[str, str]]:
 
 
 def told(each: StandingAlert, now: float) -> str:
-    """Return what is over: the fact as it was last said, and how long it lasted, without advice."""
+    """Return the end of a trouble: the fact as last sent, and how long it lasted, without
+    advice.
+    """
     return f"{each.message}; that lasted {duration(now - each.since)}"
 
 

@@ -11,7 +11,7 @@ from shared.protocol.versions import SuiteCourse
 
 
 class RunInfo(Message):
-    """Facts that a volunteer reads before choosing a run."""
+    """Facts about a run for a volunteer's choice."""
 
     name: str
     state: RunState
@@ -49,7 +49,7 @@ class RunInfo(Message):
 
 
 class SignedWheel(Message):
-    """The wheel of the program that a coordinator runs with, at /install/NAME."""
+    """Wheel of the coordinator's program, at /install/NAME."""
 
     name: str
     sha256: str
@@ -104,7 +104,7 @@ class Hardware(Message):
 
 
 class Benchmark(Message):
-    """Measured on the worker's own training thread."""
+    """Result of a benchmark on the worker's own training thread."""
 
     device: str
     fp32_flops: float  # matmul
@@ -139,7 +139,7 @@ class RegisterRequest(Message):
 
 
 class Challenge(Message):
-    """Proof of work that a registration has to bring, good for one account."""
+    """Proof of work that a registration requires, good for one account."""
 
     challenge: str
     bits: int  # 0: none is asked for
@@ -196,14 +196,14 @@ class Me(Message):
 
 
 class Forfeited(Message):
-    """Pay that was at stake and is given up."""
+    """Forfeited pay."""
 
     questions: int  # that were open; without any nothing is given up
     amount_micro: int
 
 
 class LinkCode(Message):
-    """Ten minutes to add a second machine."""
+    """Ten-minute code that adds a second machine."""
 
     code: str
     link: str

@@ -64,7 +64,7 @@ class ErrorBody(Message):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the process, and if it takes in new things."""
+    """State of the process, and whether it accepts uploads."""
 
     status: str
     read_only: bool = False
@@ -72,6 +72,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that arrived."""
+    """Received file."""
 
     size: int

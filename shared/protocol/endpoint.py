@@ -39,7 +39,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Endpoint(Generic[R]):
-    """One endpoint. `path` is below /api/v1, unless it stands at the `root`.
+    """One endpoint. `path` is below /api/v1, or at the `root`.
 
     `operation` names the service of the coordinator and its method, as "run_queries.workers": it
     gets the principal if its first parameter is called so, then the parameters of the path, the
@@ -74,7 +74,7 @@ class Endpoint(Generic[R]):
 
     @property
     def reply_name(self) -> str:
-        """Name of the reply's type as documents print it."""
+        """Return the name of the reply's type for documents."""
         if get_origin(self.reply) is tuple:
             return f"list of {self.reply.__args__[0].__name__}"  # type: ignore[attr-defined]
         return "" if self.reply is NOTHING else getattr(self.reply, "__name__", str(self.reply))

@@ -50,7 +50,7 @@ class RunBeat(Message):
 
 
 class TaskOrder(Message):
-    """An order of the coordinator about one task."""
+    """Order of the coordinator about one task."""
 
     task: Number
     attempt: Count
@@ -61,7 +61,7 @@ class TaskOrder(Message):
 
 
 class Announcement(Message):
-    """A sentence of the organiser, until `until` (UTC epoch seconds) or for good."""
+    """Sentence of the organiser, until `until` (UTC epoch seconds) or for good."""
 
     id: int
     text: str

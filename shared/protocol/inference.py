@@ -1,4 +1,4 @@
-"""Prompts: keys and their use as the coordinator says them, and OpenAI's requests as it reads them.
+"""Prompts: API keys and their usage in the coordinator's messages, and OpenAI's requests.
 
 A request is strict: a field that is not listed here is refused by its name, so that nobody believes
 in an option that does nothing.
@@ -25,7 +25,7 @@ Words: TypeAlias = Annotated[tuple[Word, ...], Meta(max_length=64)]
 
 
 class KeyRequest(Message):
-    """A new key: its name, most credits it may ever spend, its end, and the runs it may ask."""
+    """Request for a key: its name, the most credits it may ever spend, its end, and its runs."""
 
     name: Word = ""
     cap_micro: Number | None = None
@@ -48,7 +48,7 @@ class KeyInfo(Message):
 
 
 class NewKey(Message):
-    """A key as it is handed out: the only time it is seen."""
+    """Key at its creation: the only time it is shown."""
 
     key: str
     info: KeyInfo
@@ -71,7 +71,7 @@ class UsageRow(Message):
 
 
 class GiveRequest(Message):
-    """Earned credits for another account; the same `id` again gives nothing more."""
+    """Earned credits for another account; a repeated `id` gives nothing more."""
 
     id: Word
     to: Annotated[str, Meta(max_length=256)]
@@ -97,7 +97,7 @@ class AnswerOffer(Message):
 
 
 class AnswerTask(Message):
-    """Tokens to continue. Sampling is that of the seed, so that the answer can be compared."""
+    """Tokens to continue. Sampling follows the seed, so that the answer can be compared."""
 
     id: str
     manifest: SignedManifest
@@ -111,7 +111,7 @@ class AnswerTask(Message):
 
 
 class AnswerWork(Message):
-    """An answer to make; none came within the wait where there is none."""
+    """Answer to compute; empty when no prompt came within the wait."""
 
     task: AnswerTask | None = None
 
@@ -125,7 +125,7 @@ class AnswerTokens(Message):
 
 
 class AnswerGoOn(Message):
-    """False: nobody waits for more."""
+    """Reply to tokens; False: no more are wanted."""
 
     go_on: bool
 
@@ -153,7 +153,7 @@ class StreamOptions(_Strict, frozen=True, kw_only=True):
 
 
 class CompletionRequest(_Strict, frozen=True, kw_only=True):
-    """A text to continue."""
+    """Text to continue."""
 
     model: str
     answered_by: AnsweredBy = None
@@ -190,7 +190,7 @@ class ChatMessage(_Strict, frozen=True, kw_only=True):
 
 
 class ChatRequest(_Strict, frozen=True, kw_only=True):
-    """A conversation to continue."""
+    """Conversation to continue."""
 
     model: str
     answered_by: AnsweredBy = None
@@ -248,7 +248,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that answers: OpenAI's four fields, then ours."""
+    """Version that answers: OpenAI's four fields, then ours."""
 
     id: str
     created: int
@@ -273,7 +273,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenAiError(msgspec.Struct, frozen=True, kw_only=True):
-    """A refusal as OpenAI's clients read it; `param` names the field that is wrong."""
+    """Refusal in OpenAI's form; `param` names the wrong field."""
 
     message: str
     type: str

@@ -47,8 +47,8 @@ class Grant(Message):
 
 
 class AuditWork(Message):
-    """A task of another volunteer is done again: from the state that it revealed, for sums of the
-    update before any codec, which the coordinator compares. It is never told what the other sent.
+    """Recompute of another volunteer's task: from its revealed state, for sums of the update before
+    any codec, which the coordinator compares. The other's sums are never sent.
     """
 
     seed: Number  # of these sums

@@ -37,5 +37,5 @@ class LedgerRow(Message):
 
 
 def dataset_view(manifest: DatasetManifest) -> DatasetManifest:
-    """A manifest as volunteers may see it: without its held-out split."""
+    """Return the volunteers' view of a manifest: without its held-out split."""
     return msgspec.structs.replace(manifest, heldout=())

@@ -38,15 +38,16 @@ class SignedHead(Message):
 
 
 class HeadPayload(Message, kw_only=True):
-    """The signed form of a head; `kind` keeps it from being taken for anything else signed."""
+    """Signed form of a head; `kind` keeps it apart from all other signed payloads."""
 
     kind: Literal["tree-head"] = "tree-head"
     tree: TreeHead
 
 
 class RestorePayload(Message, kw_only=True):
-    """Signed by a coordinator that was restored from a backup: where each run and the record
-    stand since, and when (`tree.at`)."""
+    """Signed statement of a coordinator restored from a backup: the state of each run and of the
+    record since, and the time (`tree.at`).
+    """
 
     kind: Literal["restore"] = "restore"
     heads: dict[str, int]  # newest version of each run
@@ -60,14 +61,14 @@ class SignedRestore(Message):
 
 
 class TreeProof(Message):
-    """Proof of inclusion or of consistency, by the heads it leads between."""
+    """Proof of inclusion or of consistency, with its two heads."""
 
     size: Places  # of the tree that it leads to
     hashes: Hashes
 
 
 class LedgerEntry(Message):
-    """One entry of the ledger, whole, as its leaf covers it."""
+    """One whole entry of the ledger, as its leaf covers it."""
 
     id: int
     key: str
@@ -80,7 +81,7 @@ class LedgerEntry(Message):
 
 
 class Receipt(Message, kw_only=True):
-    """Signed by the coordinator for each payment."""
+    """Receipt of a payment, signed by the coordinator."""
 
     kind: Literal["receipt"] = "receipt"
     volunteer: str
@@ -100,7 +101,7 @@ class SignedReceipt(Message):
 
 
 def leaf_hash(log: str, said: Sequence[Any]) -> bytes:
-    """Return the leaf of a row of a log ("events" or "audit") that says `said`."""
+    """Return the leaf of a row with content `said` in a log ("events" or "audit")."""
     return merkle.leaf(msgspec.json.encode([log, *said]))
 
 
@@ -118,7 +119,7 @@ def credited(entry: LedgerEntry, volunteer: str) -> int:
 
 
 def includes(receipt: Receipt) -> bool:
-    """Return True if the entry of a receipt is in the tree whose head it names."""
+    """Return True if a receipt's entry is in the tree of its head."""
     tree = receipt.tree
     try:
         proof, root = [*map(bytes.fromhex, receipt.proof)], bytes.fromhex(tree.root)

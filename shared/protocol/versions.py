@@ -18,13 +18,13 @@ class BlobRef(Message):
 
 
 class BlobUrl(Message):
-    """Address in the object store from which a blob can be fetched for some minutes; "" = here."""
+    """Address in the object store for fetching a blob within some minutes; "" = here."""
 
     url: str
 
 
 class Link(Message):
-    """Step from older published weights to newer ones: a blob, and the codec it is written in."""
+    """Step from older published weights to newer ones: a blob and its codec."""
 
     base: str  # SHA-256 of published weights
     weights: str  # SHA-256 of what comes out
@@ -41,7 +41,7 @@ class Snapshot(Message):
 
 
 class Downlink(Message):
-    """Ways to a version's published weights that are shorter than the whole file, if there are any.
+    """Ways to a version's published weights that are shorter than the whole file, if any.
 
     What comes out of links and snapshots has the size of the whole file, which can always be had
     instead.
@@ -80,7 +80,7 @@ class VersionManifest(Message):
     warmup_steps: Count = 0
 
     def scheduled(self, job: Job) -> Job:
-        """Return the job with the schedule of this version, from which it begins."""
+        """Return the job with this version's schedule."""
         if self.total_steps <= 0:
             return job
         train = msgspec.structs.replace(job.train, warmup_steps=max(0, self.warmup_steps))

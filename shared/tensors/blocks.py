@@ -35,13 +35,13 @@ U8 = npt.NDArray[np.uint8]
 
 
 class Kernel(Protocol):
-    """The arithmetic of one codec on one parameter tensor."""
+    """Arithmetic of one codec on one parameter tensor."""
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
-        """The tensors of the file that one parameter becomes; the first bears its name."""
+        """Return the tensors of the file for one parameter; the first has its name."""
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
-        """The parts of a slice that begins on a chunk edge.
+        """Encode a slice that begins on a chunk edge into its parts.
 
         Raises InvalidFrame for NaN and infinity.
         """
@@ -49,7 +49,8 @@ class Kernel(Protocol):
     def decode(
         self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
     ) -> F32:
-        """Elements [start, stop) out of the flat parts of a tensor of `count`. Raises InvalidFrame.
+        """Return elements [start, stop) from the flat parts of a tensor of `count`. Raises
+        InvalidFrame.
 
         `room` has place for them, and may be used or not.
         """
@@ -62,7 +63,7 @@ class Kernel(Protocol):
 
 
 class Decoded:
-    """The squared norm of a kernel that has no shorter way to it."""
+    """Squared norm of a kernel without a shorter way to it."""
 
     __slots__ = ()
 
@@ -75,7 +76,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Float32(Decoded):
-    """Numbers as they are."""
+    """Raw float32."""
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
         return (TensorSpec(spec.name, spec.shape, "F32"),)
@@ -92,7 +93,7 @@ class Float32(Decoded):
 
 @dataclass(frozen=True, slots=True)
 class Bfloat16(Decoded):
-    """The upper half of each float32, rounded to nearest even."""
+    """Upper half of each float32, rounded to nearest even."""
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
         return (TensorSpec(spec.name, spec.shape, "BF16"),)
@@ -185,7 +186,7 @@ class Blocks:
 
 
 def refuse_nonfinite(numbers: Array) -> None:
-    """Raises InvalidFrame for NaN and infinity: such an update would be rejected, so it is not even
+    """Raise InvalidFrame for NaN and infinity: such an update would be rejected, so it is not even
     sent.
     """
     for start, stop in grid(numbers.size, SPAN):
@@ -222,7 +223,7 @@ def inner_product(one: Array, other: Array) -> float:
 
 
 def block_peaks(numbers: F32, block: int) -> F32:
-    """The largest magnitude of each block; not finite where one of its numbers is not."""
+    """Return the largest magnitude of each block; not finite where one of its numbers is not."""
     peaks = np.empty(-(-numbers.size // block), np.int32)
     for start, stop in grid(numbers.size, SPAN):
         bits = _scratch(stop - start).view(np.int32)
@@ -249,7 +250,7 @@ def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
 
 
 def read_scales(bits: U16) -> F32:
-    """Scales as numbers. Raises InvalidFrame for one that is negative, infinite or NaN."""
+    """Return scales as numbers. Raises InvalidFrame for a negative, infinite or NaN one."""
     if bits.size and int(bits.max()) >= _INFINITE:
         raise InvalidFrame(
             "a block of the update has a scale that is negative, infinite or not a number"
@@ -258,7 +259,7 @@ def read_scales(bits: U16) -> F32:
 
 
 class _Own(threading.local):
-    """Scratch of a thread, made when it first needs some.
+    """Scratch arrays of a thread, made on first use.
 
     A fresh array for each span would never be in the cache.
     """
@@ -277,14 +278,14 @@ def _scratch(count: int) -> F32:
 
 
 def _spread(values: F32, block: int) -> F32:
-    """Each value `block` times, in scratch."""
+    """Return each value `block` times, in scratch."""
     spread = _scratch(values.size * block)
     np.copyto(spread.reshape(-1, block), values[:, None])
     return spread
 
 
 def pack_nibbles(codes: I8) -> U8:
-    """Two codes in [-8, 7] a byte, the first in the lower half, stored plus 8; an odd one is
+    """Pack two codes in [-8, 7] a byte, the first in the lower half, stored plus 8; an odd one is
     followed by a zero.
     """
     raised = np.full(codes.size + codes.size % 2, 8, np.uint8)
@@ -295,7 +296,7 @@ def pack_nibbles(codes: I8) -> U8:
 
 
 def unpack_nibbles(packed: U8) -> I8:
-    """Return the codes of `pack_nibbles`, an even number of them."""
+    """Return the codes of `pack_nibbles`, always an even number."""
     pairs = packed.astype("<u2")
     pairs |= pairs << 4
     pairs &= 0x0F0F

@@ -1,4 +1,4 @@
-"""The way of weights down to volunteers: links, each of which turns one version's published weights
+"""Downlink of weights to volunteers: links, each of which turns one version's published weights
 into the next one's.
 
     published(n) = published(n - 1) - Q(published(n - 1) - master(n)),   rounded to bfloat16 where n has a snapshot
@@ -112,7 +112,8 @@ def round_weights(master: Path, schema: Schema, path: Path) -> Written:
 
 
 def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
-    """The schema of two files of our own cache, held against the hash that a signed manifest gives.
+    """Return the schema of two files of our own cache, checked against the hash in a signed
+    manifest.
 
     Raises InvalidFrame.
 
@@ -133,7 +134,7 @@ def _with_role(spec: TensorSpec, scaled: Set[str]) -> TensorSpec:
 
 
 class _Published:
-    """Published weights on their way into a file, in the order of the schema."""
+    """Published weights being written to a file, in the order of the schema."""
 
     def __init__(self, schema: Schema, writer: FrameWriter, rounded: bool) -> None:
         self._left = deque(schema)

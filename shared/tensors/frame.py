@@ -1,5 +1,5 @@
-"""Tensor files: read through memory mapping after strict checks, written once, hashed while they
-are written.
+"""Tensor files: read through memory mapping after strict checks, written once, hashed while
+written.
 
 BF16 tensors appear as uint16 arrays, because numpy has no such type; `slices.to_float32` turns them
 into numbers.
@@ -50,7 +50,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Frame(Mapping[str, Array]):
-    """The tensors of one file, as views into it, in the order of the schema.
+    """Tensors of one file, as views into it, in the order of the schema.
 
     The file must not be cut short while the frame is open: blobs are immutable.
     """
@@ -76,12 +76,14 @@ class Frame(Mapping[str, Array]):
         return flat.reshape(spec.shape)
 
     def span(self, name: str) -> tuple[int, int]:
-        """First byte of a tensor in the file, and the one behind its last."""
+        """Return the offsets of a tensor's first byte in the file, and of the byte after its
+        last.
+        """
         begin, end = self._header.entries[name].data_offsets
         return self._header.data_start + begin, self._header.data_start + end
 
     def close(self) -> None:
-        """Unmap the file, now or when the last array that was handed out is gone."""
+        """Unmap the file, now or when the last array from it is gone."""
         if isinstance(self._buffer, mmap.mmap):
             try:
                 self._buffer.close()
@@ -105,7 +107,7 @@ class Frame(Mapping[str, Array]):
 
 
 def open_frame(path: Path, schema: Schema, *, copy_on_write: bool = False) -> Frame:
-    """Map a tensor file after checking every word of its header. Raises InvalidFrame, OSError.
+    """Map a tensor file after checking its whole header. Raises InvalidFrame, OSError.
 
     `copy_on_write` gives writable arrays whose changes never reach the file (torch warns about
     read-only ones).
@@ -119,7 +121,7 @@ def open_frame(path: Path, schema: Schema, *, copy_on_write: bool = False) -> Fr
 
 
 def parse_frame(data: bytes, schema: Schema) -> Frame:
-    """The tensors of a file that is already in memory. Raises InvalidFrame."""
+    """Return the tensors of a file in memory. Raises InvalidFrame."""
     length = header_length(data[:LENGTH_BYTES], len(data), header_limit(schema))
     header = parse_header(data[LENGTH_BYTES : LENGTH_BYTES + length])
     check_header(header, schema, len(data))
@@ -127,7 +129,7 @@ def parse_frame(data: bytes, schema: Schema) -> Frame:
 
 
 def read_header(source: Path | bytes, limit: int = HEADER_BYTES_MAX) -> Header:
-    """The header alone, of a file or of bytes that begin one; the tensors are not looked at.
+    """Return the header alone, of a file or of bytes that begin one; the tensors are not read.
 
     Raises InvalidFrame.
     """
@@ -189,8 +191,8 @@ class FrameWriter:
         self._append(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
     def room(self, name: str, count: int) -> Array:
-        """The next elements of the tensor `name`, (count,), to be filled before the next call:
-        `write` without its copy.
+        """Return the next elements of the tensor `name`, (count,), to be filled before the next
+        call: `write` without its copy.
 
         At most PIECE_BYTES.
         """
@@ -289,7 +291,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def schema_of(tensors: Mapping[str, Array]) -> Schema:
-    """Names, shapes and dtypes as the arrays have them, all as parameters.
+    """Return names, shapes and dtypes of the arrays, all as parameters.
 
     Raises InvalidFrame for a foreign dtype.
     """
@@ -321,7 +323,7 @@ def frame_bytes(
 
 
 def schema_of_file(path: Path) -> Schema:
-    """Names, shapes and dtypes as the header of one of our own files has them, all as buffers.
+    """Return names, shapes and dtypes in the header of one of our own files, all as buffers.
 
     Raises InvalidFrame.
     """

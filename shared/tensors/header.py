@@ -1,4 +1,4 @@
-"""The header of a tensor file, read as hostile data and written in one way only.
+"""Header of a tensor file, read as hostile data and written in one way only.
 
 The format is safetensors: eight bytes little-endian length, a JSON object, then one buffer without
 gaps. Everything a header says is checked against the schema that was expected before a tensor is
@@ -35,7 +35,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """A header that parsed; `data_start` is where the buffer begins in the file."""
+    """Parsed header; `data_start` is where the buffer begins in the file."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
@@ -43,7 +43,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def header_limit(schema: Schema) -> int:
-    """The largest header that a file of this schema could honestly have, in bytes."""
+    """Return the largest header, in bytes, that an honest file of this schema can have."""
     escaped = sum(6 * len(spec.name) for spec in schema)  # a character may be written \\uXXXX
     return escaped + 256 * len(schema) + 2 * METADATA_BYTES_MAX
 
@@ -89,7 +89,7 @@ def parse_header(text: bytes) -> Header:
 
 
 def check_header(header: Header, schema: Schema, file_bytes: int) -> None:
-    """Hold a header against the schema and the size of its file.
+    """Check a header against the schema and the size of its file.
 
     Raises InvalidFrame with the first difference.
     """
@@ -137,8 +137,8 @@ def _check_cover(header: Header, file_bytes: int) -> None:
 
 
 def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Length and JSON for tensors that follow in the order of the schema; the same input gives the
-    same bytes.
+    """Return length and JSON for tensors that follow in the order of the schema; the same input
+    gives the same bytes.
     """
     by_name(schema)
     document: dict[str, Any] = {}

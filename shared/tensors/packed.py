@@ -43,7 +43,7 @@ _ZEROS = bytes(1 << 20)
 
 
 def pack(frame: Frame, path: Path) -> Written:
-    """Write the tensors of a file packed; durable, and under its name only when it is whole.
+    """Write the tensors of a file packed; durable, and under its name only when complete.
 
     Raises OSError.
     """
@@ -97,7 +97,7 @@ class PackedFile:
             self._packed = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def chunk(self, name: str, index: int) -> Array:
-        """Chunk `index` of the grid over a tensor, flat; empty behind its end.
+        """Return chunk `index` of the grid over a tensor, flat; empty after its end.
 
         It is good until the same thread asks for another one. Raises InvalidFrame, StorageFull.
         """
@@ -126,7 +126,7 @@ class PackedFile:
 
 
 class _ChunkSlot:
-    """The place of one unpacked chunk."""
+    """Slot for one unpacked chunk."""
 
     def __init__(self, directory: Path, size: int) -> None:
         """Reserve the slot's room on the disk. Raises StorageFull."""
@@ -155,7 +155,7 @@ class _ChunkSlot:
 
 
 def _places(file: BinaryIO, wire: Schema) -> dict[str, list[tuple[int, int]]]:
-    """First byte of each chunk in the file, and the one behind its last."""
+    """Return the first byte of each chunk in the file, and the byte after the last."""
     size = os.fstat(file.fileno()).st_size
     if file.read(len(MAGIC)) != MAGIC:
         raise InvalidFrame(f"this is not {WHAT}")
@@ -178,5 +178,5 @@ def _chunk_bytes(spec: TensorSpec) -> int:
 
 
 def beside(path: Path) -> Path:
-    """A name of a file that is nobody's once its writer died."""
+    """Return a temporary name, which is unowned once its writer died."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")

@@ -1,4 +1,4 @@
-"""Codecs: how an update becomes a file on the wire, and how a merge reads it slice by slice.
+"""Codecs: the wire form of an update, and its reading slice by slice for a merge.
 
 Parameters are encoded by the codec's kernel. Buffers travel as absolute float32 and counters as
 int64 whatever the codec, first in the file so that they stay aligned.
@@ -57,7 +57,7 @@ class EncodedUpdate:
 
 
 class Codec(Protocol):
-    """A way to write an update.
+    """Wire form of updates.
 
     All of them are stateless: what is carried over is handed in and out.
     """
@@ -66,7 +66,7 @@ class Codec(Protocol):
     def name(self) -> str: ...
 
     def wire_schema(self, schema: Schema) -> Schema:
-        """The tensors that a file of this codec must hold, in their order."""
+        """Return the tensors that a file of this codec must hold, in their order."""
 
     def encode(
         self,
@@ -90,7 +90,7 @@ class Codec(Protocol):
 
 
 class TensorPart(NamedTuple):
-    """Elements [first, stop) of a flat tensor, as they are on the wire."""
+    """Elements [first, stop) of a flat tensor, in wire form."""
 
     wire: Sequence[Array]
     first: int
@@ -98,16 +98,18 @@ class TensorPart(NamedTuple):
 
 
 class UpdateSource(Protocol):
-    """The file of an update."""
+    """File of an update."""
 
     def part(self, spec: TensorSpec, start: int) -> TensorPart:
-        """The part that holds the element `start`, good until the same thread asks for another."""
+        """Return the part with the element `start`, valid until the same thread asks for
+        another.
+        """
 
     def close(self) -> None: ...
 
 
 class _Tensors:
-    """A file in which every tensor lies as it is."""
+    """File of plain tensors."""
 
     def __init__(self, frame: Frame, kernel: Kernel) -> None:
         self._frame = frame
@@ -129,7 +131,7 @@ class _Tensors:
 
 
 class _Chunks:
-    """A packed file of a kernel that keeps its numbers one by one."""
+    """Packed file of a kernel that stores its numbers one by one."""
 
     def __init__(self, file: PackedFile) -> None:
         self._file = file
@@ -144,7 +146,7 @@ class _Chunks:
 
 
 class DecodedUpdate(Mapping[str, Array]):
-    """An update read back, decoded when it is asked for: float32, and int64 counters."""
+    """Update decoded on demand: float32, and int64 counters."""
 
     def __init__(self, source: UpdateSource, schema: Schema, kernel: Kernel) -> None:
         self.schema = schema
@@ -153,8 +155,8 @@ class DecodedUpdate(Mapping[str, Array]):
         self._specs = by_name(schema)
 
     def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
-        """Elements [start, stop) of the flat tensor, good until the same thread reads outside the
-        chunk that they are of; `room` has place for them, and may be used or not.
+        """Return elements [start, stop) of the flat tensor, valid until the same thread reads
+        outside their chunk; `room` is optional scratch for them.
 
         Raises InvalidFrame where they cannot be read or scales or positions make no sense.
         """
@@ -209,7 +211,7 @@ class DecodedUpdate(Mapping[str, Array]):
 
 @dataclass(frozen=True, slots=True)
 class FrameCodec:
-    """The common file around a kernel."""
+    """File format around a kernel."""
 
     name: str
     kernel: Kernel
@@ -287,9 +289,7 @@ class FrameCodec:
 
 @dataclass(frozen=True, slots=True)
 class PackedCodec:
-    """A codec whose file is packed after it was written, and unpacked chunk by chunk as it is
-    read.
-    """
+    """Codec whose file is packed after writing, and unpacked chunk by chunk on reading."""
 
     name: str
     inner: FrameCodec
@@ -322,7 +322,7 @@ class PackedCodec:
 
 
 class _Feedback:
-    """The residual on its way through one encoding: read, added, replaced."""
+    """Residual during one encoding: read, added, replaced."""
 
     def __init__(
         self, schema: Schema, previous: Residual, path: Path | None, stack: ExitStack
@@ -376,7 +376,7 @@ def _carry(spec: TensorSpec, source: SliceReader, writer: FrameWriter) -> None:
 
 @contextlib.contextmanager
 def telling(name: str) -> Iterator[None]:
-    """Say which tensor it is that InvalidFrame is raised for."""
+    """Add the tensor's name to InvalidFrame."""
     try:
         yield
     except InvalidFrame as error:
@@ -405,7 +405,7 @@ EXACT_CODECS = frozenset({"float32", "float32-zstd", "bf16", "bf16-zstd"})
 
 
 def codec(name: str) -> Codec:
-    """The codec called `name`. Raises BadRequest with the nearest name there is."""
+    """Return the codec called `name`. Raises BadRequest with the nearest name."""
     found = CODECS.get(name)
     if found is None:
         raise BadRequest(f'there is no codec "{name[:40]}": {hint(name, CODECS)}')

@@ -46,7 +46,7 @@ class Places:
 
 
 def drawn(schema: Schema, secret: bytes, most: int) -> Places:
-    """Draw the places of sketches, at most so many: the same for the same secret, on every
+    """Draw the places of sketches, at most `most`: the same for the same secret, on every
     machine.
     """
     parameters = [spec for spec in schema if spec.role == "parameter" and spec.count]

@@ -1,4 +1,4 @@
-"""Reading tensors slice by slice, so that nobody needs a whole model in memory."""
+"""Reading of tensors slice by slice, without a whole model in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SliceReader(Protocol):
 
 
 class ArrayReader:
-    """The slices of arrays that are at hand: a dict, a `Frame`, torch tensors on the CPU.
+    """Slices of arrays in memory: a dict, a `Frame`, torch tensors on the CPU.
 
     Raises InvalidFrame.
     """
@@ -63,8 +63,8 @@ class ArrayReader:
 
 
 def to_float32(array: Array, dtype: str) -> F32:
-    """Numbers of a tensor whose schema dtype is `dtype`: BF16 comes as uint16 out of a frame, or as
-    float32 already.
+    """Return a tensor's numbers as float32; BF16 comes as uint16 out of a frame, or as float32
+    already.
     """
     if dtype == "BF16" and array.dtype == np.uint16:
         return float_from_bf16(array)
@@ -88,7 +88,7 @@ def bf16_from_float(numbers: F32) -> U16:
 
 
 def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
-    """Exact: bfloat16 is the upper half of a float32.
+    """Return exact float32: bfloat16 is its upper half.
 
     Put into the beginning of `room` if there is one.
     """
@@ -99,8 +99,8 @@ def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
 
 
 def aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
-    """An empty array that begins on a cache line; numpy's own begin anywhere, which costs up to
-    half the speed, measured.
+    """Return an empty array that begins on a cache line; numpy's own begin anywhere, which costs up
+    to half the speed, measured.
     """
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize

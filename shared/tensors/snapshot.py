@@ -1,4 +1,4 @@
-"""A snapshot: weights whose parameters are bfloat16 numbers, packed.
+"""Snapshot: packed weights whose parameters are bfloat16 numbers.
 
 Half the bytes, shuffled and compressed, and exact.
 

@@ -1,4 +1,4 @@
-"""Top-k with four bits: of each 4,096 elements the 64 largest travel, with their positions.
+"""Top-k with four bits: of each 4,096 elements the 64 largest are sent, with their positions.
 
 After SparseLoCo (chunked top-k, quantised values, error feedback). Without error feedback most of
 an update is lost.
@@ -103,6 +103,6 @@ def _kept(count: int) -> int:
 
 
 def _runs(count: int) -> list[tuple[int, int]]:
-    """Spans of whole chunks, then the short last chunk alone."""
+    """Return spans of whole chunks, then the short last chunk alone."""
     whole = count // CHUNK * CHUNK
     return [*grid(whole, SPAN), *([(whole, count)] if whole < count else [])]

@@ -32,7 +32,7 @@ WALK_ELEMENTS = (
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor: `dtype` as safetensors spells it.
+    """One tensor: `dtype` in safetensors' spelling.
 
     Raises InvalidFrame for what no file could hold.
 
@@ -61,7 +61,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     @property
@@ -73,7 +73,7 @@ Schema: TypeAlias = tuple[TensorSpec, ...]
 
 
 def count(schema: Schema, role: Role | None = None) -> int:
-    """Elements of all tensors, or of those with one role."""
+    """Return the number of elements of all tensors, or of the tensors with one role."""
     return sum(spec.count for spec in schema if role in (None, spec.role))
 
 
@@ -83,7 +83,7 @@ def nbytes(schema: Schema) -> int:
 
 
 def by_name(schema: Schema) -> dict[str, TensorSpec]:
-    """The schema as a look-up. Raises InvalidFrame when two tensors share a name."""
+    """Return the schema by name. Raises InvalidFrame when two tensors share a name."""
     found = {spec.name: spec for spec in schema}
     if len(found) != len(schema):
         names = [spec.name for spec in schema]

@@ -1,4 +1,4 @@
-"""Update of a worker, and the coordinator's measurement of it in one pass."""
+"""Update of a worker, and the coordinator's measurement in one pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Delta(Mapping[str, Array]):
         self._specs = by_name(schema)
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        """Elements [start, stop) of the flat tensor.
+        """Return elements [start, stop) of the flat tensor.
 
         Raises InvalidFrame when a shape is not the schema's.
         """
@@ -66,7 +66,7 @@ class CodecInput:
         self._had = bool(before)
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        """Elements [start, stop) of the flat tensor."""
+        """Return elements [start, stop) of the flat tensor."""
         found = self._written.read(name, start, stop)
         if name not in self._names:
             return found  # buffers and counters travel whole
@@ -78,8 +78,8 @@ class CodecInput:
 def opened(
     path: Path, schema: Schema, chosen: Codec, kept: Path | None, before: Path | None
 ) -> Iterator[tuple[DecodedUpdate, DecodedUpdate | CodecInput]]:
-    """Open an update: as it was written, and as its codec was given it, which is the same where
-    the codec `kept` nothing. Raises InvalidFrame.
+    """Open an update: its written form, and its codec's input, which is the same where the codec
+    `kept` nothing. Raises InvalidFrame.
     """
     left = residual_schema(schema)
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def opened(
 
 
 def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> Delta:
-    """The pseudo-gradient of local training, ready for `Codec.encode`; base may be an open
+    """Return the pseudo-gradient of local training, ready for `Codec.encode`; base may be an open
     `Frame`.
     """
     return Delta(base, local, schema)
@@ -113,8 +113,7 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
-    """Norm and finiteness of an update file, whose hash was checked when it came, in one pass over
-    it.
+    """Measure norm and finiteness of an update file in one pass; its hash was checked on arrival.
 
     Raises InvalidFrame when it cannot be read.
     """

@@ -1,5 +1,4 @@
-"""A new file that is written, hashed and, where it must survive a power cut, brought to the disk on
-the way.
+"""File that is written, hashed and, where it must survive a power cut, synced on the way.
 
     fill a buffer ──> a thread writes and hashes it, while others are filled
                                      └──> every few MiB another thread syncs what is there
@@ -28,7 +27,7 @@ SYNC_BYTES = 8 << 20  # grown since the last sync
 
 
 class Syncing:
-    """Syncs a growing file now and then, so that little is left for the sync at its end.
+    """Syncs a growing file now and then, so that little is left for its last sync.
 
     Call it from one thread at a time.
     """
@@ -72,7 +71,7 @@ class Sink:
     """
 
     def __init__(self, path: Path, size: int, *, sync: bool) -> None:
-        """A file that must be new, of about `size` bytes."""
+        """Open a new file of about `size` bytes."""
         self.size = 0  # bytes given so far
         self._file = path.open("xb", buffering=0)
         self._hash = hashlib.sha256()
@@ -90,8 +89,8 @@ class Sink:
         self._waiting: deque[Future[None]] = deque()
 
     def room(self, count: int) -> memoryview:
-        """The next `count` bytes of the file, at most a piece: fill them before the sink is asked
-        for anything else.
+        """Return the next `count` bytes of the file, at most a piece: fill them before the sink's
+        next call.
 
         Raises OSError.
         """
@@ -122,7 +121,7 @@ class Sink:
         return self._hash.hexdigest()
 
     def abort(self) -> None:
-        """Close the file, whatever is in it; a no-op after `close`."""
+        """Close the unfinished file; a no-op after `close`."""
         if self._thread is not None:
             self._thread.shutdown()
         if self._syncing is not None:

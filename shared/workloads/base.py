@@ -79,7 +79,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ChunkRef(msgspec.Struct, frozen=True, kw_only=True):
-    """One chunk of a dataset: a blob and how many items (tokens, images) it holds."""
+    """Chunk of a dataset: a blob and its number of items (tokens, images)."""
 
     sha256: str
     size: int  # bytes
@@ -100,12 +100,13 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Data(Protocol):
-    """The part of a dataset that lies on this machine, by hash."""
+    """Part of a dataset on this machine, by hash."""
 
     manifest: DatasetManifest
 
     def chunk(self, index: int) -> Path:
-        """The file of training chunk `index` (held-out chunk on the coordinator's evaluation).
+        """Return the file of training chunk `index` (held-out chunk on the coordinator's
+        evaluation).
 
         Raises NotFound.
         """
@@ -144,7 +145,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seed_from(seed: int, first: int) -> int:
-    """Return the seed of a part of a job that begins with its step `first`: one of its own."""
+    """Return the seed of a job's part that begins with step `first`."""
     return (seed + first * 0x9E3779B97F4A7C15) & ((1 << 63) - 1) if first else seed
 
 
@@ -179,7 +180,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """An output of a version that a person can judge."""
+    """Output of a version that a person can judge."""
 
     kind: Literal["text", "png"]
     title: str
@@ -188,13 +189,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(Protocol):
-    """One task in progress on one device.
+    """Task in progress on one device.
 
     Driven by the trainer thread, one micro-batch at a time.
     """
 
     def advance(self) -> Progress:
-        """Do one micro-batch (about half a second at most, or see `Listening`); say where it is.
+        """Do one micro-batch (about half a second at most, or see `Listening`); return the
+        progress.
 
         Raises MemoryError-like torch errors.
         """
@@ -203,7 +205,7 @@ class Work(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> tuple[Result, dict[str, torch.Tensor]]:
-        """The report and the tensors (CPU, float32, schema order). Only when done."""
+        """Return the report and the tensors (CPU, float32, schema order). Only when done."""
 
     def suspend(self) -> None:
         """Pause: move everything to host memory and free the device's allocator cache."""
@@ -218,10 +220,10 @@ class Work(Protocol):
         """
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Inner optimiser state (CPU), kept per (run, worker) when the run says so."""
+        """Return the inner optimiser state (CPU), kept per (run, worker) when the run says so."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """All needed to go on after a restart of the process: weights, optimiser, counters.
+        """Return the state that survives a restart of the process: weights, optimiser, counters.
 
         Only between steps.
         """
@@ -230,7 +232,7 @@ class Work(Protocol):
 
 
 class Reader(Protocol):
-    """A version that reads texts and says how they go on."""
+    """Version that reads texts and predicts their continuation."""
 
     context: int  # tokens that fit, prompt and answer together
     end: int | None  # token that ends a text
@@ -246,7 +248,7 @@ class Reader(Protocol):
 
 
 class Decoder(Reader, Protocol):
-    """A version that continues texts: many at once, each in a slot of its own.
+    """Version that continues texts: many at once, each in a slot of its own.
 
     Tokens at places 0, 1, ... of a slot are read in order; `logits` are float32 (V,) of the token
     after the last one read. Nothing is ever cleared: who begins a slot anew starts at place 0.
@@ -255,7 +257,7 @@ class Decoder(Reader, Protocol):
     slots: int
 
     def share(self, source: int, slot: int, count: int) -> None:
-        """Let a slot begin with the first `count` tokens that another one has read."""
+        """Copy the first `count` tokens of another slot into a slot."""
 
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
         """Read a part of a prompt into a slot from place `start` on; return logits (V,)."""
@@ -283,7 +285,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset that an organiser wants a workload to build from files."""
+    """Dataset that an organiser wants a workload to build from files."""
 
     name: str
     sources: tuple[Path, ...]  # files and folders on the machine that builds
@@ -297,7 +299,7 @@ class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converted(NamedTuple):
-    """A version in a format of another library."""
+    """Version in a format of another library."""
 
     tensors: Weights  # for a model.safetensors; none: there is no such file
     files: Mapping[str, bytes]
@@ -339,8 +341,8 @@ class Workload(Protocol):
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Tables of a run file with this workload's own values for keys that it does not give,
-        under its `[plan]`.
+        """Return this workload's values for keys that a run file does not give, under its
+        `[plan]`.
         """
         return {}
 
@@ -358,21 +360,21 @@ class Workload(Protocol):
         self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
         """Build a dataset of this workload: each chunk, asset and held-out part through `put`,
-        which stores a blob and returns its SHA-256; what cannot be used is told to `skip`, in a
-        sentence with its file and place. Raises InvalidRunFile.
+        which stores a blob and returns its SHA-256; skipped records are told to `skip`, in a
+        sentence with file and place. Raises InvalidRunFile.
         """
         raise BadRequest(
             f"the workload {self.name} builds no dataset itself: use --text, --chat or --images"
         )
 
     def schema(self, config: Config) -> Schema:
-        """Names, shapes, dtypes and roles of everything a version holds, in canonical order.
+        """Return names, shapes, dtypes and roles of all tensors of a version, in canonical order.
 
         Needs no torch tensor.
         """
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        """Version 0, deterministic in the seed."""
+        """Return version 0, deterministic in the seed."""
 
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         """Return how many samples each training chunk gives under this config."""
@@ -385,7 +387,7 @@ class Workload(Protocol):
         return 1
 
     def flops_per_sample(self, config: Config) -> float:
-        """Forward and backward, for price and task sizing."""
+        """Return the FLOPs forward and backward, for price and task sizing."""
 
     def fixed_bytes(self, config: Config) -> int:
         """Return the memory needed besides the trained numbers: frozen weights, and activations of
@@ -412,7 +414,9 @@ class Workload(Protocol):
         return None
 
     def sources(self, config: Config) -> Mapping[str, Path]:
-        """Paths on the organiser's machine of the `files`, when a run is created from them."""
+        """Return the paths of the `files` on the organiser's machine, when a run is created from
+        them.
+        """
         return {}
 
     def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
@@ -424,8 +428,8 @@ class Workload(Protocol):
     def begin(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> Work:
-        """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner` is the kept optimiser state,
-        if any.
+        """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner` is the carried optimiser
+        state, if any.
         """
 
     def evaluate(
@@ -436,7 +440,7 @@ class Workload(Protocol):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """Metrics of a version on held-out chunks; always "loss" (lower is better).
+        """Return the metrics of a version on held-out chunks; always "loss" (lower is better).
 
         The same samples every time.
         """
@@ -449,15 +453,17 @@ class Workload(Protocol):
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder | None:
-        """A version that answers prompts; None: it has no text to give."""
+        """Return a version that answers prompts; None without text."""
         return None
 
     def export(self, config: Config, weights: Weights) -> dict[str, torch.Tensor]:
-        """The tensors of a published file, e.g. with a tied head written out."""
+        """Return the tensors of a published file, e.g. with a tied head written out."""
         return dict(weights)
 
     def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
-        """A version in one of the `formats`. Raises Configuration where a library is missing."""
+        """Return a version in one of the `formats`. Raises Configuration where a library is
+        missing.
+        """
         raise NotImplementedError(f"{self.name} knows no format {wanted.format}")
 
 
@@ -496,7 +502,7 @@ def _has_extra(package: Distribution | None, extra: str) -> bool:
 
 
 def installed() -> dict[str, str]:
-    """Names of the workloads that are whole here, and where each is from; nothing is imported."""
+    """Return the complete workloads by name, and the source of each; nothing is imported."""
     lacking = _lacking(tuple(sys.path))
     return {
         found.name: f"{found.module}:{found.attr}"

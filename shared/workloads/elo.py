@@ -10,7 +10,7 @@ import numpy as np
 
 
 class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a match for the version that was measured."""
+    """Result of a match for the measured version."""
 
     wins: int = 0
     draws: int = 0
@@ -27,7 +27,7 @@ class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def superiority(self) -> float:
-        """The likelihood that it is the stronger one, by the games that were won or lost."""
+        """Return the likelihood that it is the stronger one, by the won and lost games."""
         decided = self.wins + self.losses
         if not decided:
             return 0.5
@@ -43,7 +43,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rating(msgspec.Struct, frozen=True, kw_only=True):
-    """Elo points above the anchor, and how far off they may be (95 %)."""
+    """Elo points above the anchor, and their error (95 %)."""
 
     elo: float
     error: float
@@ -55,7 +55,8 @@ _DOUBT = 600.0
 
 
 def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
-    """Maximum a posteriori Bradley-Terry ratings of all versions that met, the anchor's being 0.
+    """Return maximum a posteriori Bradley-Terry ratings of all versions in the meetings, the
+    anchor's being 0.
 
     A draw counts as half a win. The error is 1.96 deviations of the difference to the anchor, from
     the curvature at the maximum; versions that no chain of games joins to the anchor are left out.

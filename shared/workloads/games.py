@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Actor(Protocol):
-    """Work that may go on with a newer version (self-play)."""
+    """Work that may continue on a newer version (self-play)."""
 
     def swap(self, weights: Weights, version: int, sha256: str) -> None:
         """Switch to a newer version for games that start from now on."""
@@ -88,7 +88,7 @@ class Encounter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MoveReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A version's evaluation of a position, and the move it makes."""
+    """Version's evaluation of a position, and its move."""
 
     move: int
     value: float  # for whoever is to move, -1 ... 1
@@ -110,13 +110,15 @@ LEVELS = ("easy", "middle", "hard")
 
 
 class Opponent(Protocol):
-    """A version that people play against."""
+    """Version that people play against."""
 
     def look(self, moves: Sequence[int]) -> BoardAnalysis:
-        """The position after `moves`; costs nothing. Raises BadRequest for an illegal move."""
+        """Return the position after `moves`; costs nothing. Raises BadRequest for an illegal
+        move.
+        """
 
     def reply(self, moves: Sequence[int], level: int) -> MoveReply:
-        """Think about the position after `moves`; level 0, 1 or 2, see LEVELS.
+        """Compute the reply to `moves`; level 0, 1 or 2, see LEVELS.
 
         Raises BadRequest for an illegal move.
         """
@@ -126,8 +128,8 @@ COLUMNS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def cell_name(cell: int, size: int) -> str:
-    """A cell of a square board as people write it: column letter and row number from below,
-    "h8".
+    """Return a cell of a square board in people's notation: column letter and row number from
+    below, "h8".
     """
     row, column = divmod(cell, size)
     return f"{COLUMNS[column]}{size - row}"
@@ -148,15 +150,15 @@ class Games(Protocol):
         *,
         whole: bool = False,
     ) -> Inspection:
-        """Check a file of games that was handed in for `job` (self-play or a match): rules, chance,
-        and searches done again at places that `secret` chooses. `weights` gives the file of a
-        version's published weights. With `whole` every search is made again.
+        """Check a file of games submitted for `job` (self-play or a match): rules, chance, and
+        searches repeated at places that `secret` chooses. `weights` gives the file of a version's
+        published weights. With `whole` every search is repeated.
 
         Never raises for what a volunteer may have sent. Runs torch.
         """
 
     def seal(self, files: Sequence[bytes]) -> Sealed:
-        """One chunk for learners out of the good games of several files."""
+        """Return one chunk for learners from the good games of several files."""
 
     def opponent(self, config: Config, weights: Weights) -> Opponent: ...
 
@@ -167,7 +169,7 @@ class Games(Protocol):
         weights: tuple[Weights, Weights],
         games: int,
     ) -> Encounter:
-        """Let two versions play, under the rules of the run's matches. Runs torch."""
+        """Play a match of two versions, under the rules of the run's matches. Runs torch."""
 
     def rules(self, config: Config) -> tuple[int, int]:
-        """Side of the board, and how many in a row win."""
+        """Return the side of the board, and how many in a row win."""

@@ -1,4 +1,4 @@
-"""A proxy that tunnels to one port of this machine, whatever it is asked for; or refuses."""
+"""Proxy that tunnels to one port of this machine, for any requested address; or refuses."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class Agent:
         await self._benchmarks.publish()
 
     def look(self) -> None:
-        """Read the sensors of the devices now, for a person who looks."""
+        """Read the sensors of the devices now, because a person looks."""
         self._sensors.look()
 
     def stop_measuring(self) -> None:

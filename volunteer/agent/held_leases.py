@@ -114,7 +114,7 @@ class HeldLeases:
         self._life.notify()
 
     def lost(self, key: LeaseKey) -> None:
-        """Uncount a lost lease: no result of it was, or will be, submitted."""
+        """Uncount a lost lease, which submits no result."""
         self.late.discard(key)
         if self._left is not None and key in self._counted:
             self._counted.remove(key)

@@ -1,4 +1,4 @@
-"""Verdicts of the coordinator on contributions, applied in one place whatever their source."""
+"""Verdicts of the coordinator on contributions, applied in one place for any source."""
 
 from __future__ import annotations
 

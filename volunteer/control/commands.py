@@ -133,7 +133,7 @@ class StopMeasuring(Command):
 
 
 class LookAtDevices(Command):
-    """Read the sensors of the devices now, for a person who looks."""
+    """Read the sensors of the devices now, because a person looks."""
 
 
 class GetMeasured(Ask[tuple[Benchmark, ...]]):

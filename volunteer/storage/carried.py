@@ -268,9 +268,7 @@ class Residuals:
         self._in_use: WeakValueDictionary[tuple[str, str], Carried] = WeakValueDictionary()
 
     def of(self, run: str, device: str) -> Carried:
-        """Return the state of one (run, device); holders share one object while any of them
-        lives.
-        """
+        """Return the state of one (run, device); its holders share one object."""
         carried = self._in_use.get((run, device))
         if carried is None:
             carried = self._in_use[run, device] = Carried(self.root, run, device)

@@ -225,7 +225,7 @@ class LocalTask:
         )
 
     def submit(self, made: PartResult) -> QueuedResult:
-        """Encode a part and put it into the outbox, which then holds all of it.
+        """Encode a part and put it into the outbox.
 
         Calls for one device must follow each other in the order of its tasks: each takes over what
         the one before left. Raises InvalidFrame, TooLarge, StorageFull, OSError.

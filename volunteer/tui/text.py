@@ -311,7 +311,7 @@ def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
 
 
 def spark(values: Sequence[float], cells: int, glyphs: Glyphs = UNICODE) -> str:
-    """Return the newest values as a row of small columns, from zero to the highest of them."""
+    """Return the newest values as a row of small columns, from zero to the highest value."""
     finite = [v for v in values if v == v and 0 <= v < float("inf")]
     shown = finite[-cells:] if cells > 0 else []
     top = max(shown, default=0.0)

@@ -47,7 +47,7 @@ class Instrument:
     known: tuple[tuple[str, ...], ...] = ()
 
     def samples(self, scrape: Scrape) -> Mapping[tuple[str, ...], float]:
-        """Return what is read, and 0 for what is known and was not counted yet."""
+        """Return the values of a scrape, and 0 for known labels without a count yet."""
         runs = sorted(scrape.named) if self.labels[:1] == _RUN else None
         known = self.known if runs is None else [(r, *rest) for r in runs for rest in self.known]
         return dict.fromkeys(known, 0.0) | dict(self.read(scrape))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Architectures of the library transformers that a run may have: their settings, checked, and the
+"""Architectures of the library transformers that a run may have: their checked settings, and the
 tensors of each, without importing it.
 
 A coordinator works with names and shapes alone, so they are written out here; a test compares them
@@ -177,7 +177,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def norms_begin_at(self) -> float:
-        """Return what the weight of a norm is that changes nothing: Gemma's is added to one."""
+        """Return the neutral weight of a norm: Gemma's is added to one."""
         return 0.0 if self.model_type in _GEMMAS else 1.0
 
     def shapes(self) -> Shapes:
@@ -208,7 +208,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
             yield "lm_head.weight", (self.vocab_size, C)
 
     def arguments(self) -> dict[str, Any]:
-        """The library's own settings."""
+        """Return the library's own settings."""
         found = msgspec.structs.asdict(self)
         kind = found.pop("model_type")
         for key, kinds in OWN.items():
@@ -282,7 +282,7 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
             yield "lm_head.weight", (self.vocab_size, C)
 
     def arguments(self) -> dict[str, Any]:
-        """The library's own settings, without dropout: tasks must be repeatable."""
+        """Return the library's own settings, without dropout: tasks must be repeatable."""
         found = msgspec.structs.asdict(self)
         del found["model_type"]
         none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
@@ -346,7 +346,7 @@ class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
             yield "lm_head.weight", (self.vocab_size, C)
 
     def arguments(self) -> dict[str, Any]:
-        """The library's own settings."""
+        """Return the library's own settings."""
         found = msgspec.structs.asdict(self)
         for key in ("model_type", "num_key_value_heads", "head_dim"):
             del found[key]
@@ -378,8 +378,8 @@ CLASSES = {  # of transformers: settings and model
 
 
 def read_shape(raw: Mapping[str, Any]) -> Shape:
-    """Check the settings of a model. Raises InvalidRunFile, also for an architecture that is not
-    among the known ones and for a model larger than any here.
+    """Check the settings of a model. Raises InvalidRunFile, also for an unknown architecture and a
+    model larger than any here.
     """
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
@@ -415,7 +415,7 @@ def count(shape: Shape) -> int:
 
 
 def written(shape: Shape) -> dict[str, Any]:
-    """The settings as they are stored with a run: every default written out."""
+    """Return the settings as stored with a run: every default written out."""
     found = msgspec.structs.asdict(shape)
     if not isinstance(shape, Gpt2Shape):
         found["rope_parameters"] = msgspec.structs.asdict(shape.rope_parameters)

@@ -1,4 +1,4 @@
-"""The frozen weights that adapters go with, and the first ones of a model that is trained on."""
+"""Frozen weights under adapters, and the initial weights of a trained base model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ BASE_SEED = 0  # of a frozen model that no file brings
 
 
 def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
-    """Frozen weights of a run's model from a worker's data; None where every weight is trained.
+    """Return the frozen weights of a run's model from a worker's data; None where every weight is
+    trained.
 
     Raises NotFound where they are not here.
     """
@@ -46,7 +47,9 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
 
 
 def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
-    """Frozen weights of a run's model from its files; nothing where every weight is trained."""
+    """Return the frozen weights of a run's model from its files; empty where every weight is
+    trained.
+    """
     if not config.frozen:
         return {}
     if not config.files:
@@ -55,7 +58,7 @@ def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
 
 
 def from_folder(config: CausalConfig) -> dict[str, Tensor]:
-    """The weights of the folder that a run was created from, as they were then."""
+    """Return the weights of the folder that a run was created from, as of then."""
     folder = folder_of(config)
     if read_folder(folder)[1] != config.files:
         raise InvalidRunFile(
@@ -66,7 +69,7 @@ def from_folder(config: CausalConfig) -> dict[str, Tensor]:
 
 
 def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Tensors of all files, in the order of the schema and the types they are stored in."""
+    """Return the tensors of all files, in the order of the schema and their stored types."""
     from safetensors import SafetensorError, safe_open
 
     wanted = architectures.schema(config.shape)
@@ -89,8 +92,8 @@ def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Version 0. Adapters: A normal with deviation 1 / sqrt(3 inputs), as peft draws it, B zero.
-    A head beside a model that no file brings is as random as the model.
+    """Return version 0. Adapters: A normal with deviation 1 / sqrt(3 inputs), as peft draws it, B
+    zero. A head that no file brings is as random as a new model.
     """
     import torch
 
@@ -108,8 +111,8 @@ def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
 
 
 def from_nothing(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
-    """Normal with deviation 0.02, on residual branches 0.02 / sqrt(2 layers); norms one, biases
-    zero. Each tensor has a stream of its own from the seed and its name.
+    """Return random weights: normal with deviation 0.02, on residual branches 0.02 / sqrt(2
+    layers); norms one, biases zero. Each tensor has its own stream from the seed and its name.
     """
     import torch
 

@@ -21,7 +21,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling as generation_config.json says it."""
+    """Sampling settings of generation_config.json."""
 
     eos_token_id: _Id | Annotated[tuple[_Id, ...], Meta(max_length=32)] | None = None
     do_sample: bool | None = None

@@ -47,7 +47,7 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True):
-    """Low-rank adapters (Hu et al. 2022): W + alpha / rank B A, with W as it was."""
+    """Low-rank adapters (Hu et al. 2022): W + alpha / rank B A, with W frozen."""
 
     rank: int = 8
     alpha: float = 16.0
@@ -80,7 +80,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The table, checked."""
+    """Checked table `[model]`."""
 
     shape: Shape
     context: int  # tokens of a window
@@ -172,8 +172,8 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> CausalConfig:
-    """The config of a run on this dataset: vocabulary filled in, context held against the chunks.
-    Raises InvalidRunFile.
+    """Return the config of a run on this dataset: vocabulary filled in, context checked against the
+    chunks. Raises InvalidRunFile.
     """
     if raw.get("from") and not raw.get("files"):
         raw = _taken_up(raw, manifest)
@@ -232,7 +232,7 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
 
 
 def _check_licence(raw: Mapping[str, Any], found: hub.Found) -> None:
-    """Refuse a model whose licence is another than the run file says."""
+    """Refuse a model with another licence than the run file's."""
     told = raw.get("licence")
     if told and told != found.licence:
         raise InvalidRunFile(
@@ -265,7 +265,7 @@ def origin(config: CausalConfig) -> Origin | None:
 
 
 def _check_files(files: Mapping[str, ChunkRef]) -> None:
-    """Refuse names and sizes that no folder could have had."""
+    """Refuse names and sizes that no folder can have."""
     if len(files) > model_folder.FILES_MAX:
         raise InvalidRunFile(f"[model] files has more than {model_folder.FILES_MAX} of them")
     for name, file in files.items():
@@ -275,7 +275,7 @@ def _check_files(files: Mapping[str, ChunkRef]) -> None:
 
 
 def learnt_share(manifest: DatasetManifest) -> float | None:
-    """Share of the tokens that are learnt, of a dataset of dialogues; None of plain text.
+    """Return the learnt share of the tokens of a dataset of dialogues; None for plain text.
 
     Raises InvalidRunFile for a share that no dataset has.
     """
@@ -302,7 +302,7 @@ def schema(config: CausalConfig) -> Schema:
 
 
 def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
-    """Names of the matrices that have adapters, and their (outputs, inputs)."""
+    """Return the matrices with adapters, and their (outputs, inputs)."""
     if config.lora is None:
         return {}
     return {
@@ -313,9 +313,9 @@ def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
 
 
 def flops_per_sample(config: CausalConfig) -> float:
-    """Forward and backward of one window: 6 N T of the matrices, 4 N T where they are frozen (no
-    gradient of their own), 2 N T where only the head behind them learns, and 12 L C T^2 of
-    attention (4, where nothing goes back through it).
+    """Return the FLOPs of one window: 6 N T of the matrices, 4 N T where frozen (no gradient of
+    their own), 2 N T where only the head after them learns, and 12 L C T^2 of attention (4 without
+    a backward pass).
     """
     T, shape = config.context, config.shape
     inside = sum(a * b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
@@ -342,7 +342,7 @@ def fixed_bytes(config: CausalConfig) -> int:
 
 
 def frozen_bytes(config: CausalConfig) -> int:
-    """Memory of the weights that stay as they are, and of one matrix spread out to compute with."""
+    """Return the memory of the frozen weights, and of one matrix expanded for use."""
     whole = architectures.count(config.shape)
     if config.base_precision == "float32":
         return 4 * whole
@@ -351,7 +351,7 @@ def frozen_bytes(config: CausalConfig) -> int:
 
 
 def held_in_few(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return the matrices under `base_precision` with their (outputs, inputs): those of the blocks.
+    """Return the matrices under `base_precision`, inside the blocks, with their (outputs, inputs).
     Embeddings and a head stay in float32.
     """
     return {name: size for name, size in _matrices(shape).items() if f"{name}.weight" != HEAD}
@@ -363,7 +363,7 @@ def libraries(config: CausalConfig) -> tuple[str, ...]:
 
 
 def _by_block(shape: Shape) -> dict[str, int]:
-    """Numbers a token that the matrices of each block read and give."""
+    """Return the numbers a token that the matrices of each block read and give."""
     found: dict[str, int] = {}
     for name, (outputs, inputs) in held_in_few(shape).items():
         block = next(part for part in name.split(".") if part.isdigit())
@@ -376,8 +376,8 @@ def _width(shape: Shape) -> int:
 
 
 def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return the matrices that may have adapters with their (outputs, inputs): those inside the
-    blocks, and a head of its own.
+    """Return the matrices that may have adapters, inside the blocks and a separate head, with their
+    (outputs, inputs).
     """
     turned = isinstance(shape, architectures.Gpt2Shape)
     found = {}

@@ -1,4 +1,4 @@
-"""Building a dataset for a language model: dialogues where the files hold any, else plain text."""
+"""Dataset build for a language model: dialogues where the files hold any, else plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language model that continues many texts at once, with the keys and values of each in a slot.
+"""Language model that continues many texts at once, with the keys and values of each in a slot.
 
 The library's model runs as it is; it is given a cache that writes each token into the row of its
 slot, and a mask that shows each text its own past.
@@ -114,7 +114,7 @@ class CausalDecoder(PromptText):
         ends: Sequence[int] = (),
     ) -> NDArray[np.float32]:
         """Read tokens (B, T) at places (B, T); return logits (B, V) after the last of each, or
-        after the one that `ends` says.
+        after its place in `ends`.
         """
         cache = self._cache
         cache.rows = torch.tensor(list(slots), device=self._device)

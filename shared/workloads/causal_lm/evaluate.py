@@ -38,7 +38,7 @@ def evaluate(
 
 
 def continued(decoder: CausalDecoder, prompt: str, seed: int) -> str:
-    """The continuation of a prompt, as far as it fits."""
+    """Return the continuation of a prompt, as far as it fits."""
     tokens = decoder.encode(prompt)[-(decoder.context // 2) :]
     count = min(SAMPLE_TOKENS, decoder.context - len(tokens))
     batch = Batch(decoder)

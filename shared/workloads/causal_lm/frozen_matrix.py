@@ -1,4 +1,4 @@
-"""A matrix that is not trained, held in few bits and spread out only while it is used."""
+"""Frozen matrix, stored in few bits and expanded only while used."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FrozenMatrix(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b, of which only W as it is held is kept for the way back."""
+    """Product x W^T + b that keeps only the stored form of W for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: FrozenMatrix) -> Tensor:
@@ -102,7 +102,7 @@ def library() -> Any:
 @contextmanager
 def _no_foreign_code() -> Iterator[None]:
     """Hide the package `kernels` while the library is imported: with it, the library would fetch
-    compiled code from a hub and run it. Nor does it complain that it cannot.
+    compiled code from a hub and run it. Its warning is silenced.
     """
     there = sys.modules.get(_FETCHES)
     log = logging.getLogger(f"{LIBRARY}.backends.cpu.ops")

@@ -78,7 +78,7 @@ def reference(source: str) -> Reference:
 
 
 def resolved(source: str) -> Found:
-    """Ask the hub for the commit that a revision stands for, and for its files.
+    """Ask the hub for a revision's commit and its files.
 
     Raises InvalidRunFile for what is not there, Unavailable when the hub cannot be reached.
     """
@@ -157,7 +157,7 @@ def folder_of(source: str, names: Iterable[str]) -> Path:
 
 
 def path_on_hub(source: str, name: str) -> str:
-    """Return where a file of a pinned model lies below the address of a hub."""
+    """Return the path of a pinned model's file below the address of a hub."""
     wanted = reference(source)
     return f"{wanted.repository}/resolve/{wanted.revision}/{name}"
 
@@ -221,7 +221,7 @@ def _check_size(found: Found, name: str, bytes_max: int) -> None:
 
 
 def _head(shape: architectures.Shape) -> int:
-    """Numbers of a head, which files may hold although it is tied."""
+    """Return the numbers of a head, which files may hold although it is tied."""
     name, (rows, *columns) = next(shape.shapes())
     del name
     return rows * columns[0]
@@ -289,7 +289,7 @@ def _refusals(wanted: Reference) -> Iterator[Any]:
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of an error, without the token: a mirror may say it again."""
+    """Return the first line of an error, without the token: a mirror may repeat it."""
     from huggingface_hub import get_token
 
     token = get_token()

@@ -1,4 +1,6 @@
-"""A version as the libraries transformers (adapters merged) and peft (adapters alone) load it."""
+"""Version in the formats of the libraries transformers (adapters merged) and peft (adapters
+alone).
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ class _Words(NamedTuple):
 
     @classmethod
     def of(cls, config: CausalConfig, wanted: FormatWanted) -> _Words:
-        """Special tokens are the base model's; an answer ends as the template ends it."""
+        """Return the tokenizer parts: special tokens are the base model's; an answer ends as the
+        template ends it.
+        """
         if wanted.tokenizer is None:
             names = ("bos_token_id", "eos_token_id", "pad_token_id")
             return cls(dict.fromkeys(names), {})
@@ -139,7 +143,7 @@ def _answer_end(tokenizer: Tokenizer, template: ChatTemplate) -> str | None:
 
 
 def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
-    """Every weight, with W + alpha / rank B A where there are adapters."""
+    """Return every weight, with W + alpha / rank B A where there are adapters."""
     found = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
     if isinstance(config.shape, NeoxShape) and HEAD in found:
         found["embed_out.weight"] = found.pop(HEAD)  # as its files have it

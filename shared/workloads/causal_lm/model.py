@@ -128,8 +128,8 @@ def build(
     device: str,
     base_precision: BasePrecision = "float32",
 ) -> CausalModel:
-    """A model on `device` with its own copy of `weights`; of `frozen`, which adapters go with, it
-    keeps views where it can, or the matrices of the blocks in a `base_precision`.
+    """Build a model on `device` with its own copy of `weights`; of `frozen` weights it keeps views
+    where it can, or the matrices of the blocks in a `base_precision`.
 
     Raises InvalidFrame when they are not this model's, and NotFound where a library is missing.
     """
@@ -190,7 +190,7 @@ def _adapt(
 
 
 def _empty(shape: Shape) -> Any:
-    """A model without memory for its weights: they come from outside."""
+    """Return a model without memory for its weights: they come from outside."""
     settings = library_config(shape)
     with torch.device("meta"):
         module = _library(CLASSES[shape.model_type][1])(settings)

@@ -160,7 +160,7 @@ def tokenizer_sha256(folder: Path) -> str | None:
 
 
 def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) -> Iterator[str]:
-    """Names in the schema of the tensors of one file, in its order; derived tables are left out.
+    """Return the schema's names of one file's tensors, in its order; derived tables are left out.
 
     Raises InvalidRunFile for a tensor that the architecture does not have, or of another shape.
     """
@@ -182,7 +182,7 @@ def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) ->
 
 
 def own_name(name: str, known: Mapping[str, object]) -> str | None:
-    """The schema's name of a tensor in a file; None for a table, or a head that is tied."""
+    """Return the schema's name of a tensor in a file; None for a table, or a tied head."""
     if name == "embed_out.weight":  # as files of GPT-NeoX have it
         name = "lm_head.weight"
     if name in known:
@@ -195,7 +195,7 @@ def own_name(name: str, known: Mapping[str, object]) -> str | None:
 
 
 def shape_of(settings: Mapping[str, Any]) -> Shape:
-    """The architecture that a config.json describes.
+    """Return the architecture of a config.json.
 
     Raises InvalidRunFile, also for a setting that is not known here and could change the model.
     """
@@ -245,13 +245,13 @@ def _pattern(raw: Mapping[str, Any], key: str, usual: int) -> list[bool]:
 
 
 def read_known(kind: str) -> tuple[str, ...]:
-    """Names of the settings of an architecture; none of one that is not known."""
+    """Return the names of an architecture's settings; empty for an unknown one."""
     found = architectures.KINDS.get(kind)
     return () if found is None else tuple(found.__struct_fields__)
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary positions, as this or an earlier release of the library writes them."""
+    """Return rotary positions, in the form of this or an earlier release of the library."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise InvalidRunFile(f"{SETTINGS}: rope_parameters must be a table")

@@ -1,4 +1,4 @@
-"""A task of a language model on one device: the windows of tokens that it reads, their loss."""
+"""Task of a language model on one device: its windows of tokens and their loss."""
 
 from __future__ import annotations
 

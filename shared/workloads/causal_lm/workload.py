@@ -1,5 +1,5 @@
-"""The workload `causal-lm`: many machines train one language model of the library transformers, all
-of it or adapters beside it.
+"""Workload `causal-lm`: many machines train one language model of the library transformers, in full
+or by adapters.
 
 This module only puts the parts together; torch and transformers are loaded when a tensor is asked
 for.

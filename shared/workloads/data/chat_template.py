@@ -70,7 +70,7 @@ class DialoguePiece(msgspec.Struct, frozen=True):
 
 
 class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
-    """A template's source, and the tokens that it may name."""
+    """Template's source, and the tokens that it may name."""
 
     source: str
     bos_token: str = ""
@@ -79,8 +79,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     def documents(
         self, messages: Sequence[DialogueTurn], tools: Sequence[Any] = ()
     ) -> list[list[DialoguePiece]]:
-        """The dialogue as one document; or, where the template writes earlier turns differently
-        once later ones follow, as one for each answer that is learnt.
+        """Return the dialogue as one document; or, where the template writes earlier turns
+        differently once later ones follow, as one for each learnt answer.
 
         Raises InvalidRunFile for a dialogue without such an answer, or that the template refuses.
         """
@@ -129,8 +129,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def places(self) -> frozenset[str]:
-        """Parts of a dialogue that it writes, or refuses in words of its own: of "system", "tool",
-        "tools", "tool_calls" and "reasoning_content".
+        """Return the parts of a dialogue that it supports, or refuses with a message: of "system",
+        "tool", "tools", "tool_calls" and "reasoning_content".
         """
         asked = DialogueTurn("user", _QUESTION)
         told = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}
@@ -205,9 +205,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
 
 class ChatFrame(msgspec.Struct, frozen=True):
-    """The text that a template writes around one question, up to where its answer begins, and
-    behind the answer: kept with a dataset of dialogues, so that a model which learnt them is asked
-    in the same way.
+    """Text that a template writes around one question, up to its answer, and after the answer:
+    stored with a dataset of dialogues, so that a model trained on them gets the same prompts.
     """
 
     before: str
@@ -235,7 +234,9 @@ def _check_length(characters: int) -> None:
 
 
 def template_beside(tokenizer: Path) -> ChatTemplate:
-    """The chat template in the folder of a tokenizer.json. Raises InvalidRunFile for none."""
+    """Return the chat template in the folder of a tokenizer.json. Raises InvalidRunFile without
+    one.
+    """
     settings = _settings(tokenizer.with_name("tokenizer_config.json"))
     own = tokenizer.with_name("chat_template.jinja")
     source = settings.get("chat_template")
@@ -272,5 +273,5 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _never_now(form: str) -> str:
-    """The same day always: the same dialogues make the same dataset."""
+    """Return a fixed day: the same dialogues make the same dataset."""
     return datetime(2024, 7, 26, tzinfo=UTC).strftime(form)

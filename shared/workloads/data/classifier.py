@@ -1,5 +1,5 @@
-"""A judge of generated images: a small classifier that learnt a dataset's own classes when the
-dataset was made.
+"""Judge of generated images: a small classifier trained on a dataset's own classes when the dataset
+was made.
 
 Its last hidden layer is the space in which generated images are compared with real ones, by the
 Fréchet distance of Heusel et al. 2017; so quality is measured without downloading anything. Figures
@@ -42,7 +42,7 @@ _FILE_BYTES_MAX = 16 << 20
 
 
 class TrainedJudge(msgspec.Struct, frozen=True, kw_only=True):
-    """A new judge as a file, and how good it is."""
+    """Trained judge as a file, and its accuracy."""
 
     data: bytes
     classes: int
@@ -69,7 +69,7 @@ class _Network(nn.Module):
         self.classes = nn.Linear(FEATURES, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, D) of images (B, C, H, W)."""
+        """Return the features (B, D) of images (B, C, H, W)."""
         for conv in self.convs:
             x = F.relu(conv(x))
         out: Tensor = self.embed(F.adaptive_avg_pool2d(x, 2).flatten(1))
@@ -90,14 +90,14 @@ class Judge:
     floor: float  # the distance of real images that it did not learn from; 0 = too few to tell
 
     def look(self, images: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Features (N, D) and probabilities of the classes (N, K) of images (N, C, H, W), which are
-        from -1 to 1.
+        """Return features (N, D) and probabilities of the classes (N, K) of images (N, C, H, W),
+        which are from -1 to 1.
         """
         return _look(self.network, images)
 
 
 def shrink(images: Iterable[Pixels]) -> Tensor:
-    """Images (C, H, W) as one float tensor (N, C, h, w), no larger than the judge looks at."""
+    """Return images (C, H, W) as one float tensor (N, C, h, w), shrunk to the judge's size."""
     small = [_small(torch.from_numpy(unit_range(image[None]))) for image in images]
     return torch.cat(small)
 
@@ -112,8 +112,8 @@ def spread(features: NDArray[np.float64]) -> Spread:
 
 
 def frechet(one: Spread, other: Spread) -> float:
-    """The Fréchet distance of two normal distributions: |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^1/2);
-    infinite for no numbers.
+    """Return the Fréchet distance of two normal distributions: |m1 - m2|^2 + tr(C1 + C2 - 2 (C1
+    C2)^1/2); infinite for NaN.
     """
     parts = (one.mean, other.mean, one.covariance, other.covariance)
     if not all(np.isfinite(part).all() for part in parts):
@@ -166,7 +166,7 @@ def train_judge(
 
 @torch.no_grad()
 def _scale(network: _Network, images: Tensor) -> None:
-    """Give real images a total variance of 100, so that one average image again and again has the
+    """Scale real images to a total variance of 100, so that one repeated average image has the
     distance 100.
     """
     features, _ = _look(network, images)
@@ -200,8 +200,8 @@ def _network(channels: int, classes: int, seed: int) -> _Network:
 def cluster(
     images: Tensor, others: Tensor, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Classes of images that nobody labelled: the nearest of ten centres of their thumbnails
-    (k-means, Lloyd 1982).
+    """Return classes of unlabelled images: the nearest of ten centres of their thumbnails (k-means,
+    Lloyd 1982).
     """
     flat, rest = (
         F.adaptive_avg_pool2d(part, 8).flatten(1).double().numpy() for part in (images, others)

@@ -105,7 +105,7 @@ def _decoded(data: bytes, place: str, skipped: Skipped) -> Iterator[Record]:
 
 
 def _lines(file: Any) -> Iterator[bytes]:
-    """Lines of bounded length; the rest of a longer one is passed over."""
+    """Yield lines of bounded length; the rest of a longer one is skipped."""
     while line := file.readline(_LINE_BYTES_MAX + 1):
         yield line
         while len(line) > _LINE_BYTES_MAX and line and not line.endswith(b"\n"):

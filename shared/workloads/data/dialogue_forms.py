@@ -1,4 +1,4 @@
-"""Dialogues as people publish them: each form is known by its keys, and becomes turns of a chat
+"""Dialogues in the published forms: each form is known by its keys, and becomes turns of a chat
 template.
 
 `messages` of OpenAI (parts, tool calls, `weight`), `conversations` of ShareGPT, lists in `prompt`
@@ -47,7 +47,7 @@ _TEXTS = ("text", "input_text", "output_text")  # types of parts
 
 
 class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns, the tools that they may call, and the form in which they were found."""
+    """Turns, the tools that they may call, and their form."""
 
     messages: tuple[DialogueTurn, ...]
     tools: tuple[Any, ...] = ()
@@ -56,14 +56,14 @@ class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_dialogue(keys: Iterable[str]) -> bool:
-    """Return True if a record of these keys is meant as a dialogue, or as a choice of two."""
+    """Return True if a record with these keys is a dialogue, or a choice of two."""
     names = set(keys)
     pairs = any(names.issuperset(pair) for pair in _PAIRS)
     return pairs or not names.isdisjoint(_LISTS) or names >= _PREFERENCE
 
 
 def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
-    """Convert a record. Raises InvalidRunFile with the keys that were found."""
+    """Convert a record. Raises InvalidRunFile with the keys found."""
     row = {key: value for key, value in record.items() if value not in (None, "")}
     unread = {key for key in record if key not in FIELDS}
     if row.keys() >= _PREFERENCE:
@@ -156,7 +156,7 @@ def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
 
 
 def _content(found: Any) -> str:
-    """Return the text of a turn, also of one in parts."""
+    """Return the text of a turn, joined from its parts if need be."""
     if found is None or isinstance(found, str):
         return found or ""
     if not isinstance(found, list):
@@ -171,7 +171,7 @@ def _content(found: Any) -> str:
 
 
 def _call(raw: Any) -> dict[str, Any]:
-    """Return a call as templates want it: with its arguments as a table."""
+    """Return a call in the form of templates: with its arguments as a table."""
     raw = _parsed(raw)
     inside = raw.get("function", raw) if isinstance(raw, Mapping) else None
     if not isinstance(inside, Mapping) or not isinstance(inside.get("name"), str):

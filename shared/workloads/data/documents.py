@@ -39,7 +39,7 @@ _STDLIB_TABLES = "encodings"  # generated tables, not text that anybody wrote
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One text and the name to call it by."""
+    """Text and its name."""
 
     name: str
     text: str
@@ -52,7 +52,7 @@ class _TextLine(msgspec.Struct):
 def read_documents(
     sources: Iterable[str | Path | Document], skipped: Skipped
 ) -> Iterator[Document]:
-    """Every document of `sources`, directories in sorted order.
+    """Yield every document of `sources`, directories in sorted order.
 
     Raises InvalidRunFile for a source that cannot be read.
     """
@@ -70,8 +70,8 @@ def read_documents(
 
 
 def standard_library_documents() -> Iterator[Document]:
-    """The source text of the running Python's own library: real, at hand everywhere; tests and
-    tables left out.
+    """Yield the source text of the running Python's own library: real, at hand everywhere; tests
+    and tables left out.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = Skipped()
@@ -124,7 +124,7 @@ def _table(path: Path, name: str) -> Iterator[Document]:
 
 
 def _text(path: Path, name: str) -> Iterator[Document]:
-    """A UTF-8 file, in documents of about four million characters cut at line ends."""
+    """Yield a UTF-8 file in documents of about four million characters, cut at line ends."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             piece = 0
@@ -153,7 +153,7 @@ def _encoded(path: Path, error: UnicodeDecodeError) -> str:
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
-    """JSON lines with the field "text"; a bad line is skipped and named by its number.
+    """Yield the "text" of JSON lines; a bad line is skipped and named by its number.
 
     Raises InvalidRunFile if all are bad.
     """
@@ -174,7 +174,7 @@ def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
 
 
 def _numbered(path: Path, name: str) -> Iterator[tuple[int, Document | str]]:
-    """Each line that is not blank, with its number: a document, or why it is none."""
+    """Yield each line that is not blank, with its number: a document, or the reason against it."""
     record = decoder(_TextLine)
     try:
         with path.open("rb") as file:

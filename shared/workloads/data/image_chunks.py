@@ -71,7 +71,7 @@ class Images:
 
 
 def unit_range(pixels: Pixels) -> NDArray[np.float32]:
-    """0 ... 255 as -1 ... 1."""
+    """Convert 0 ... 255 to -1 ... 1."""
     found: NDArray[np.float32] = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
     return found
 

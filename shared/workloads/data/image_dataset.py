@@ -154,7 +154,7 @@ def _too_few(count: int, skipped: Skipped) -> str:
 
 
 def fit(pixels: Pixels, size: int, channels: int) -> Pixels:
-    """The middle square of an image as (C, size, size)."""
+    """Return the middle square of an image as (C, size, size)."""
     found = resize(square(pixels), size, size)
     if channels == 1:
         return grey(found)[None]
@@ -194,7 +194,7 @@ class _ImageScratch:
         self.settings = settings
 
     def split(self) -> tuple[list[_ScratchImage], list[_ScratchImage]]:
-        """(train, held out), shuffled and by digest."""
+        """Return (train, held out), shuffled and by digest."""
         by_digest = sorted(self._stored)
         held = max(1, round(self.settings.heldout_share * len(by_digest)))
         rest = by_digest[held:]

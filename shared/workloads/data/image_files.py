@@ -1,4 +1,4 @@
-"""Image files, written and read by Pillow: PNG and JPEG alone, whatever a file calls itself.
+"""Image files, written and read by Pillow: PNG and JPEG alone, for any file name.
 
 What is read may come from anywhere. So the header is read first, and a size that is too large, or
 that so short a file cannot hold, is refused before a pixel is decoded: what a file costs is bounded

@@ -40,8 +40,7 @@ class SourceImage(msgspec.Struct, frozen=True):
 def read_pictures(
     sources: Iterable[str | Path | SourceImage], skipped: Skipped, side: int
 ) -> Iterator[SourceImage]:
-    """Every image of `sources`, folders and archives in sorted order, labelled by the folder it
-    lies in.
+    """Yield every image of `sources`, folders and archives in sorted order, labelled by its folder.
 
     Large ones come smaller, but with sides of at least 2 x `side` pixels. Raises InvalidRunFile for
     a source that is not there.
@@ -71,8 +70,8 @@ def read_pictures(
 
 
 def digit_pictures() -> Iterator[SourceImage]:
-    """The 1,797 hand-written digits of 8 x 8 pixels that scikit-learn ships (Alpaydin and Kaynak
-    1998); as many that are drawn here where it is not installed.
+    """Yield the 1,797 hand-written digits of 8 x 8 pixels that scikit-learn ships (Alpaydin and
+    Kaynak 1998); without it, as many drawn ones.
     """
     try:
         from sklearn.datasets import load_digits
@@ -86,7 +85,7 @@ def digit_pictures() -> Iterator[SourceImage]:
 
 
 def _drawn_digits() -> Iterator[SourceImage]:
-    """Digits of a font, each of another size, turned and moved, the same ones every time."""
+    """Yield digits of a font, each of another size, turned and moved, the same ones every time."""
     rng = np.random.default_rng(0)
     fonts = [ImageFont.load_default(size=size) for size in (44, 50, 56)]
     for index in range(_DIGITS):
@@ -168,7 +167,9 @@ def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[So
 
 
 def _pixels(image: Image.Image, side: int) -> Pixels:
-    """Upright, 8 bits, grey or colour; transparent parts on white; sides of 2 x `side` or more."""
+    """Return an image upright, 8 bits, grey or colour; transparent parts on white; sides of 2 x
+    `side` or more.
+    """
     found = ImageOps.exif_transpose(image)
     factor = min(found.size) // (2 * side)
     if found.mode.startswith("I;16") or found.mode == "I":  # 16 bits a pixel

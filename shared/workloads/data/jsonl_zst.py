@@ -1,6 +1,4 @@
-"""Records as zstd-compressed JSON lines: small files that anybody can read, and that cannot blow
-up.
-"""
+"""Records as zstd-compressed JSON lines: small, readable by anybody, and bounded when unpacked."""
 
 from __future__ import annotations
 

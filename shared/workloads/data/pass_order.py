@@ -1,5 +1,5 @@
-"""The order of a pass: a stored seed makes one permutation of every sample of a dataset, the same
-on every machine.
+"""Order of a pass: a stored seed makes one permutation of every sample of a dataset, the same on
+every machine.
 
 Two levels, so that a task needs few chunks and still sees mixed data: the chunks are permuted, then
 groups of `mix` neighbours in that order are shuffled together, sample by sample. Only the groups
@@ -35,8 +35,8 @@ _KEPT_GROUPS = 4  # a task walks forward: the last few groups are all it looks a
 
 
 def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
-    """A permutation of `range(count)`, fixed for all time by `seed` and `stream` (both taken modulo
-    2^64).
+    """Return a permutation of `range(count)`, fixed for all time by `seed` and `stream` (both taken
+    modulo 2^64).
     """
     key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
     words = np.random.Philox(key=key, counter=0).random_raw(count)
@@ -44,8 +44,8 @@ def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
 
 
 class PassOrder:
-    """The samples of one pass as positions 0 to `total` - 1; `counts[c]` is how many samples chunk
-    `c` has.
+    """Samples of one pass as positions 0 to `total` - 1; `counts[c]` is how many samples chunk `c`
+    has.
     """
 
     def __init__(self, counts: Sequence[int], seed: int, mix: int = MIX) -> None:
@@ -73,8 +73,8 @@ class PassOrder:
         return int(self._bounds[-1])
 
     def at(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The samples at positions [start, stop): one row (chunk, sample in that chunk) each, shape
-        (stop - start, 2).
+        """Return the samples at positions [start, stop): one row (chunk, sample in that chunk)
+        each, shape (stop - start, 2).
         """
         parts = [self._group(group)[first:last] for group, first, last in self._pieces(start, stop)]
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
@@ -95,8 +95,8 @@ class PassOrder:
         return tuple(found)
 
     def reach(self, start: int, stop: int) -> tuple[int, ...]:
-        """The chunks of every group that [start, stop) lies in: `chunks` and perhaps a few more,
-        without building a group.
+        """Return the chunks of every group that [start, stop) touches: `chunks` and perhaps a few
+        more, without building a group.
         """
         found: dict[int, None] = {}
         for group, _, _ in self._pieces(start, stop):
@@ -104,8 +104,8 @@ class PassOrder:
         return tuple(found)
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """The groups that [start, stop) touches: (group, first, last) with positions counted within
-        the group.
+        """Yield the groups that [start, stop) touches: (group, first, last) with positions counted
+        within the group.
         """
         if not 0 <= start <= stop <= self.total:
             raise BadRequest(

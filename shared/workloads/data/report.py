@@ -32,8 +32,8 @@ def lengths(sizes: Sequence[int], unit: str) -> Meta:
 
 
 def told_languages(texts: Sequence[str]) -> Meta:
-    """Return the languages of some texts with their shares ("en 93 %, de 7 %"), where the library
-    py3langid is installed and there is text enough; otherwise nothing.
+    """Return the languages of some texts with their shares ("en 93 %, de 7 %"), with the library
+    py3langid and text enough; otherwise an empty list.
     """
     try:
         from py3langid import langid

@@ -1,4 +1,4 @@
-"""Pixels for people: many images side by side, other sizes, and characters of a terminal."""
+"""Pixels for people: many images side by side, other sizes, and terminal characters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def square(pixels: Pixels) -> Pixels:
-    """The middle of an image, as high as wide."""
+    """Return the middle square of an image."""
     height, width = pixels.shape[:2]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -51,20 +51,20 @@ def square(pixels: Pixels) -> Pixels:
 
 
 def corner(pixels: Pixels) -> Pixels:
-    """The upper left quarter: of many images side by side, as many as can be told apart in a
-    terminal.
+    """Return the upper left quarter: of many images side by side, as many as a terminal can show
+    distinctly.
     """
     return pixels[: -(-pixels.shape[0] // 2), : -(-pixels.shape[1] // 2)]
 
 
 def rows_for(pixels: Pixels, columns: int) -> int:
-    """Return how many cells, twice as high as wide, an image of so many columns is high."""
+    """Return the height of an image in cells, twice as high as wide, at this number of columns."""
     height, width = map(int, pixels.shape[:2])
     return max(1, round(columns * height / width / 2))
 
 
 def braille(pixels: Pixels, columns: int) -> list[str]:
-    """An image in dots, two by four to a sign, brightness by dithering: for text that has no
+    """Return an image in dots, two by four to a sign, brightness by dithering: for text without
     colour.
     """
     rows = rows_for(pixels, columns)
@@ -76,7 +76,9 @@ def braille(pixels: Pixels, columns: int) -> list[str]:
 
 
 def half_blocks(pixels: Pixels, rows: int, columns: int) -> NDArray[np.uint8]:
-    """Colours for a terminal: (rows, columns, 2, 3), an upper and a lower pixel in each cell."""
+    """Return colours for a terminal: (rows, columns, 2, 3), an upper and a lower pixel in each
+    cell.
+    """
     small = resize(pixels, rows * 2, columns)
     colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small
     return colour.reshape(rows, 2, columns, 3).transpose(0, 2, 1, 3)

@@ -1,4 +1,4 @@
-"""Source files of a dataset, and the parts of them that were skipped."""
+"""Source files of a dataset, and their skipped parts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ _KINDS_SHOWN = 8
 
 
 class Skipped:
-    """Documents that could not be used: sentences with names and line numbers, the first thousand
-    of `count`.
-    """
+    """Skipped documents: sentences with names and line numbers, the first thousand of `count`."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -40,8 +38,8 @@ class Skipped:
 def walk(
     root: Path, left_out: frozenset[str] = frozenset(), skipped: Skipped | None = None
 ) -> Iterator[Path]:
-    """Files below `root` in an order that does not depend on the file system; hidden ones and links
-    not: what a link leads to may be no part of the folder.
+    """Yield files below `root` in an order independent of the file system; hidden ones and links
+    are skipped: a link may lead out of the folder.
     """
     for path in sorted(root.iterdir(), key=lambda found: found.name):
         if path.name.startswith(".") or path.name in left_out:

@@ -74,7 +74,7 @@ def rows(path: Path, wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Say in a sentence why a table cannot be read."""
+    """Turn the errors of reading a table into a sentence."""
     try:
         import pyarrow
     except ImportError as error:
@@ -88,7 +88,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]]:
-    """Return the columns of a table, and a reader of some of them batch by batch."""
+    """Return the columns of a table, and a reader of some columns batch by batch."""
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -113,8 +113,8 @@ class _Info(msgspec.Struct):
 
 
 def told(sources: Iterable[Path]) -> tuple[str, str]:
-    """Return licence and source as the folders of a dataset say them: `dataset_info.json`, or the
-    first lines of a README as hubs read them. Empty where they say nothing.
+    """Return licence and source from the folders of a dataset: `dataset_info.json`, or the first
+    lines of a README as on hubs. Empty without either.
     """
     licence = source = ""
     for folder in (path for path in sources if path.is_dir()):

@@ -1,4 +1,4 @@
-"""A task suite: examples as JSON lines that a language model is measured on.
+"""Task suite: examples as JSON lines, to measure a language model on.
 
 A line is multiple choice, `{"prompt", "choices": [...], "answer": 0}`, of which the likeliest
 choice counts, or `{"prompt", "answer": "4"}` (or a list of answers that count), which the model is
@@ -48,7 +48,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def answers(self) -> frozenset[str]:
-        """Texts that count as right, without white space around them."""
+        """Return the texts that count as right, without white space around them."""
         said = self.answer if isinstance(self.answer, tuple) else (str(self.answer),)
         return frozenset(each.strip() for each in said)
 
@@ -61,7 +61,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chance(self) -> float:
-        """Share that guessing gets right."""
+        """Return the share that guessing gets right."""
         if self.kind == "exact":
             return 0.0
         return sum(1 / len(each.choices) for each in self.examples) / len(self.examples)
@@ -134,8 +134,8 @@ def _example(line: bytes, place: str) -> Example:
 def build_suite(
     name: str, sources: tuple[Path, ...], put: Put, *, licence: str = "unknown", source: str = ""
 ) -> DatasetManifest:
-    """Store a suite, the bytes of its file unchanged, and return its manifest: all of it is held
-    out. Raises InvalidRunFile.
+    """Store a suite, the bytes of its file unchanged, and return its manifest; the whole suite is
+    held out. Raises InvalidRunFile.
     """
     if len(sources) != 1 or not sources[0].is_file():
         raise InvalidRunFile("a suite is one file of JSON lines")

@@ -50,15 +50,15 @@ class Bounded(ImmutableSandboxedEnvironment):
         return self.from_string(_Counted().visit(self.parse(source)))
 
     def begin(self, messages: int) -> None:
-        """Count from here, for a dialogue of so many messages."""
+        """Reset the counters for a dialogue of this many messages."""
         self._left, self._until = TURNS + TURNS_EACH * messages, thread_time() + TIME_S
 
     def turn(self) -> str:
-        """A call that does nothing: it counts as any."""
+        """Count one call; does nothing else."""
         return ""
 
     def joined(self, *values: Any) -> str:
-        """The operator `~`."""
+        """Compute the operator `~`."""
         texts = [str(value) for value in values]
         _check(sum(map(len, texts)))
         return "".join(texts)
@@ -91,7 +91,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return True if a template may use it: no method whose result has any length."""
+        """Return True if a template may use it: no method with a result of unbounded length."""
         return attr not in ("expandtabs", "translate") and super().is_safe_attribute(
             obj, attr, value
         )
@@ -109,11 +109,11 @@ class Bounded(ImmutableSandboxedEnvironment):
         return update_wrapper(made, value)
 
     def _formatted(self, text: Any, *args: Any, **named: Any) -> Any:
-        """The filter `format`."""
+        """Apply the filter `format`."""
         return self.call_binop(None, "%", str(text), named or args)
 
     def _join(self, values: Iterable[Any], between: Any = "", attribute: Any = None) -> str:
-        """The filter and the method `join`."""
+        """Apply the filter and the method `join`."""
         if attribute is not None:
             values = map(make_attrgetter(self, attribute), values)
         texts, sign = [str(value) for value in values], str(between)
@@ -122,7 +122,7 @@ class Bounded(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """The block "generation", by which some templates mark answers: its body alone."""
+    """Block "generation", by which some templates mark answers: its body alone."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -132,7 +132,7 @@ class _Generation(Extension):
 
 
 class _Formatter(SandboxedFormatter):
-    """Writes one text, of fields that together are not too wide."""
+    """Formats one text, of fields that together are not too wide."""
 
     _size = 0
 
@@ -143,7 +143,9 @@ class _Formatter(SandboxedFormatter):
 
 
 class _Counted(NodeTransformer):
-    """Puts a call into every loop and macro, in place of `~`, and behind a block that is kept."""
+    """Inserts a counting call into every loop and macro, in place of `~`, and after a stored
+    block.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -191,13 +193,13 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson` as the library transformers has it: nothing is written for HTML."""
+    """Apply the filter `tojson` as the library transformers has it: without HTML escapes."""
     form: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     return json.dumps(value, ensure_ascii=ensure_ascii, **form)
 
 
 def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
-    """The filter and the method `replace`."""
+    """Apply the filter and the method `replace`."""
     whole, before, after = str(text), str(old), str(new)
     _check(len(whole) + whole.count(before) * len(after))
     return whole.replace(before, after, -1 if count is None else count)

@@ -114,7 +114,7 @@ class _TextScratch:
             yield self._spool.read(part.size).decode()
 
     def split(self, share: float) -> tuple[list[_DocumentPart], list[_DocumentPart]]:
-        """(train, held out): both have at least one part."""
+        """Return (train, held out): both have at least one part."""
         by_digest = sorted(self.parts)
         held, size = 0, 0
         while held == 0 or (size < share * self.bytes and held < len(by_digest) - 1):
@@ -158,7 +158,7 @@ def _spool(
 
 
 def _cut(part: _DocumentPart, limit: int, spool: BinaryIO) -> Iterator[_DocumentPart]:
-    """Parts of at most `limit` bytes, cut after a line where there is one and never inside a
+    """Yield parts of at most `limit` bytes, cut after a line where there is one and never inside a
     character.
     """
     if part.size <= limit:

@@ -1,4 +1,4 @@
-"""Datasets that are tokens already: nanoGPT's `.bin` files, raw integers without a header.
+"""Datasets of tokens: nanoGPT's `.bin` files, raw integers without a header.
 
 Beside them belongs the tokenizer.json that made them, or at least the size of its vocabulary;
 without a tokenizer the run trains as well, only its samples cannot be read.
@@ -29,7 +29,7 @@ _COPIED_TOKENS = 1 << 20  # at a time
 
 
 def token_files(sources: Sequence[str | Path | Document]) -> list[Path]:
-    """The token files among the sources; a directory with a train.bin stands for its own.
+    """Return the token files among the sources; a directory with a train.bin stands for its files.
 
     Raises InvalidRunFile for a mix.
     """
@@ -49,7 +49,7 @@ def token_files(sources: Sequence[str | Path | Document]) -> list[Path]:
 
 
 def build_token_files(paths: list[Path], put: Put, settings: TextSettings) -> Built:
-    """Store token files as they are: val.bin is held out, or else the last share of the stream."""
+    """Store token files unchanged: val.bin is held out, or else the last share of the stream."""
     vocab_size = settings.vocab_size
     assets: dict[str, ChunkRef] = {}
     if settings.tokenizer is not None:

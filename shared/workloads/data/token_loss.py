@@ -1,5 +1,5 @@
-"""Loss of a language model on the held-out part of a dataset. The model itself is a function of
-tokens, so that nothing here needs torch.
+"""Held-out loss of a language model, given as a function of tokens, so that torch is not needed
+here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Losses = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model as a reader: tokens of a window, vocabulary, cost of a window forward."""
+    """Sizes for reading a model: tokens of a window, vocabulary, forward cost of a window."""
 
     context: int
     vocab_size: int

@@ -47,12 +47,12 @@ TOKEN_BITS = FIRST - 1
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The name of the stored type that holds every token below `vocab_size`."""
+    """Return the name of the stored type that holds every token below `vocab_size`."""
     return "uint16" if vocab_size <= 65535 else "uint32"
 
 
 def stored_type(dtype: str) -> np.dtype[np.unsignedinteger]:
-    """Return the stored type of a name. Raises InvalidRunFile for one that is not known."""
+    """Return the stored type of a name. Raises InvalidRunFile for an unknown one."""
     stored = _DTYPES.get(dtype)
     if stored is None:
         raise InvalidRunFile(f'tokens of type "{dtype}" are not known; use uint16 or uint32')
@@ -119,7 +119,7 @@ class TokenChunk:
         return len(self.tokens)
 
     def check(self, vocab_size: int) -> None:
-        """Refuse a token that the model has no row for, before it reaches the device.
+        """Refuse a token without a row in the model, before it reaches the device.
 
         Raises InvalidRunFile.
         """
@@ -224,11 +224,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
 
 
 def vocab_of(tokenizer: Tokenizer) -> int:
-    """One more than the largest token id (ids may have gaps)."""
+    """Return one more than the largest token id (ids may have gaps)."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """The token that ends a document, if this tokenizer has one that is known."""
+    """Return the token that ends a document, if this tokenizer has a known one."""
     found = (tokenizer.token_to_id(text) for text in _ENDS)
     return next((token for token in found if token is not None), None)

@@ -15,7 +15,7 @@ from shared.workloads.data.tokenizer import TokenChunk, stored_type
 
 def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False) -> list[int]:
     """Return how many windows of `block_size` tokens and their targets each chunk gives; with
-    `last` a shorter one at its end counts.
+    `last` including a shorter one at its end.
 
     Raises InvalidRunFile for a chunk whose bytes cannot be as many tokens as it claims: by this
     number memory is taken before a chunk is opened.
@@ -37,7 +37,7 @@ def dtype_of(manifest: DatasetManifest) -> str:
 
 
 class Windows:
-    """A list of windows, each (chunk, number in the chunk): window s is tokens [s T, s T + T], T
+    """List of windows, each (chunk, number in the chunk): window s is tokens [s T, s T + T], T
     inputs and T targets.
     """
 
@@ -54,7 +54,7 @@ class Windows:
         return len(self._rows)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Windows [start, stop) of the list, shape (B, T + 1); -1 behind the end of a chunk.
+        """Return windows [start, stop) of the list, shape (B, T + 1); -1 after the end of a chunk.
 
         Raises InvalidRunFile for a chunk that cannot be used.
         """

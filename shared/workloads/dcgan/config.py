@@ -70,7 +70,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def base(self) -> int:
-        """The side that the generator begins with."""
+        """Return the side length that the generator begins with."""
         return self.image_size >> self.doublings
 
     def generator(self) -> list[Layer]:
@@ -102,7 +102,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> DcganConfig:
-    """The config of a run on this dataset, which says how large the images are.
+    """Return the config of a run on this dataset, with its image size.
 
     Raises InvalidRunFile.
     """
@@ -154,7 +154,7 @@ def _network(
 
 
 def flops(layers: list[Layer]) -> float:
-    """Forward, one image: two for each multiplication."""
+    """Return the forward FLOPs of one image: two for each multiplication."""
     total = 0.0
     for layer in layers:
         positions = 1 if layer.kernel == layer.side else (layer.side // 2) ** 2
@@ -163,7 +163,7 @@ def flops(layers: list[Layer]) -> float:
 
 
 def flops_per_sample(config: DcganConfig) -> float:
-    """A step, for each real image: one fake drawn and learnt from (3), both judged and learnt from
-    (6), the fake again (2).
+    """Return the FLOPs of a step, for each real image: one fake drawn and learnt from (3), both
+    judged and learnt from (6), the fake again (2).
     """
     return 3 * flops(config.generator()) + 8 * flops(config.discriminator())

@@ -36,7 +36,7 @@ _SHARE_MIN = 0.25  # ... and as covered from this part of its share among real i
 
 @torch.inference_mode()
 def draw(config: DcganConfig, weights: Weights, noise: NDArray[np.float32]) -> Tensor:
-    """Images (N, C, S, S) in -1 ... 1 of noise (N, L), on the CPU."""
+    """Return images (N, C, S, S) in -1 ... 1 of noise (N, L), on the CPU."""
     model = build(config, weights, "cpu").eval()
     parts = [noise[start : start + _AT_ONCE] for start in range(0, len(noise), _AT_ONCE)]
     return torch.cat([model.draw(torch.from_numpy(part)) for part in parts])
@@ -49,8 +49,8 @@ def evaluate(
     budget_s: float,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
-    """Return how near images of fixed noise come to real ones; `budget_s` and `stop` only end it
-    early.
+    """Measure the distance of images from fixed noise to real ones; `budget_s` and `stop` only end
+    it early.
 
     "loss" is the Fréchet distance in the judge's features ("frechet_real": of real images that it
     never saw), "coverage" the share of classes that are drawn, "class_overlap" how much of the

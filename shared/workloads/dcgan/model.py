@@ -1,5 +1,4 @@
-"""The two networks of a DCGAN: the generator draws images, the discriminator tells them from real
-ones.
+"""Networks of a DCGAN: the generator draws images, the discriminator tells them from real ones.
 
 Shapes: B images, L latent, C channels, S side. Images lie in -1 ... 1. Weights are float32;
 autocast is the caller's.
@@ -35,7 +34,7 @@ class Dcgan(nn.Module):
         return out
 
     def judge(self, images: Tensor) -> Tensor:
-        """One number (B,) for each image: the log odds that it is real."""
+        """Return one number (B,) for each image: the log odds that it is real."""
         out: Tensor = self.discriminator(images)  # (B, 1, 1, 1)
         return out.flatten()
 
@@ -90,7 +89,7 @@ def build(config: DcganConfig, weights: Weights, device: str) -> Dcgan:
 
 
 class Generator(nn.Module):
-    """The half that draws, alone."""
+    """Generator alone."""
 
     def __init__(self, model: Dcgan) -> None:
         super().__init__()
@@ -104,7 +103,7 @@ class Generator(nn.Module):
 
 @contextmanager
 def statistics_kept(network: nn.Module) -> Iterator[None]:
-    """Meanwhile batches are normalised as ever, but the running averages do not see them."""
+    """Keep the running averages unchanged while batches are normalised."""
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.track_running_stats = False

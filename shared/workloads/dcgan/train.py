@@ -93,8 +93,8 @@ class DcganWork:
         return self._portion
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with micro-batches as memory allowed before. Otherwise a batch is cut alike on
-        every machine: its statistics depend on it.
+        """Begin with the micro-batches that memory allowed before. Otherwise a batch is cut alike
+        on every machine: its statistics depend on it.
         """
         if most:
             self._portion = max(1, min(self._portion, micro_batch))
@@ -199,7 +199,7 @@ class DcganWork:
         return found
 
     def restore(self, snapshot: Weights) -> None:
-        """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
+        """Continue from a `snapshot`. Raises InvalidRunFile when it is of another task."""
         own = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps and _HALVED in snapshot
@@ -226,7 +226,7 @@ class DcganWork:
         return self._portion // 2 >= self._least and len(self._halved) < HALVINGS_MAX
 
     def _follow(self) -> None:
-        """Cut the batches of this turn as the machine did whose task is done again.
+        """Split batches exactly as the audited machine did.
 
         Raises BadRequest where no machine can have cut them so: memory here is not to blame.
         """
@@ -255,7 +255,7 @@ class DcganWork:
         return pixels.float().div_(127.5).sub_(1.0)  # (B, C, S, S)
 
     def _judge(self, real: Tensor, noise: Tensor, share: float) -> None:
-        """The discriminator's turn."""
+        """Take the discriminator's turn."""
         model = self._model
         with self._autocast:
             with torch.set_grad_enabled(not self._frugal):
@@ -271,14 +271,14 @@ class DcganWork:
         self._now.add_(seen, alpha=share)
 
     def _drawn(self, size: int, micro: int) -> Tensor:
-        """The fakes that the discriminator saw, kept or drawn again."""
+        """Return the fakes that the discriminator saw, kept or drawn again."""
         if self._fakes:
             return self._fakes.popleft()
         with self._autocast, statistics_kept(self._model.generator):  # which have seen these
             return self._model.draw(self._noise(size, micro))
 
     def _fool(self, fakes: Tensor, share: float) -> None:
-        """The generator's turn."""
+        """Take the generator's turn."""
         model = self._model
         with self._autocast, _frozen(model.discriminator):
             on_fakes = model.judge(fakes)
@@ -287,7 +287,7 @@ class DcganWork:
         self._now[1].add_(loss.detach().float(), alpha=share)
 
     def _finish_turn(self, size: int) -> bool:
-        """Use the gradients of a whole turn. True when the step is over."""
+        """Apply the gradients of a whole turn. True when the step is over."""
         self._learners[self._turn].finish(self._step, size / len(self._images))
         self._in_turn = 0
         self._turn = 1 - self._turn
@@ -300,7 +300,7 @@ class DcganWork:
         return True
 
     def _preview(self, now: float) -> str:
-        """Three of the fakes in dots, now and then."""
+        """Return three of the fakes in dots, now and then."""
         if not self._fakes or now - self._shown_at < _PREVIEW_S:
             return ""
         self._shown_at = now
@@ -337,14 +337,14 @@ class DcganWork:
 
 
 def portion(batch: int, config: DcganConfig) -> int:
-    """Return how many images of a batch are learnt from at once, the same on every device."""
+    """Return how many images of a batch are learnt at once, the same on every device."""
     quick = int(_PORTION_FLOPS / max(1.0, flops_per_sample(config) / 2))
     return min(batch, max(_PORTION_MIN, quick))
 
 
 @contextmanager
 def _frozen(network: nn.Module) -> Iterator[None]:
-    """Meanwhile the network passes gradients on, and learns and remembers nothing."""
+    """Freeze the network: it passes gradients on, without learning or updating statistics."""
     network.requires_grad_(False)
     try:
         with statistics_kept(network):

@@ -1,5 +1,4 @@
-"""The workload `dcgan`: many machines train one generator of images and the discriminator it learns
-from.
+"""Workload `dcgan`: many machines train one image generator and its discriminator.
 
 This module only puts the parts together and loads torch when a tensor is asked for.
 """
@@ -70,8 +69,8 @@ class DcganWorkload(Workload):
         return dcgan_config.schema(DcganConfig.from_dict(config))
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        """Convolutions normal with deviation 0.02, scales of norms so around one, everything else
-        as nothing was seen.
+        """Return initial weights: convolutions normal with deviation 0.02, scales of norms likewise
+        around one, statistics empty.
         """
         import torch
 

@@ -52,7 +52,7 @@ class NextToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Continuation:
-    """The answer to a sequence as its tokens come: draws them, and knows where it ends."""
+    """Answer to a sequence as its tokens arrive: draws them, and detects its end."""
 
     def __init__(self, sequence: Sequence, reader: Reader) -> None:
         self.sequence = sequence
@@ -98,7 +98,7 @@ class _RunningSequence:
 
 
 class Batch:
-    """Generates the sequences that one version was asked for."""
+    """Generates the sequences requested from one version."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -115,13 +115,13 @@ class Batch:
         return self._decoder.slots - len(self._free)
 
     def add(self, sequence: Sequence) -> None:
-        """Take in a sequence. Raises TooManyRequests when too many wait."""
+        """Add a sequence. Raises TooManyRequests when too many wait."""
         if len(self._waiting) >= WAITING_MAX:
             raise TooManyRequests("too many prompts wait for an answer here", retry_after_s=5)
         self._waiting.append(sequence)
 
     def cancel(self, id: str) -> None:
-        """Forget a sequence; its slot is free at once."""
+        """Drop a sequence; its slot is free at once."""
         self._waiting = deque(each for each in self._waiting if each.id != id)
         for each in [one for one in self._reading if one.sequence.id == id]:
             self._reading.remove(each)

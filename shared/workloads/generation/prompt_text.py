@@ -1,5 +1,5 @@
-"""Prompts as tokens and tokens as text, for a decoder. Without a tokenizer a text is the numbers of
-its tokens.
+"""Conversion of prompts to tokens and back, for a decoder. Without a tokenizer a text is its token
+numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIGITS_MAX = 12
 
 
 class PromptText:
-    """Half of a `Decoder`: all but the model."""
+    """Text half of a `Decoder`."""
 
     def __init__(self, tokenizer: bytes | None, vocabulary: int) -> None:
         """Read a tokenizer.json, if there is one. Raises InvalidRunFile."""
@@ -29,7 +29,7 @@ class PromptText:
         self.end = end_of_text(self._tokenizer) if self._tokenizer else None
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return the tokens of a prompt; an empty one is the end of the text before.
+        """Return the tokens of a prompt; an empty one stands for the end of a previous text.
 
         With `marks` special tokens in it count as such, elsewhere they are text. Raises
         InvalidRunFile for what this model does not know.
@@ -48,7 +48,7 @@ class PromptText:
 
     @cached_property
     def _marking(self) -> Tokenizer | None:
-        """The same tokenizer, for texts of which special tokens are a part."""
+        """Return the same tokenizer, for texts with special tokens."""
         found = load_tokenizer(self._data) if self._data is not None else None
         if found is not None:
             found.encode_special_tokens = False
@@ -67,7 +67,7 @@ class PromptText:
 
 
 def ending(reader: Reader, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the tokens, or else the texts, that end an answer which a template ends so."""
+    """Return the tokens, or else the texts, that end an answer of a template."""
     if not text.strip():
         return (), ()
     first = reader.encode(text, marks=True)[:1]
@@ -77,8 +77,8 @@ def ending(reader: Reader, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return prompts as rows of one length. What follows a prompt's end is read after it, so that
-    it changes nothing before, and a text's own tokens are written over it.
+    """Return prompts as rows of one length. Padding is read after a prompt's end, so that it
+    changes nothing before, and the answer's tokens overwrite it.
     """
     longest = max(map(len, prompts))
     return [[*each, *[0] * (longest - len(each))] for each in prompts]

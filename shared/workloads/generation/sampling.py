@@ -22,7 +22,7 @@ SLACK = 0.02  # nats that logits of the same weights may differ by on other hard
 
 
 class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token, its log-probability under the model (temperature 1), and the likeliest ones."""
+    """Token, its log-probability under the model (temperature 1), and the likeliest ones."""
 
     token: int
     logprob: float = 0.0
@@ -68,7 +68,7 @@ def choose(
 def agrees(
     logits: NDArray[np.floating], draw: float, token: int, *, temperature: float, top_p: float = 1.0
 ) -> bool:
-    """Look whether a token could have been chosen from logits (V,) that other hardware computed.
+    """Return True if a token could have been chosen from logits (V,) that other hardware computed.
 
     Greedy: none is likelier by more than `SLACK` nats. Drawn: the draw lies within the token's part
     of [0, 1), or no further from it than the sums before it move with such logits. Raises

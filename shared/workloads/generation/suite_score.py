@@ -56,7 +56,7 @@ def score(
     frame: ChatFrame | None = None,
 ) -> SuiteTally:
     """Measure a suite in an order that is the same for every version. With `frame` a prompt is a
-    question of a dialogue and what follows is its answer, as the model learnt them.
+    question of a dialogue and the continuation its answer, as the model learnt them.
 
     `budget_s` and `stop` end it early, after one example at least: what was measured then is a
     random part of the suite, the beginning of that order.
@@ -81,7 +81,7 @@ def _until(examples: Iterator[Example], over: Callable[[], bool]) -> Iterator[Ex
 
 
 class _Asking:
-    """A decoder, and how prompts are written for it."""
+    """Decoder, and the form of its prompts."""
 
     def __init__(self, decoder: Decoder, frame: ChatFrame | None) -> None:
         self.decoder = decoder
@@ -95,7 +95,7 @@ class _Asking:
         return self.decoder.encode(self._frame.asked(text), marks=True)
 
     def continued(self, prompt: str, text: str) -> list[int]:
-        """Return the tokens of a prompt and a text after it: of an answer by themselves, as they
+        """Return the tokens of a prompt and a text after it: an answer's by themselves, as they
         were learnt.
         """
         if self._frame is not None:
@@ -115,7 +115,7 @@ def _chosen(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool
 
 def _likelihood(asking: _Asking, prompt: str, text: str) -> tuple[float, bool]:
     """Return the log-probability of a text after a prompt, nats a byte; -inf where a diverged model
-    has none. The flag says that the beginning of the prompt was cut off.
+    has none. The flag tells that the beginning of the prompt was cut off.
     """
     decoder = asking.decoder
     before, whole = asking.prompt(prompt), asking.continued(prompt, text)
@@ -139,7 +139,7 @@ def _log_probability(logits: np.ndarray, token: int) -> float:
 
 
 def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
-    """Generate answers, as many at once as there are slots; none is left half written."""
+    """Generate answers, as many at once as there are slots; each one completely."""
     decoder = asking.decoder
     batch, texts = Batch(decoder), dict[str, str]()
     running: dict[str, tuple[Example, bool]] = {}

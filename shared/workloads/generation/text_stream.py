@@ -1,4 +1,4 @@
-"""Text of a sequence while its tokens come: whole characters, and nothing of a stop string."""
+"""Text of a sequence while its tokens arrive: whole characters, without any stop string."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WINDOW = 8  # tokens before the new ones that are decoded again: a character has
 
 
 class StopStrings:
-    """Lets a text through piece by piece, up to the first stop string."""
+    """Passes a text piece by piece, up to the first stop string."""
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stop = tuple(each for each in stop if each)

@@ -32,7 +32,7 @@ class GamePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """A game that is over."""
+    """Finished game."""
 
     plan: GamePlan
     moves: tuple[int, ...]
@@ -103,7 +103,7 @@ class Arena:
         self._searching = False
 
     def advance(self, limit_s: float) -> list[Played]:
-        """Play for about this long, at least one batch; the games that ended meanwhile."""
+        """Play for about this long, at least one batch; return the games that ended."""
         began, ended = perf_counter(), list[Played]()
         while True:
             if not self._searching and not self._begin():
@@ -126,13 +126,11 @@ class Arena:
         return {key for seat in self.seats for key in seat.plan.players}
 
     def again(self) -> None:
-        """Drop the search in progress: it is done again from its beginning, with the same
-        result.
-        """
+        """Drop the search in progress: it is repeated from its beginning, with the same result."""
         self._searching = False
 
     def _begin(self) -> bool:
-        """Fill the seats and start a search for all; False when nobody is left."""
+        """Fill the seats and start a search for all; False when no game is left."""
         while len(self.seats) < self._slots:
             plan = self._following()
             if plan is None:
@@ -157,7 +155,7 @@ class Arena:
         )
 
     def _ask(self, boards: Boards) -> tuple[Floats, Floats]:
-        """Each board to the network of its game."""
+        """Evaluate each board by the network of its game."""
         keys = [self.seats[game].player for game in self._search.waiting_games()]
         if len(set(keys)) == 1:
             return self._players[keys[0]](boards)
@@ -169,7 +167,7 @@ class Arena:
         return logits, values
 
     def _move(self) -> list[Played]:
-        """One move in every game; the games that end leave their seats."""
+        """Make one move in every game; finished games leave their seats."""
         self._searching = False
         visits = self._search.visits()
         for seat, row in zip(self.seats, visits, strict=True):

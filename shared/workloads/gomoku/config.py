@@ -63,7 +63,7 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> int:
-        """Return how many cells away a stone may lie and still be seen: one for each 3 x 3
+        """Return the distance in cells at which a stone still matters: one for each 3 x 3
         convolution.
         """
         return 1 + 2 * self.depth
@@ -165,7 +165,7 @@ def _shapes(config: GomokuConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def forward_flops(config: GomokuConfig) -> float:
-    """One evaluation of one position by the network."""
+    """Return the FLOPs of evaluating one position."""
     C = config.width
     cell = 9 * PLANES * C + 18 * C * C * config.depth + POLICY_CHANNELS * (C + 1)
     return 2.0 * (config.cells * cell + VALUE_HIDDEN * (2 * C + 1))

@@ -1,5 +1,5 @@
-"""Games of the gomoku workload as the coordinator and people meet them: paced, inspected, sealed,
-played against.
+"""Games of the gomoku workload for the coordinator and people: pacing, inspection, sealing,
+play.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class GomokuGames(Games):
 def _stale(
     records: Sequence[GameRecord], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return which games began with a version too far behind the newest that their player could
-    know of, by place.
+    """Return the games, by place, that began with a version too far behind the newest known to
+    their player.
 
     Judged by when a game began and never by when it was handed in: a slow machine's long game is as
     welcome as any.
@@ -154,7 +154,7 @@ def _stale(
 
 
 def _players(config: GomokuConfig, weights: Callable[[int], Path]) -> Callable[[int], NetEvaluator]:
-    """Networks by version, each loaded when it is first asked for."""
+    """Return networks by version, each loaded on first use."""
     from shared.workloads.gomoku.network import NetEvaluator, read_weights
 
     loaded: dict[int, NetEvaluator] = {}

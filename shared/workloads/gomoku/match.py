@@ -63,7 +63,7 @@ class MatchWork(PlayWork):
 
 
 def meet(config: GomokuConfig, manner: Manner, weights: tuple[Held, Held], games: int) -> Encounter:
-    """A whole match on this machine, all its games at once: the first version against the
+    """Play a whole match on this machine, all its games at once: the first version against the
     second.
     """
     one, other = (NetEvaluator(config, held, "cpu") for held in weights)
@@ -93,7 +93,7 @@ def exhibition(config: GomokuConfig, weights: Held, seed: int) -> Sample:
 def _play(
     rules: BoardRules, manner: Manner, players: Mapping[str, NetEvaluator], plans: list[GamePlan]
 ) -> list[Played]:
-    """All these games, in their order."""
+    """Play all these games to their end."""
     following = iter(plans)
     arena = Arena(rules, manner, len(plans), players, lambda: next(following, None))
     played: list[Played] = []
@@ -103,7 +103,7 @@ def _play(
 
 
 def _told(rules: BoardRules, moves: tuple[int, ...]) -> str:
-    """A game as a person reads it: the moves and the last position."""
+    """Return a game for people: the moves and the last position."""
     position = Position(rules, moves)
     names = [cell_name(move, rules.size) for move in moves]
     pairs = [f"{n // 2 + 1}. {' '.join(names[n : n + 2])}" for n in range(0, len(names), 2)]

@@ -35,7 +35,7 @@ _GPU_BATCH = 4096
 
 
 class ResidualBlock(nn.Module):
-    """x + two(relu(one(x)))."""
+    """Residual block x + two(relu(one(x)))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class ResidualBlock(nn.Module):
 
 
 class Head(nn.Module):
-    """Two layers of any kind."""
+    """Head of two layers of any kind."""
 
     def __init__(self, hidden: nn.Module, out: nn.Module) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class GomokuNet(nn.Module):
         return logits, torch.tanh(self.value(pooled)).squeeze(1)
 
     def examples(self) -> Tensor:
-        """A batch (2, A) to trace the network with."""
+        """Return a batch (2, A) to trace the network with."""
         return torch.zeros((2, self.side * self.side), dtype=torch.int8)
 
     def _planes(self, boards: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class NetEvaluator:
         return {name: to_host(value) for name, value in self._model.named_parameters()}
 
     def move(self, device: str) -> None:
-        """Take the weights to another device, to free this one or to come back."""
+        """Move the weights to another device, to free this one or to come back."""
         self._model.to(device)
         self._device = device
 

@@ -1,4 +1,4 @@
-"""A version of the network as somebody to play against."""
+"""Version of the network as an opponent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class GomokuOpponent:
         )
 
     def reply(self, moves: Sequence[int], level: int) -> MoveReply:
-        """Level 0 looks little and errs on purpose now and then, 2 looks far.
+        """Compute the reply; level 0 searches little and errs on purpose now and then, 2 searches
+        far.
 
         Raises BadRequest when the game is over.
         """

@@ -1,6 +1,4 @@
-"""The moves that a game begins with before anybody thinks: random ones in self-play, fixed ones in
-matches.
-"""
+"""Openings of games: random moves in self-play, fixed ones in matches."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def drawn(rules: BoardRules, seed: int, plies: int) -> tuple[int, ...]:
 
 
 def fixed(rules: BoardRules, number: int) -> tuple[int, ...]:
-    """The opening that games 2 n and 2 n + 1 of every match begin with, near the centre."""
+    """Return the opening of games 2 n and 2 n + 1 of every match, near the centre."""
     side = min(rules.size, rules.size // 2 + 2)
     margin = (rules.size - side) // 2
     middle = [

@@ -1,5 +1,5 @@
-"""Play, the base of self-play and matches: a task of so many games on one device, advanced a
-quarter of a second at a time.
+"""Play, the base of self-play and matches: the games of a task on one device, advanced a quarter of
+a second at a time.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class PlayWork(ABC):
         return self._device.partition(":")[0]
 
     def _preview(self) -> str:
-        """The game that is furthest."""
+        """Return a picture of the game with the most moves."""
         if not self._arena.seats:
             return ""
         position = max((seat.position for seat in self._arena.seats), key=lambda p: len(p.moves))

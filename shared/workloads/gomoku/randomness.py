@@ -1,4 +1,4 @@
-"""All chance of self-play as a function of seeds, the same on every machine and in every release of
+"""Chance of self-play as a function of seeds, the same on every machine and in every release of
 NumPy.
 
 Only the raw words of Philox 4x64-10 (Salmon et al. 2011) are used: they are fixed by definition,
@@ -54,7 +54,7 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
 
 
 def draw(visits: NDArray[np.int32], seed: int, ply: int, temperature_plies: int) -> int:
-    """The move that self-play makes after a search: in proportion to its visits in the beginning,
+    """Return the move of self-play after a search: in proportion to its visits in the beginning,
     then the most visited.
     """
     if ply >= temperature_plies:

@@ -65,7 +65,7 @@ def encode(records: Iterable[GameRecord]) -> bytes:
 
 
 def decode(data: bytes) -> list[GameRecord]:
-    """The games of a file. Raises InvalidGame, naming the line."""
+    """Return the games of a file. Raises InvalidGame, naming the line."""
     try:
         return unpack(data, GameRecord, FILE_BYTES_MAX, GAMES_MAX)
     except BadRequest as error:
@@ -73,7 +73,7 @@ def decode(data: bytes) -> list[GameRecord]:
 
 
 def flat(visits: NDArray[np.int32]) -> tuple[int, ...]:
-    """Counts of all cells (A,) as a record holds them."""
+    """Return counts of all cells (A,) in the form of a record."""
     cells = np.flatnonzero(visits)
     return tuple(np.stack([cells, visits[cells]], axis=1).reshape(-1).tolist())
 
@@ -97,7 +97,7 @@ def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
 
 
 def check(record: GameRecord, rules: BoardRules, manner: Manner) -> None:
-    """Play the game again and hold each move against its visits.
+    """Replay the game and check each move against its visits.
 
     Raises InvalidGame: which game, which move, what.
     """
@@ -138,7 +138,7 @@ def _check_length(record: GameRecord, rules: BoardRules) -> None:
 
 
 def _check_draw(position: Position, record: GameRecord, ply: int, manner: Manner) -> None:
-    """The search of this move: its sum, its cells, and the move that was drawn from it."""
+    """Check the search of this move: its sum, its cells, and the drawn move."""
     found = counts(record.visits[ply - record.opening], position.rules.cells)
     if int(found.sum()) != manner.simulations:
         raise InvalidGame(

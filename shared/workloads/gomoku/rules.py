@@ -27,7 +27,7 @@ Boards = NDArray[np.int8]
 
 
 class BoardRules(msgspec.Struct, frozen=True):
-    """A square board of `size` and how many stones in a row win (more win too)."""
+    """Square board of `size`, and how many stones in a row win (more win too)."""
 
     size: int = 15
     win: int = 5
@@ -59,8 +59,8 @@ def rays(rules: BoardRules) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=16)
 def symmetries(size: int) -> NDArray[np.intp]:
-    """The eight ways to turn and mirror a board, (8, A): row s gives for each cell of the new board
-    the old one.
+    """Return the eight ways to turn and mirror a board, (8, A): row s gives for each cell of the
+    new board the old one.
     """
     grid = np.arange(size * size).reshape(size, size)
     turned = [np.rot90(grid, quarter) for quarter in range(4)]
@@ -78,7 +78,7 @@ def inverse_symmetries(size: int) -> NDArray[np.intp]:
 
 
 def empty(rules: BoardRules, boards: int) -> Boards:
-    """Boards without stones, (B, A + 1)."""
+    """Return boards without stones, (B, A + 1)."""
     found = np.zeros((boards, rules.cells + 1), np.int8)
     found[:, -1] = OUTSIDE
     return found
@@ -117,7 +117,7 @@ class Position:
 
     @property
     def player(self) -> int:
-        """Return whose turn it is."""
+        """Return the player to move."""
         return 1 if len(self.moves) % 2 == 0 else -1
 
     @property
@@ -142,7 +142,7 @@ class Position:
             self.winner = player
 
     def row(self) -> tuple[int, ...]:
-        """The cells that won, in order; none before the end and after a draw."""
+        """Return the winning cells, in order; none before the end and after a draw."""
         if not self.winner:
             return ()
         last = self.moves[-1]
@@ -160,7 +160,7 @@ class Position:
 
 
 def drawing(rules: BoardRules, board: NDArray[np.int8], last: int = -1) -> str:
-    """The board as text: X first player, O second, the last stone in lower case."""
+    """Return the board as text: X first player, O second, the last stone in lower case."""
     lines = []
     for row in range(rules.size):
         signs = []

@@ -54,12 +54,12 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def uniform(boards: Boards) -> tuple[Floats, Floats]:
-    """The evaluator that knows nothing."""
+    """Evaluate every position alike, without knowledge."""
     return np.zeros(boards.shape, np.float32), np.zeros(len(boards), np.float32)
 
 
 class _Paths(msgspec.Struct, frozen=True, kw_only=True):
-    """One way from root to leaf in each game, all steps flat; no row stands in it twice."""
+    """Paths from root to leaf, one in each game, all steps flat; no row is in it twice."""
 
     rows: Rows
     moves: Rows
@@ -69,7 +69,7 @@ class _Paths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Search:
-    """Room for `games` searches that advance together."""
+    """Search of `games` games that advance together."""
 
     def __init__(self, rules: BoardRules, settings: SearchSettings, games: int) -> None:
         self.rules = rules
@@ -161,7 +161,7 @@ class Search:
         return mean
 
     def _open(self, rows: Rows, logits: Floats, values: Floats) -> None:
-        """Give rows their moves."""
+        """Set the moves of rows."""
         taken = self._boards[rows, :-1] != 0
         logits = np.where(taken, np.float32(-np.inf), logits)
         logits -= logits.max(axis=1, keepdims=True)
@@ -216,7 +216,7 @@ class Search:
         self._waiting = np.concatenate([path.fresh for path in self._paths])
 
     def _select(self) -> _Paths:
-        """Walk from each root to a position that is new or over, and make it if it is new."""
+        """Descend from each root to a new or finished position, and make it if it is new."""
         levels, rows = list[Rows](), self._roots
         while int(rows.min()) < self._end:
             levels.append(rows)
@@ -263,7 +263,7 @@ class Search:
         return rows
 
     def _ascend(self) -> None:
-        """Put the values of the leaves where the lost visits stand."""
+        """Write the values of the leaves over the virtual losses."""
         for path in self._paths:
             gain = self._value[path.leaves] * path.signs + 1
             self._q[path.rows, path.moves] += gain / self._n[path.rows, path.moves]
@@ -272,7 +272,7 @@ class Search:
         self._paths = []
 
     def _lose(self, path: _Paths) -> None:
-        """Count a visit that is lost until its value is known."""
+        """Count a visit as a virtual loss until its value is known."""
         rows, moves = path.rows, path.moves
         n = self._n[rows, moves]
         first = n == 0

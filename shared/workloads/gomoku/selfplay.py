@@ -24,7 +24,7 @@ from shared.workloads.gomoku.records import GameRecord
 
 
 class Version(NamedTuple):
-    """Weights that a player plays with."""
+    """Weights of a player."""
 
     number: int
     sha256: str
@@ -43,7 +43,7 @@ class Half(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedGames(msgspec.Struct, frozen=True, kw_only=True):
-    """All games of a task that began."""
+    """Started games of a task."""
 
     seed: int
     following: int
@@ -70,7 +70,7 @@ class SelfPlayWork(PlayWork):
         return progress
 
     def swap(self, weights: Weights, version: int, sha256: str) -> None:
-        """Games that begin from now on are played by this version."""
+        """Play games that begin from now on with this version."""
         if version > self._versions[self._newest].number:
             self._newest = self._join(weights, Version(version, sha256))
             self._dismiss()
@@ -92,7 +92,7 @@ class SelfPlayWork(PlayWork):
         return found
 
     def restore(self, snapshot: Weights) -> None:
-        """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
+        """Continue from a `snapshot`. Raises InvalidRunFile when it is of another task."""
         try:
             saved = decode(snapshot["games"].numpy().tobytes(), SavedGames)
         except (KeyError, msgspec.DecodeError) as error:
@@ -118,7 +118,7 @@ class SelfPlayWork(PlayWork):
         return version.key
 
     def _dismiss(self) -> None:
-        """Forget the networks that no game needs any more; the newest stays, and stays last."""
+        """Drop the networks that no game needs any more; the newest stays last."""
         for key in set(self._players) - self._arena.keys() - {self._newest}:
             self._evaluated += self._players.pop(key).positions
 

@@ -1,4 +1,4 @@
-"""Positions with known answers: how much a player sees without searching.
+"""Positions with known answers: a measure of sight without search.
 
     win      complete the row now
     block    the other would complete one: there is one cell to prevent it
@@ -39,7 +39,7 @@ class TacticsSuite(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=8)
 def windows(rules: BoardRules) -> NDArray[np.intp]:
-    """The cells of every row that wins, (W, win)."""
+    """Return the cells of every winning row, (W, win)."""
     along = rays(rules)[:, 0::2]  # one direction of each line: (A, 4, win - 1)
     start = np.broadcast_to(np.arange(rules.cells)[:, None, None], (*along.shape[:2], 1))
     rows = np.concatenate([start, along], axis=2).reshape(-1, rules.win)
@@ -48,7 +48,7 @@ def windows(rules: BoardRules) -> NDArray[np.intp]:
 
 
 def completing(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]:
-    """The empty cells of each board (B, A) where `player` would complete a row at once."""
+    """Return the empty cells of each board (B, A) where `player` would complete a row at once."""
     found = np.zeros(boards.shape, np.bool_)
     board, rows = _short_of(rules, boards, player, 1)
     cells = windows(rules)[rows]
@@ -58,8 +58,8 @@ def completing(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.boo
 
 
 def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]:
-    """The empty cells (B, A) after which `player` can complete a row in two ways and the other in
-    none.
+    """Return the empty cells (B, A) after which `player` can complete a row in two ways and the
+    other in none.
 
     Of boards where nobody can complete one now, or only the other, in one cell.
     """
@@ -125,8 +125,8 @@ def suite(rules: BoardRules, each: int = EACH) -> TacticsSuite:
 
 
 def score(rules: BoardRules, evaluator: Evaluator, each: int = EACH) -> dict[str, float]:
-    """The share of positions whose likeliest move is right, in all and for each kind; "loss": the
-    mean of -log of what the policy gives to the right moves together.
+    """Return the share of positions whose likeliest move is right, in all and for each kind;
+    "loss": the mean of -log of the policy's total for the right moves.
     """
     found = suite(rules, each)
     logits, _ = evaluator(found.boards)
@@ -146,8 +146,8 @@ def score(rules: BoardRules, evaluator: Evaluator, each: int = EACH) -> dict[str
 def _short_of(
     rules: BoardRules, boards: Boards, player: int, missing: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return which windows of which boards hold all but `missing` stones of `player` and none of
-    the other: boards, windows.
+    """Return the rows of cells that hold all but `missing` stones of `player` and none of the
+    other: boards, windows.
     """
     stones = boards[:, windows(rules)]  # (B, W, win)
     own = (stones == player).sum(axis=2, dtype=np.int8)
@@ -157,8 +157,8 @@ def _short_of(
 
 
 def _scene(rules: BoardRules, number: int) -> NDArray[np.int8]:
-    """A board with the beginning of a row and stones around it, as many of either player or one
-    more of the other (-1).
+    """Return a board with the beginning of a row and stones around it, as many of either player or
+    one more of the other (-1).
     """
     raw = iter(words(_SEED + rules.size * 64 + rules.win, number, 512).tolist())
     board = np.zeros(rules.cells, np.int8)

@@ -26,7 +26,7 @@ _ILLEGAL = -1e9  # in place of minus infinity, which times a probability of zero
 
 
 def window(data: Data, config: GomokuConfig) -> Positions:
-    """All positions of the chunks of a task.
+    """Return all positions of the chunks of a task.
 
     Raises InvalidRunFile for a chunk that cannot be used.
     """
@@ -43,7 +43,7 @@ def window(data: Data, config: GomokuConfig) -> Positions:
 
 
 class Batches:
-    """Positions that a task draws: the same for the same seed, whatever the micro-batches."""
+    """Positions that a task draws: the same for the same seed, for any micro-batches."""
 
     def __init__(self, found: Positions, size: int, job: Job) -> None:
         if len(found) < job.batch_size:
@@ -70,7 +70,9 @@ class Batches:
 def losses(
     model: GomokuNet, boards: Tensor, policies: Tensor, results: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The loss to go down, and (detached) its terms in the order of `LearnWork.FIGURES`, (4,)."""
+    """Return the loss to minimise, and (detached) its terms in the order of `LearnWork.FIGURES`,
+    (4,).
+    """
     logits, values = model(boards)
     logits = logits.float().masked_fill(boards != 0, _ILLEGAL)
     policy = F.cross_entropy(logits, policies)

@@ -1,5 +1,5 @@
-"""Verification that games were really played by the network that they name: rules, chance, and
-searches done again.
+"""Verification that games were really played by the named network: rules, chance, and repeated
+searches.
 
 Everything that costs nothing is checked of every move (see `gomoku_games.check`). Then a few
 positions of every game, chosen by the checker after the games came in, are searched again with the
@@ -46,7 +46,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
-    """One position that is searched again."""
+    """Position whose search is repeated."""
 
     record: GameRecord
     ply: int
@@ -138,7 +138,7 @@ def _check_version(record: GameRecord, bench: Bench) -> None:
 
 
 def _spots(record: GameRecord, bench: Bench, first: int, last: int) -> list[Spot]:
-    """Distinct positions of a game in an order that only the checker knows."""
+    """Return distinct positions of a game in an order that only the checker knows."""
     searched = len(record.visits)
     order = np.argsort(words(bench.seed, record.game, max(1, searched)), kind="stable")[:searched]
     plies = (order[first:last] + record.opening).tolist()
@@ -146,7 +146,7 @@ def _spots(record: GameRecord, bench: Bench, first: int, last: int) -> list[Spot
 
 
 def _player(record: GameRecord, ply: int, bench: Bench) -> int:
-    """Return whose move it is: in a match the measured version has the first stones of even
+    """Return the player to move: in a match the measured version has the first stones of even
     games.
     """
     theirs = bench.manner.match and (ply + record.game) % 2 == 1

@@ -1,4 +1,4 @@
-"""The workload `gomoku`: many machines teach one network to play, by games against itself.
+"""Workload `gomoku`: many machines teach one network to play, by games against itself.
 
 Three kinds of task: actors play (`selfplay`), learners train on the games (`learn`), and matches
 between versions measure strength (`evaluate`). This module only puts the parts together and loads
@@ -107,8 +107,8 @@ class GomokuWorkload(Workload):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """Return how much the network sees without searching, over positions with known answers
-        (see `gomoku_tactics`).
+        """Measure the network's sight without search, over positions with known answers (see
+        `gomoku_tactics`).
         """
         from shared.workloads.gomoku.network import NetEvaluator
         from shared.workloads.gomoku.tactics import score

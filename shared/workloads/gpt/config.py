@@ -81,7 +81,9 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mlp_width(self) -> int:
-        """Four times the width; a gated MLP has three matrices for two, so two thirds of that."""
+        """Return four times the width; a gated MLP has three matrices for two, so two thirds of
+        that.
+        """
         if self.architecture == "gpt2":
             return 4 * self.n_embd
         return -(-8 * self.n_embd // (3 * _STEP)) * _STEP
@@ -97,8 +99,8 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:
-    """The config of a run on this dataset: vocabulary filled in, block size held against the
-    chunks. Raises InvalidRunFile.
+    """Return the config of a run on this dataset: vocabulary filled in, block size checked against
+    the chunks. Raises InvalidRunFile.
     """
     if manifest is None:
         return GptConfig.from_dict(raw)
@@ -156,8 +158,8 @@ def _shapes(config: GptConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def flops_per_sample(config: GptConfig) -> float:
-    """Forward and backward of one window of `block_size` tokens: 6 N T of the matrices and 12 L C
-    T^2 of attention.
+    """Return the FLOPs forward and backward of one window of `block_size` tokens: 6 N T of the
+    matrices and 12 L C T^2 of attention.
     """
     T, C, L = config.block_size, config.n_embd, config.n_layer
     shapes = (shape for name, shape in _shapes(config) if name.startswith("blocks."))

@@ -1,4 +1,4 @@
-"""A GPT that continues many texts at once, with the keys and values of each in a slot.
+"""GPT that continues many texts at once, with the keys and values of each in a slot.
 
 The cache is made once, (L, 2, S, K, T, D) for S slots of T places; a token writes its row and
 nothing is copied as long as the slots in use are the first ones.

@@ -73,7 +73,7 @@ class TextGenerator:
         self._end = end_of_text(self._tokenizer) if self._tokenizer else None
 
     def encode(self, prompt: str) -> list[int]:
-        """The tokens of a prompt; an empty one is the end of the text before.
+        """Return the tokens of a prompt; an empty one stands for the end of a previous text.
 
         Raises InvalidRunFile for unknown tokens.
         """
@@ -92,8 +92,8 @@ class TextGenerator:
         return " ".join(map(str, tokens))
 
     def text(self, prompt: str, sampling: Sampling, seed: int) -> Iterator[str]:
-        """The continuation of `prompt` in pieces, whole characters only; the same seed gives the
-        same text.
+        """Yield the continuation of `prompt` in pieces, whole characters only; the same seed gives
+        the same text.
         """
         tokens: list[int] = []
         told = 0
@@ -108,7 +108,7 @@ class TextGenerator:
 
     @torch.inference_mode()
     def tokens(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> Iterator[int]:
-        """New tokens after `prompt`, until the end of the text or `max_tokens`."""
+        """Yield new tokens after `prompt`, until the end of the text or `max_tokens`."""
         block = self._config.block_size
         generator = torch.Generator().manual_seed(seed & ((1 << 63) - 1))
         context = list(prompt)[-block:]

@@ -1,5 +1,4 @@
-"""A version as the library transformers knows it: a GPT-2 (Radford et al. 2019) whose GELU is the
-exact one.
+"""Version in the library transformers' form: a GPT-2 (Radford et al. 2019) with the exact GELU.
 
 Its dense layers hold their weights input first, the other way round than ours, and always with a
 bias, which is zero where ours have none.

@@ -1,4 +1,4 @@
-"""A version as the library transformers knows it: a Llama (Touvron et al. 2023).
+"""Version in the library transformers' form: a Llama (Touvron et al. 2023).
 
 Its queries, keys and values are three matrices, where ours are one.
 """

@@ -21,16 +21,14 @@ ROTARY_BASE = 10_000.0  # the slowest pair turns once in about so many places
 
 
 class KeyValueCache:
-    """Keys and values of the tokens that one attention layer has seen, for generating token by
-    token.
-    """
+    """Cached keys and values of one attention layer, for generating token by token."""
 
     def __init__(self) -> None:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values so far, each (B, H, T, D)."""
+        """Append keys and values; return all so far, each (B, H, T, D)."""
         if self._keys is not None and self._values is not None:
             keys = torch.cat([self._keys, keys], dim=2)
             values = torch.cat([self._values, values], dim=2)
@@ -50,8 +48,8 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def split(self, x: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, D), keys and values (B, K, T, D) of inputs (B, T, C); `turn` is the
-        part of `rotary` for their places.
+        """Return queries (B, H, T, D), keys and values (B, K, T, D) of inputs (B, T, C); `turn` is
+        the part of `rotary` for their places.
         """
         B, T, _ = x.shape
         q, k, v = self.qkv(x).split(self._widths, dim=-1)
@@ -108,7 +106,7 @@ class Mlp(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """Two layers, and a third whose SiLU is the gate between them."""
+    """Gated MLP: two layers, and a third whose SiLU gates between them."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -191,7 +189,9 @@ class Gpt(nn.Module):
     def hidden(
         self, tokens: Tensor, kept: list[KeyValueCache] | None = None, start: int = 0
     ) -> Tensor:
-        """The last layer's output (B, T, C) for tokens at positions `start`, `start` + 1, ..."""
+        """Return the last layer's output (B, T, C) for tokens at positions `start`, `start` + 1,
+        ...
+        """
         x, turn = self.placed(tokens, slice(start, start + tokens.shape[1]))  # (B, T, C)
         x = self.drop(x)
         for index, block in enumerate(self.blocks):

@@ -1,4 +1,4 @@
-"""One GPT task on one device: the windows of tokens that it reads, and their loss."""
+"""GPT task on one device: its windows of tokens, and their loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workload `gpt`: many machines train one language model on tokens.
+"""Workload `gpt`: many machines train one language model on tokens.
 
 This module only puts the parts together and loads torch when a tensor is asked for.
 """
@@ -71,8 +71,8 @@ class GptWorkload(Workload):
         return gpt_config.schema(GptConfig.from_dict(config))
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        """Normal with deviation 0.02, on residual branches 0.02 / sqrt(2 layers); norms one, biases
-        zero.
+        """Return initial weights: normal with deviation 0.02, on residual branches 0.02 / sqrt(2
+        layers); norms one, biases zero.
 
         Each tensor has a stream of its own from the seed and its name: neither threads nor the
         other tensors change it.

@@ -13,20 +13,20 @@ torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
 
 
 def to_host(value: Tensor) -> Tensor:
-    """A copy on the CPU: float32, or int64 for whole numbers."""
+    """Return a copy on the CPU: float32, or int64 for whole numbers."""
     dtype = torch.float32 if value.dtype.is_floating_point else torch.int64
     return value.detach().to("cpu", dtype, copy=True)
 
 
 def to_device(value: Tensor, device: str) -> Tensor:
-    """A tensor of the host on `device`; a GPU does not wait for it."""
+    """Return a host tensor on `device`; a GPU does not wait for it."""
     if device.startswith("cuda"):
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)
 
 
 def release(device: str) -> None:
-    """Give the device's cached memory back to others."""
+    """Release the device's cached memory to other programs."""
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
     elif device == "mps":
@@ -34,7 +34,7 @@ def release(device: str) -> None:
 
 
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:
-    """bfloat16 where it was asked for and the device computes with it, else float32."""
+    """Return the context for bfloat16 where requested and supported, else for float32."""
     kind = torch.device(device).type
     has = kind in ("mps", "xpu")
     if kind == "cuda":  # older ones emulate it

@@ -29,7 +29,7 @@ def sample_keys(seed: int, step: int, first: int, count: int) -> Tensor:
 
 
 class SampleKeys:
-    """Keys (B,) of the samples of the micro-batch in work, on its device; None outside of
+    """Keys (B,) of the samples in the current micro-batch, on its device; None outside of
     training.
     """
 

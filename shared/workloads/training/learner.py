@@ -17,7 +17,7 @@ from shared.workloads.training.optimizer import InnerOptimizer
 
 
 class Learner:
-    """One set of named parameters during one task. `inner` is an optimiser state to go on with."""
+    """Named parameters during one task. `inner` is an optimiser state to continue from."""
 
     def __init__(
         self, parameters: Mapping[str, Parameter], job: Job, inner: Weights | None
@@ -37,7 +37,7 @@ class Learner:
             self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
 
     def finish(self, step: int, share: float) -> None:
-        """Use the gradients of step `step`, whose samples are `share` of the task's, and drop
+        """Apply the gradients of step `step`, whose samples are `share` of the task's, and drop
         them.
         """
         if self._inner:
@@ -50,7 +50,7 @@ class Learner:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the gradients of a step that starts over."""
+        """Drop the gradients of a step that starts over."""
         for value in self._parameters.values():
             value.grad = None
 
@@ -78,7 +78,7 @@ class Learner:
         return found | {"fresh": torch.tensor(int(self._fresh))}
 
     def restore(self, snapshot: Weights) -> bool:
-        """Go on where `snapshot` was taken.
+        """Continue from a `snapshot`.
 
         False, and nothing changed, when it is of another task.
         """
@@ -96,7 +96,7 @@ class Learner:
         return True
 
     def move(self, device: str) -> None:
-        """Take everything to another device, a gradient along with its parameter."""
+        """Move all state to another device, a gradient along with its parameter."""
         for value in self._parameters.values():
             gradient, value.grad = value.grad, None  # it must never lie elsewhere
             value.data = value.data.to(device)

@@ -1,5 +1,5 @@
-"""The learning rate of a global step, without torch: workers train by it, and the coordinator
-judges by it.
+"""Learning rate of a global step, without torch: workers train by it, and the coordinator judges by
+it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def learning_rate(train: TrainSettings, step: int, total: int) -> float:
 
 
 def full_steps(train: TrainSettings, first: int, steps: int, total: int) -> float:
-    """Return how many steps at the full rate so many steps from global step `first` on amount to:
-    what they can move a model by.
+    """Return the steps at the full rate that equal `steps` steps from global step `first` on: the
+    distance that they can move a model.
     """
     looks = min(LOOKS, max(1, steps))
     rates = (

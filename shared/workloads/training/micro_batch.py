@@ -1,5 +1,5 @@
-"""Size of a micro-batch, chosen so that a pause is never more than about half a second away: the
-end of a micro-batch, or a look up from it (see `lookout`).
+"""Size of a micro-batch, chosen so that a pause takes effect within about half a second: at the end
+of a micro-batch, or at a look up from it (see `lookout`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ class Paced(Protocol):
         """Samples of the next micro-batch."""
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with micro-batches as earlier work on this device came to have them (0: there was
-        none); `most`: larger ones did not fit its memory. `room`: bytes that a micro-batch may keep
-        for its way back, where these are counted; 0: not known.
+        """Begin with the micro-batch size of earlier work on this device (0: none); `most`: larger
+        ones did not fit its memory. `room`: bytes that a micro-batch may keep for its backward
+        pass, where counted; 0: not known.
         """
 
 
 @runtime_checkable
 class Listening(Protocol):
-    """Work whose micro-batches may be long, because it looks up within them."""
+    """Work whose micro-batches may be long, because it checks for pauses within them."""
 
     def listen(self, look: Callable[[], None]) -> None:
         """Call `look` many times a second within micro-batches, on the thread that works. It may
-        wait, and compute without gradients; what it raises ends the micro-batch, and the step in
+        wait, and compute without gradients; its error ends the micro-batch, and the step in
         progress starts over.
         """
 
 
 class MicroBatchPace:
-    """The size of the next micro-batch: it starts from a guess and follows the measured time;
-    memory may cap it.
+    """Size of the next micro-batch: it starts from a guess and follows the measured time; memory
+    may cap it.
     """
 
     def __init__(self, batch: int, flops_per_sample: float, device: str) -> None:
@@ -75,7 +75,7 @@ class MicroBatchPace:
         self._seconds.clear()
 
     def begin_with(self, micro: int, *, most: bool, room: int) -> None:
-        """Begin with a size that earlier work came to have; see `Paced`."""
+        """Begin with the size of earlier work; see `Paced`."""
         self._room = room
         if most:
             self._cap = max(1, min(self._cap, micro))

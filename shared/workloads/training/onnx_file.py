@@ -1,4 +1,4 @@
-"""A network as an ONNX file, which runs without torch. Needs the extra `onnx`."""
+"""Network as an ONNX file, which runs without torch. Needs the extra `onnx`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEEDS = ("onnx", "onnxscript")
 
 
 def onnx_file(network: nn.Module, example: Tensor, names: tuple[str, Sequence[str]]) -> bytes:
-    """The network, for batches of any size.
+    """Return the network, for batches of any size.
 
     `example` is one of its batches; `names` are those of the input and of the outputs. Raises
     Configuration without the libraries, BadRequest for a network beyond the size of a file.

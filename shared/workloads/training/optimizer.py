@@ -27,7 +27,7 @@ _RMS = 0.2  # of an update at rate 1, as AdamW's is: both take the same rate (Li
 
 @dataclass(frozen=True)
 class _Group:
-    """Parameters that one rule moves with one weight decay."""
+    """Parameters under one rule with one weight decay."""
 
     rule: str
     weight_decay: float
@@ -35,7 +35,7 @@ class _Group:
 
 
 class InnerOptimizer:
-    """One optimiser over named parameters; weight decay on matrices only (as in GPT training since
+    """Optimiser over named parameters; weight decay on matrices only (as in GPT training since
     Radford et al. 2019).
 
     Its state is made at once and not at the first step: what does not fit is noticed before any
@@ -119,7 +119,7 @@ class InnerOptimizer:
         return found | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
     def load(self, state: Weights) -> bool:
-        """Go on from a kept state.
+        """Continue from a carried state.
 
         False, and nothing changed, when it belongs to another model or optimiser.
         """
@@ -136,7 +136,7 @@ class InnerOptimizer:
         return fits
 
     def move(self, device: str) -> None:
-        """Take the state along after the parameters have moved."""
+        """Move the state after the parameters have moved."""
         for state in self._states.values():
             for key, held in state.items():
                 if held.ndim or self._fused:  # AdamW that is not fused counts on the CPU

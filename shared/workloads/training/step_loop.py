@@ -96,11 +96,11 @@ class StepWork(ABC):
         return self._pace.micro
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with micro-batches as earlier work came to have them; see `Paced`."""
+        """Begin with the micro-batch size of earlier work; see `Paced`."""
         self._pace.begin_with(micro_batch, most=most, room=room)
 
     def listen(self, look: Callable[[], None]) -> None:
-        """Look up within micro-batches; see `Listening`. On a GPU they are short."""
+        """Check for pauses within micro-batches; see `Listening`. On a GPU they are short."""
         if self.device == "cpu":
             self._lookout = Lookout(look, self.model.parameters())
 
@@ -195,7 +195,7 @@ class StepWork(ABC):
         }
 
     def restore(self, snapshot: Weights) -> None:
-        """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
+        """Continue from a `snapshot`. Raises InvalidRunFile when it is of another task."""
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         figures = snapshot.get(_FIGURES)
         fits = (
@@ -213,7 +213,7 @@ class StepWork(ABC):
         self._pace.set(max(1, int(counters[2])))
 
     def _spare(self) -> bool:
-        """Take less memory for a sample from now on, at the price of time; False where that is not
+        """Use less memory for a sample from now on, at the price of time; False where that is not
         possible, or is done already.
         """
         return False
@@ -226,7 +226,7 @@ class StepWork(ABC):
         self._step += 1
 
     def _start_over(self) -> None:
-        """The step in progress."""
+        """Restart the step in progress."""
         self._learner.drop()
         self._now.zero_()
         self._in_step = 0
@@ -266,7 +266,7 @@ class StepWork(ABC):
 
 
 def _told(means: list[float]) -> float:
-    """Return the loss of a batch; 0 where nothing of it is learnt."""
+    """Return the loss of a batch; 0 for a batch without learnt tokens."""
     loss, weight = means[:2]
     return loss / weight if weight else 0.0
 

@@ -17,7 +17,7 @@ Column: TypeAlias = tuple[float, float, float, float]  # first, last, lowest, hi
 
 
 class Alphabet(msgspec.Struct, frozen=True, kw_only=True):
-    """Signs with dots: `across` x `down` of them in a cell."""
+    """Signs with dots: `across` x `down` dots in a cell."""
 
     across: int
     down: int
