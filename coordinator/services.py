@@ -224,7 +224,7 @@ class Coordinator(Platform):
 
     @cached_property
     def checkers(self) -> Checkers:
-        """Return the service of the organiser's auditors."""
+        """Return the service of the organiser's checkers."""
         return Checkers(self, self.recomputes)
 
     @property

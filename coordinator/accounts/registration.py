@@ -150,9 +150,9 @@ def _opened(
     admission: Admission,
     now: float,
 ) -> VolunteerRow | None:
-    """Make an account; None when its id is there already.
+    """Insert an account; None for an existing id.
 
-    Who brings an invite is vouched for; so is everybody where the door is not open to strangers.
+    An invited account is vouched for; so is every account on a server that is not open.
     """
     invited = code is not None or not admission.open
     if store.by_id(conn, request.volunteer_id) is not None:

@@ -347,7 +347,7 @@ class _Walk:
         return aggregate.merge_counters(before, values, most).astype(before.dtype)
 
     def _bounded(self, piece: TensorPiece, values: Floats) -> Floats:
-        """Return a buffer's values as near to the base's as honest work stays."""
+        """Clip a buffer's values to the range around the base's that honest work can reach."""
         base: Floats = self.base.array(piece.spec.name).reshape(-1)
         reach = BUFFER_REACH * (1 + np.max(np.abs(base), initial=0))
         here = base[piece.start : piece.stop]

@@ -411,7 +411,7 @@ NO_ID = 2**62
 
 
 def asked_of(conn: Connection, volunteer_id: str) -> list[RecomputeRow]:
-    """Return the open questions of an account, the oldest first."""
+    """Return the recomputes that wait for an account's evidence, the oldest first."""
     found = conn.execute(_ASKED_OF, {"its_volunteer_id": volunteer_id})
     return [RecomputeRow(**row) for row in found.mappings()]
 

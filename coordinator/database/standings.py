@@ -69,7 +69,7 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     """Checks of a run's contributions, and their cost relative to the accepted work."""
 
     drawn: DrawCounts
-    games: int  # files that the referee replayed
+    games: int  # files that were replayed
     checked_s: float
     work_s: float
     audits: int = 0  # by volunteers, that were answered and paid

@@ -174,7 +174,7 @@ class Harvest(PlatformService):
             self._proved(conn, row, "passed", f"all of {counted(found.games, 'game')} replayed")
 
     def _proved(self, conn: Connection, row: ContributionRow, result: Result, said: str) -> None:
-        """Store the draw that this verdict settled: the referee has replayed all games."""
+        """Store the draw that this verdict settled: all games were replayed."""
         now = self._clock.now()
         order = DrawTerms(wanted=[], work="{}", flops=0.0, kind="", due_at=now)
         accounts.count_draw(conn, row.volunteer_id)

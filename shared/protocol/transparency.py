@@ -1,6 +1,6 @@
 """The coordinator's record as a Merkle tree: heads, proofs, and receipts of payments.
 
-The entries of the ledger and the lines of the audit log are the leaves of one tree (RFC 9162), in
+The entries of the ledger and the lines of the record are the leaves of one tree (RFC 9162), in
 the order in which they were sealed. A head names the number of entries and their root; whoever
 kept one can demand a proof that what it covers is still there, unchanged.
 """
@@ -101,7 +101,7 @@ class SignedReceipt(Message):
 
 
 def leaf_hash(log: str, said: Sequence[Any]) -> bytes:
-    """Return the leaf of a row with content `said` in a log ("events" or "audit")."""
+    """Return the leaf of a row with content `said` in a log ("events" or "record")."""
     return merkle.leaf(msgspec.json.encode([log, *said]))
 
 

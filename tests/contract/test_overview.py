@@ -243,7 +243,7 @@ async def test_one_picture_serves_all_who_ask_at_once(database: Database) -> Non
     assert await overviews.get() is not first
 
 
-async def test_reasons_of_the_organiser_stand_in_the_audit_log(tmp_path: Path) -> None:
+async def test_reasons_of_the_organiser_stand_in_the_record(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         run = await home.start_run()
         admin = {"name": run, "reason": "the disk\n is \x1b[31mfull"}

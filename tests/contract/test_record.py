@@ -157,7 +157,7 @@ async def test_a_negative_balance_is_refused_by_the_table_too(database: Database
         )
 
 
-async def test_the_audit_log_notices_a_changed_line(database: Database) -> None:
+async def test_the_record_notices_a_changed_line(database: Database) -> None:
     def write(conn: Connection) -> None:
         record.append(conn, "organiser", "volunteer.ban", MIA, {"why": "x" * 10_000}, 1.0)
         record.append(conn, "organiser", "volunteer.unban", MIA, "mended", 2.0)

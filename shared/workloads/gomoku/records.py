@@ -2,7 +2,7 @@
 
 The moves, the raw visits of every search and the seed that chance came from stand in a record. So
 each move can be held against the visits that it was drawn from, and any position can be searched
-again (`gomoku_referee`).
+again (`verification`).
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class GomokuWorkload(Workload):
         stop: Callable[[], bool],
     ) -> dict[str, float]:
         """Measure the network's sight without search, over positions with known answers (see
-        `gomoku_tactics`).
+        `tactics`).
         """
         from shared.workloads.gomoku.network import NetEvaluator
         from shared.workloads.gomoku.tactics import score

@@ -79,7 +79,7 @@ def lasting_driver() -> type[Driver] | None:
             super().stop_application_mode()
 
         def entitle(self, title: str) -> None:
-            """Show a title on the window, once as long as it stays the same."""
+            """Set the title of the window, once for each change."""
             if TITLED and title != self._title:
                 self._title = title
                 self.write(f"\x1b]2;{title}\x07")
