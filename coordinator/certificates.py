@@ -1,7 +1,7 @@
 """TLS certificate of our own: made once, self-signed, pinned by the SHA-256 in the join link.
 
-Nobody but the join link has to trust it, so it names no authority and lives long; a new one needs
-new join links.
+The join link alone has to trust it, so it names no authority and lives long; a new one needs new
+join links.
 """
 
 from __future__ import annotations

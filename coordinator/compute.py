@@ -1,8 +1,8 @@
 """Work with PyTorch: in a child process of a server, in a thread of a command.
 
 Importing PyTorch would stop a server's event loop for seconds, its threads would take the cores
-from the sockets, and a version too large for the memory would end the server itself. In a child
-each of these costs one computation.
+from the sockets, and a version too large for the memory would end the server itself. A child loses
+one computation to each of these.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class _Bucket:
     def take(self, key: str, now: float, replicas: int = 1) -> float:
         """Take one token; return 0, or the seconds until there is one.
 
-        Of so many replicas each has an equal share, for a balancer spreads what one key sends.
+        Each replica has an equal share, because a balancer spreads the requests of one key.
         """
         full, per_s = max(1.0, self.capacity / replicas), self._per_s / replicas
         left, at = self._left.get(key, (full, now))

@@ -58,8 +58,8 @@ class Signals:
     def watch(self, *topics: str) -> TopicWatch:
         """Return a watch: notifications from now on are not missed, even before `wait` is called.
 
-        Who has to look first to know what to watch names the topics later (`Watch.topics`), and
-        misses nothing either.
+        A caller that has to read first to know its topics names them later (`TopicWatch.topics`),
+        and misses nothing either.
         """
         return TopicWatch(self, topics)
 

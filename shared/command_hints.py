@@ -1,7 +1,7 @@
 """Commands in backticks within sentences, completed so that they work as printed.
 
-Who wrote the sentence, a service or the other side, does not know with which options the reader
-asked; the command line that prints it does, and adds them.
+The author of a sentence, a service or the other side, does not know the options of the reader's
+command; the command line that prints it does, and adds them.
 """
 
 from __future__ import annotations

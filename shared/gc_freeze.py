@@ -10,8 +10,8 @@ from contextlib import contextmanager
 def spare() -> None:
     """Exclude all present objects from later collections.
 
-    It lives as long as the process. With PyTorch loaded one full collection held up every thread
-    for 150 ms; of a busy coordinator's time they took 8 %.
+    It lives as long as the process. A full collection with PyTorch loaded held up every thread for
+    150 ms; of a busy coordinator's time they took 8 %.
     """
     gc.freeze()
 

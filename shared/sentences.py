@@ -1,9 +1,9 @@
 """Sentence for people, made where the language is not known: English, with the values that a
 translation needs.
 
-The layers below the screens say what happened by a `Sentence`. It is a text and reads in English
-wherever a text does: in logs, in `--json`, in a terminal. A screen looks its message up in the
-language of its owner and puts the values in again. What others wrote is never looked at.
+The layers below the screens say what happened by a `Sentence`. A sentence is a `str` and reads in
+English wherever a text does: in logs, in `--json`, in a terminal. A screen looks its message up in
+the language of its owner and puts the values in again. Foreign text is never looked up.
 """
 
 from __future__ import annotations

@@ -311,8 +311,8 @@ class Engine:
     async def _query(self, agent: Agent, command: commands.Query) -> tuple[Any, str]:
         """Return a reply of the coordinator and the cursor of the next page.
 
-        What it tells is news to all who follow, so that no page shows an older state: of a list of
-        runs, and by a heartbeat of the account.
+        The reply is announced to all subscribers, so that no page shows an older state: of a list
+        of runs, and by a heartbeat of the account.
         """
         endpoint = commands.query_of(command)
         if endpoint in ACCOUNT:

@@ -1,7 +1,8 @@
 """The volunteer without a screen: one line an event on standard output, for people or (`json`) for
 machines.
 
-It only draws: what happens is the agent's business, and reaches it as events through `control`.
+Front ends only draw: what happens is the agent's business, and reaches it as events through
+`control`.
 """
 
 from __future__ import annotations

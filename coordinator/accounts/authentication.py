@@ -1,9 +1,9 @@
 """Bearer tokens of workers: checked against the database, and cached.
 
 A heartbeat comes every 30 s from every worker: read anew each time, its secret would cost more than
-all the rest of it. So what was right is remembered for a minute, and a stamp in the database, read
-twice a second for everybody, says whether anybody was shut out meanwhile: a ban or a withdrawn
-secret works within half a second, whichever process wrote it.
+all the rest of it. A verified token is therefore cached for a minute, and a stamp in the database,
+read twice a second for all tokens, tells whether an account was shut out meanwhile: a ban or a
+withdrawn secret works within half a second, whichever process wrote it.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ class Invites:
         """Return the invite of the join link that `serve` prints, the same on every replica.
 
         A restart finds the same one while it is usable; one that was used up, withdrawn or has
-        expired is replaced. Its code follows from the key and its number; the database knows the
-        number and the hash.
+        expired is replaced. The code is derived from the key and the invite's number; the database
+        knows the number and the hash.
         """
         now = self._clock.now()
 

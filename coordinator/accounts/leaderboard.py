@@ -2,9 +2,9 @@
 
 Spending changes nothing here, a reversal does.
 
-Who asked not to be shown is neither shown nor counted, except to themselves. Computed at most every
-five seconds for a window; what somebody earned since is added to their own row, so that it agrees
-with their account.
+A hidden volunteer is neither shown nor counted, except to itself. Computed at most every five
+seconds for a window; what somebody earned since is added to their own row, so that it agrees with
+their account.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Registration of a volunteer: one transaction that may be repeated.
 
 The client has made its ids and its secret before it sends, so a lost reply costs nothing: the same
-worker with the same secret is the same worker. With a link code the machine joins the account of
-the code, whatever account the client had in mind.
+worker with the same secret is the same worker. A link code adds the machine to the code's account,
+whatever account the client named.
 """
 
 from __future__ import annotations

@@ -226,8 +226,8 @@ def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return each file, folders walked (hidden files and links skipped), with a name that is unique
     in a box and keeps its suffix.
 
-    Its second number is that of the folder it lies in, by the folder's own name: 0 for what was
-    named by itself or lies in no folder below. Images of one folder are one class.
+    The second number of a name is its folder's, by the folder's own name: 0 for what was named by
+    itself or lies in no folder below. Images of one folder are one class.
     """
     found: list[tuple[str, Path]] = []
     folders = {"": 0}

@@ -124,8 +124,8 @@ def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Double
     """Yield, for each few columns of the products, the factors as views of `wide` (K + 1, B), tile
     by tile, their products, and totals.
 
-    What would lie above the diagonal is left out. The last panel is a square, and of two equal
-    factors numpy takes a routine half as fast, measured: it has one column more, of zeros.
+    Products above the diagonal are left out. The last panel is a square, and of two equal factors
+    numpy takes a routine half as fast, measured: it has one column more, of zeros.
     """
     count = len(wide) - 1
     tiles = wide.reshape(count + 1, -1, tile).transpose(1, 0, 2)  # (tiles, K + 1, T)
@@ -176,8 +176,8 @@ def blocks(
 ) -> Iterator[tuple[int, int, list[Floats]]]:
     """Yield blocks of `size` elements of a piece, each with the values of every contribution in it.
 
-    They are cut from longer reads, of `room` bytes of all contributions together: a read takes 4 us
-    before it gives its first element, as long as converting 8,000 of them.
+    Blocks are cut from longer reads, of `room` bytes of all contributions together: a read takes 4
+    us before it gives its first element, as long as converting 8,000 of them.
     """
     count = len(cohort)
     span = max(1, min(BLOCK, room // (4 * count)) // size) * size

@@ -67,8 +67,8 @@ class Krum:
     """The contribution nearest to its neighbours (Blanchard et al. 2017); with `several`, the
     weighted mean of the best K - f.
 
-    f is `byzantine` x K, at most (K - 3) / 2. With fewer than three contributions there is nothing
-    to compare: their mean.
+    f is `byzantine` x K, at most (K - 3) / 2. Fewer than three contributions cannot be compared:
+    their mean.
     """
 
     byzantine: float
@@ -113,8 +113,9 @@ class CentredClip:
     products: the data is read twice and not twenty times. The start is derived anew for each
     merge: a stored one that has once become NaN would poison every later round.
 
-    Clipped noise still shortens the step. So where most agree on a direction, what points elsewhere
-    is left out, and v is found again. Where honest work points apart, as games do, all stay.
+    Clipped noise still shortens the step. Where most agree on a direction, the other contributions
+    are therefore left out, and v is found again. Where honest work points apart, as games do, all
+    stay.
     """
 
     factor: float

@@ -159,10 +159,11 @@ class DelayedNesterov:
     the momentum moves once a window.
 
     Each push: p -= lr a g / W; b += a g. At the end of a window of mass M: m = mu m + b / M; p -=
-    lr mu m; b = 0. So the pushes of a window add up to one Nesterov step on their mean (Liu et al.
-    2024). A push counts by its work: a window ends when its pushes amount to W full contributions,
-    and the last one mends the difference between W and M, so that the mean is the work-weighted one
-    exactly. (Counting a 6-step push like a 30-step one ended worse than one worker alone.)
+    lr mu m; b = 0. The pushes of a window therefore add up to one Nesterov step on their mean (Liu
+    et al. 2024). A push counts by its work: a window ends when its pushes amount to W full
+    contributions, and the last one mends the difference between W and M, so that the mean is the
+    work-weighted one exactly. (Counting a 6-step push like a 30-step one ended worse than one
+    worker alone.)
     """
 
     lr: float

@@ -27,7 +27,7 @@ from shared.tensors.header import render_header
 class OldState:
     """Server state at the beginning of a merge, read from one file or several.
 
-    Nothing is there at first.
+    The first merge begins without a state.
     """
 
     def __init__(self, files: ExitStack, paths: Sequence[Path]) -> None:

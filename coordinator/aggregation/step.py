@@ -4,8 +4,8 @@
     survey_shard ... merge_shard ... assemble        in shards, each anywhere; the same bytes
 
 Streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a few
-pieces, whatever the number of contributions and the size of the model. Nothing but the output files
-is touched, so a failure leaves no trace.
+pieces, whatever the number of contributions and the size of the model. A merge touches its output
+files alone, so a failure leaves no trace.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     reported   figures, which the same rules judge as those of the server's own recomputes
     given back what a checker could not do goes to another, and after two to the server
 
-A checker is believed: it has the organiser's token. It gets what a comparison takes, and computes
-all of it, so that what comes back is a few numbers.
+A checker is believed: it has the organiser's token. A checker gets the inputs of a comparison and
+computes all of it, so that it returns a few numbers.
 """
 
 from __future__ import annotations

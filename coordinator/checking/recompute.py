@@ -6,10 +6,10 @@
     done       passed, failed or unproven (see `proof`)
 
 What has a place before a much larger one that is under way is made at once, in a second process,
-while that one waits between two of its steps: who fills the line with huge tasks delays nobody.
-Nothing of this holds up a verdict. What was computed on a class of devices that a checker of the
-organiser's own has is left to that (see `checkers`). What cannot be done again here now waits, with
-the reason that the organiser reads; no draw is ever dropped.
+while that one waits between two of its steps: who fills the line with huge tasks delays nobody. No
+verdict waits for a recompute. Work of a class of devices that one of the organiser's checkers has
+is left to it (see `checkers`). A recompute that is impossible here now waits, with a reason for the
+organiser; no draw is ever dropped.
 """
 
 from __future__ import annotations

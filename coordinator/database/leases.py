@@ -140,7 +140,7 @@ def _line(item: Taken) -> tuple[Any, ...]:
 def _split(conn: Connection, item: Taken, now: float) -> None:
     """Store the rest of a split task as a new task, with the failures counted so far.
 
-    Its next claim settles steps and price, as for every task of a pass.
+    The next claim of the rest settles steps and price, as for every task of a pass.
     """
     one = item.assignment
     task = conn.execute(select(tasks).where(tasks.c.id == one.task_id)).mappings().one()

@@ -4,8 +4,8 @@
 
 What is revealed waits in one line, whoever does it: the server, machines of the organiser's own, or
 volunteers as audits. A place in it is the time at which the recompute would end had its account a
-processor of its own; accounts of one network are one. Those that nothing proves yet get half at
-most, and at least: whoever passed one draw does not wait behind a crowd of fresh accounts.
+processor of its own; accounts of one network are one. Unproven accounts get half at most, and at
+least: whoever passed one draw does not wait behind a crowd of fresh accounts.
 """
 
 from __future__ import annotations

@@ -442,7 +442,7 @@ def recall(conn: Connection, run_id: int, *, above: int) -> int:
 
     Gives how many.
 
-    What waits for its verdict keeps its place: the verdict decides.
+    A task that awaits its verdict keeps its place: the verdict decides.
     """
     return _take_back(conn, run_id, tasks.c.base_version > above)
 

@@ -124,7 +124,8 @@ def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:
 def create_app(coordinator: Coordinator) -> Starlette:
     """Return the ASGI application.
 
-    Its lifespan runs the background jobs; the caller, who built the coordinator, closes it.
+    The application's lifespan runs the background jobs; the caller, who built the coordinator,
+    closes it.
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException

@@ -3,13 +3,13 @@ connections stayed open).
 
 All headers must be in within a few seconds, a body must come at a least rate over every window, and
 a reader must take what it asked for; a slow but honest upload lives. One address may hold so many
-connections and no more. It takes a subclass of uvicorn's protocol, because a middleware sees a
+connections and no more. A subclass of uvicorn's protocol is needed, because a middleware sees a
 request only when its headers are complete.
 
-What frames a message is bounded too: chunk headers and trailers may not outweigh the body that they
-frame, bytes between requests start the deadline of headers, and a connection may not send far ahead
-of its answers. A sweep once a second checks every connection, so a request costs no timer of its
-own.
+The framing of a message is bounded too: chunk headers and trailers may not outweigh the body that
+they frame, bytes between requests start the deadline of headers, and a connection may not send far
+ahead of its answers. A sweep once a second checks every connection, so a request costs no timer of
+its own.
 """
 
 from __future__ import annotations

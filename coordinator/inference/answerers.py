@@ -1,8 +1,9 @@
 """Volunteers' machines that answer prompts: the waiting ones, and the streams of the busy ones.
 
-They live in this process alone: nothing of a prompt is stored, and a machine that offers itself to
-one serving process answers what is asked there. It is trusted with the words by both sides'
-consent, and with nothing else: its tokens are counted, bounded, timed, and may be compared later.
+Offers live in this process alone: nothing of a prompt is stored, and a machine that offers itself
+to one serving process answers what is asked there. A machine is trusted with the words by both
+sides' consent, and with nothing else: its tokens are counted, bounded, timed, and may be compared
+later.
 """
 
 from __future__ import annotations

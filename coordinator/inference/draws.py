@@ -1,9 +1,9 @@
 """Draws of answers: a volunteer's answer is compared with the model's own.
 
 Whether an answer is drawn is decided where it is settled, and stands in the database
-(`answer_pay`). Its prompt and its tokens live in this process alone, until then: a draw whose
-process ends cannot be compared any more. Draws of one account are compared in their order, those
-of several accounts in turn.
+(`answer_pay`). The prompt and the tokens live in this process alone, until then: a draw whose
+process ends cannot be compared any more. Draws of one account are compared in their order, those of
+several accounts in turn.
 """
 
 from __future__ import annotations

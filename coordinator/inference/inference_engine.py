@@ -1,6 +1,7 @@
 """Interface of an inference engine: tokens of a version for a prompt, streamed.
 
-An engine knows nothing of accounts, credits and HTTP. It computes outside of the serving process.
+An engine knows nothing of accounts, credits and HTTP. An engine computes outside of the serving
+process.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. Its tokens depend on these fields alone, never on the batch."""
+    """One sequence to generate. The tokens depend on these fields alone, never on the batch."""
 
     id: str
     model: ModelVersion

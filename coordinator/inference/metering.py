@@ -1,9 +1,9 @@
 """Metering: credit is held before the first token, and the generated tokens are settled at the end.
 
-The ledger is written twice a request. In between each piece is written down before it is sent, on
-this process's disk (`stream_log`), and once a second in the database: after a kill a request is
-settled for what was sent, to the token. Where the disk is out of reach (another replica takes over
-after a minute, or the power failed) at most the tokens of the last second are the house's loss.
+The ledger is written twice a request. Each piece is logged before it is sent, on this process's
+disk (`stream_log`), and once a second in the database: after a kill a request is settled for what
+was sent, to the token. Where the disk is out of reach (another replica takes over after a minute,
+or the power failed) at most the tokens of the last second are the house's loss.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Meter:
         """Settle the generated tokens and release the rest of the hold; return the price in
         micro-credits.
 
-        What fails here is tried again by the tick.
+        A failed settlement is retried by the tick.
         """
         metered.ended = True
         now, first = self._clock.now(), metered.first_s

@@ -2,7 +2,7 @@
 
 The database hears of them once a second, which after a `kill -9` would leave up to a second of what
 was delivered unpaid. Here a request under way has a slot of a file that the system keeps when the
-process dies. Nothing waits for the disk: after a loss of power the database's record counts.
+process dies. No request waits for the disk: after a loss of power the database's record counts.
 """
 
 from __future__ import annotations

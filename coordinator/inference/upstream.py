@@ -1,9 +1,10 @@
 """Inference engine at an address: an OpenAI-compatible server of the organiser computes answers.
 
-It gets texts through `/completions` and pictures through `/images/generations`. Prompts are counted
-with the run's tokenizer; what it writes is counted a token a chunk, and at the end by its `usage`,
-or by the tokenizer where it says none. It is trusted with the words, and with nothing else: what it
-sends is bounded, timed and read strictly, and whatever goes wrong with it is Unavailable.
+The server gets texts through `/completions` and pictures through `/images/generations`. Prompts are
+counted with the run's tokenizer; what it writes is counted a token a chunk, and at the end by its
+`usage`, or by the tokenizer where it says none. The server is trusted with the words, and with
+nothing else: what it sends is bounded, timed and read strictly, and whatever goes wrong with it is
+Unavailable.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Prompts are read, and answers compared, by the engine at hand. An answer that breaks off goes on
 elsewhere from the tokens that exist; since the random number of a token depends on the seed and its
-place alone, it is the same answer. Those that are drawn are compared afterwards (see `draws`).
+place alone, it is the same answer. Drawn answers are compared afterwards (see `draws`).
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class Worker:
 def compared(reader: Reader, order: Compare) -> tuple[int, int]:
     """Return how many tokens of an answer were compared, and how many are wrong.
 
-    Of a long answer some are drawn: a cheat does not know which.
+    A long answer is sampled: a cheat does not know which.
     """
     asked, tokens = order.sequence, list(order.tokens)
     if order.ended and reader.end is not None:

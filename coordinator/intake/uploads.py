@@ -294,7 +294,7 @@ class Uploads(PlatformService):
     ) -> UploadInfo:
         """Append the bytes of the stream.
 
-        With the last byte the hash is checked and the blob stored, durably.
+        The last byte triggers the check of the hash, and the blob is stored durably.
 
         Raises OffsetMismatch when the file is not at `offset`, TooLarge beyond the announced size,
         InvalidFrame when the bytes are not those announced (the upload is then gone), Conflict when

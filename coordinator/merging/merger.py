@@ -416,7 +416,7 @@ class Merger(PlatformService):
     async def _culprits(self, job: MergeJob) -> list[tuple[ContributionRow, str]]:
         """Return the contributions that fail a merge when tried alone.
 
-        What disk, network or a stop did is no contribution's fault.
+        A failure of disk or network, or a stop, is no contribution's fault.
         """
         found = []
         for row in job.rows:

@@ -3,9 +3,9 @@
     leader    begin ── take, make, finish ──┬── all in: put together ──> the merger commits
     others            take, make, finish ───┘
 
-A part is leased and fenced like the merge itself. What it makes is a file in the blob store that
-bears the part's fence in its name-giving bytes, so that two who did the same part, one of them too
-late, never share a file.
+A part is leased and fenced like the merge itself. The result of a job is a file in the blob store
+whose hashed bytes include the part's fence, so that two processes that made the same part, one of
+them too late, never share a file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Charts as plain SVG: a line over versions, columns over time.
 
 Only shapes are drawn. The words beside them are HTML, so that they keep their size on a phone; the
-picture stretches between them. Nothing carries a style of its own, which the page's policy forbids.
+picture stretches between them. No element has an inline style, which the page's policy forbids.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Server-sent events of a run: one read a second, shared by all watchers.
 
 A viewer costs two tasks, and nothing while nothing changes. There is no queue: who is behind gets
-the newest state, once. Who does not read is dropped, every stream ends after a while, so that none
-is for ever, and all end when the server stops. The page opens a new stream after any end of one.
+the newest state, once. A reader that stalls is dropped, every stream ends after a while, and all
+end when the server stops. The page opens a new stream after any end of one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def known_preset(name: object, presets: Mapping[str, object]) -> str:
 def check(plan: Plan, where: str = "") -> None:
     """Raise InvalidPlan for keys that cannot work together.
 
-    What only wastes work is refused too.
+    A plan that merely wastes work is refused too.
     """
     for applies, sentence in (*_timing_rules(plan), *_update_rules(plan), *_robust_rules(plan)):
         if applies:

@@ -21,7 +21,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """First stretch of a run with other keys.
 
-    It ends at the first of the conditions that are given.
+    A phase ends at the first of its conditions.
     """
 
     until_versions: Annotated[int, Meta(ge=1)] | None = None  # from this version on it is over

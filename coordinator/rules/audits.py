@@ -7,7 +7,7 @@ Pure rules.
              but for a share that the organiser does again all the same
     differs  proves nothing: the organiser does the task again, and that settles both
 
-An auditor is no authority. What it says changes nothing of another account by itself.
+An auditor is no authority. The answer of an auditor alone changes nothing of another account.
 """
 
 from __future__ import annotations

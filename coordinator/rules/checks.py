@@ -5,9 +5,9 @@
     unproven  nothing shows that the work was done: what is at stake is given up
 
 A draw is a keyed hash of the contribution with a secret of the server: no client can know before
-submitting, and a coordinator that starts again draws the same. Its probability is proportional to
-the pay of the contribution, begins at certainty and falls with the draws of the account to a floor,
-never to zero.
+submitting, and a coordinator that starts again draws the same. The probability of a draw is
+proportional to the pay of the contribution, begins at certainty and falls with the draws of the
+account to a floor, never to zero.
 """
 
 from __future__ import annotations

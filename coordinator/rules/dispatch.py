@@ -1,9 +1,9 @@
 """Dispatch of work to waiting workers: pure rules over rows of the database.
 
-For each waiting worker, those of volunteers with the least in hand first: the run that was given
-the least device time lately for its weight, of those that fit; in it a reissued task before a new
-range of the pass. A task that a worker has failed before goes to another worker while there is
-one; one beside the pass to a worker that is fast enough for it, by `placement.py`.
+Each waiting worker is served in turn, those of volunteers with the fewest leases first: the run
+that was given the least device time lately for its weight, of those that fit; in it a reissued task
+before a new range of the pass. A task that a worker has failed before goes to another worker while
+there is one; one beside the pass to a worker that is fast enough for it, by `placement.py`.
 """
 
 from __future__ import annotations
@@ -367,8 +367,8 @@ class FairShares:
     """Operations recently given to each run, decaying: a run is compensated for the others' earlier
     share.
 
-    What is in flight alone is no fair share: of a few machines the fastest would stay with one run,
-    because those of the others are held, for long, by the slow ones. Kept in memory: after a
+    Leases in flight alone make no fair share: of a few machines the fastest would stay with one
+    run, because those of the others are held, for long, by the slow ones. Kept in memory: after a
     restart every run begins anew, and each of several replicas is fair.
     """
 

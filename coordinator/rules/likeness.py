@@ -8,9 +8,9 @@ A bound is one length, that of the difference by that of our own update: poison 
 update in whatever direction is 0.1, noise is 1 or more, however it is scaled. The state that the
 optimiser was left with has a bound of its own: the last steps made it, whoever left them out.
 
-Some tasks drift: a unit on the edge between on and off, and rounding decides. What misses its bound
-is measured against the task itself, done again from a base a little off: it may be as far from ours
-as DRIFT_TIMES what that is.
+Some tasks drift: a unit on the edge between on and off, and rounding decides. An update that misses
+its bound is measured against the task's own drift, by a recompute from a base a little off: it may
+be as far from ours as DRIFT_TIMES what that is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Placement of tasks outside the pass (learn, match, evaluation), on which everybody waits: each
 goes to a machine fast enough for it.
 
-A worker leaves such a task to another that would end it in half the time, counted from now. It
-does so no longer than it would need itself, so that a run of slow machines never stands still, and
-an only machine never waits.
+A worker leaves such a task to another that would end it in half the time, counted from now. A
+worker leaves a task no longer than it would need itself, so that a run of slow machines never
+stands still, and an only machine never waits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reports of a worker about itself, cut to size before they are stored.
 
-Nothing in it is believed; some of it is shown to people.
+No report is believed; some of it is shown to people.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def estimate_s(run: Run, steps: int, flops: float) -> float | None:
     """Return the expected seconds for a worker of this speed, by others' times or its benchmark;
     None = unknown.
 
-    What others took never counts for less than a quarter of the benchmark's estimate: work that was
+    The others' times never count for less than a quarter of the benchmark's estimate: work that was
     not done takes no time.
     """
     own = steps * run.step_flops / flops if flops > 0 and run.step_flops > 0 else 0.0

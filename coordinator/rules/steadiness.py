@@ -1,14 +1,14 @@
 """Steadiness of outer momentum: the sign of a run's overstepping, and the cut of its steps.
 
 Updates that are steps too far apart begin to undo what the momentum before them did: their cosine
-to it falls from the 0.2 to 0.4 of a run that learns to zero and below, before the loss says so. It
-is the test by which accelerated gradient methods restart (O'Donoghue and Candes 2015). Agreement of
-the updates among each other does not tell: it rises, since all workers pull back alike (measured,
-docs/experiments.md).
+to it falls from the 0.2 to 0.4 of a run that learns to zero and below, before the loss says so. The
+sign of this cosine is the test by which accelerated gradient methods restart (O'Donoghue and Candes
+2015). Agreement of the updates among each other does not tell: it rises, since all workers pull
+back alike (measured, docs/experiments.md).
 
 No minority decides: a heading is that of the median volunteer of its merge, and the median of the
-headings counts. What was lowered is tried again after a rest, which is twice as long each time that
-the rate falls back.
+headings counts. A lowered rate is raised on trial after a rest, which is twice as long each time
+that the rate falls back.
 """
 
 from __future__ import annotations

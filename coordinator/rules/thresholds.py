@@ -1,7 +1,7 @@
 """Thresholds of trouble, shared by the monitor's verdict and the alerts to people.
 
-What was said stays said until it is well past its threshold, so that nothing is on and over by
-turns: `said` is True where it was said and is not over.
+An alert stands until its figure is well past the threshold, so that it does not flap: `said` is
+True where it was said and is not over.
 """
 
 from __future__ import annotations

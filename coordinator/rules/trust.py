@@ -5,8 +5,9 @@
     streak   of a worker: accepted results in a row, 0 after a bad one. A machine that overheats is found by its streak while
              its owner's other machines keep theirs. Spot checks are meant to follow it.
 
-What a volunteer cannot help moves nothing, so there is no rule for it: work that came too late,
-that was overtaken by a merge, that was cancelled, or that was set aside with a merge that failed.
+An event that a volunteer cannot help moves no trust, so there is no rule for it: work that came too
+late, that was overtaken by a merge, that was cancelled, or that was set aside with a merge that
+failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Validation of a contribution: pure rules over its measurement.
 
-Nothing here reads a database or trusts a word of the client. `measure` streams once through the
-file; `judge` holds the figures against the task, the head and the cohort, and gives a verdict with
-a reason that the volunteer can read.
+No rule reads a database or trusts the client. `measure` streams once through the file; `judge`
+holds the figures against the task, the head and the cohort, and gives a verdict with a reason that
+the volunteer can read.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Datasets(PlatformService):
 
         Raises InvalidRunFile.
 
-        What `skipped` holds in the end is kept for the listing.
+        The skipped files in `skipped` are stored for the listing.
         """
         loop = asyncio.get_running_loop()
 

@@ -1,7 +1,7 @@
 """Publishing of a version on a model hub: the folder of `run export`, as one commit of a
 repository.
 
-It is sent with the token of the machine that sends it: the organiser's own, or the server's for
+The upload uses the token of the machine that sends it: the organiser's own, or the server's for
 what it publishes by itself, where a private file may hold it. The library is the extra `hub`; like
 its own commands it obeys HF_TOKEN and HF_ENDPOINT.
 """

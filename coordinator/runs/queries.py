@@ -142,8 +142,9 @@ class RunQueries:
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
         """Return whether the next merge of a run is due, and the number of workers that steer it.
 
-        Those are of vetted volunteers; what others send is merged along with theirs. While none of
-        those is at work, or none has sent anything for long, all count, and all that was sent.
+        The counted workers are of vetted volunteers; what others send is merged along with theirs.
+        While none of those is at work, or none has sent anything for long, all count, and all that
+        was sent.
         """
         now, plan = self._clock.now(), phases.at_head(run)
         waiting = runs.turnout(conn, run, now - LIVE_S, vetted=True)

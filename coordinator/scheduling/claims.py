@@ -1,6 +1,6 @@
 """Claims on their way to a lease: claims that wait during a transaction join the next one.
 
-So many claimers cost as many statements as one, and only committed leases are ever answered.
+Many claimers thus cost as many statements as one, and only committed leases are ever answered.
 """
 
 from __future__ import annotations

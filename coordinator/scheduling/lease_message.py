@@ -277,7 +277,7 @@ def audit(of: Lease, work: AuditLease) -> Lease:
 def trial(spec: Spec, plan: Plan, run: RunRow, now: float) -> Lease:
     """Return a lease without a task: the first steps of the present pass, for a worker to measure.
 
-    It is stored nowhere, so nothing can be handed in for it. Raises Conflict.
+    A trial is not stored, so no result can be submitted for it. Raises Conflict.
     """
     if spec.play is not None or not spec.counts:
         raise Conflict(

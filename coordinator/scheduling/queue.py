@@ -103,10 +103,10 @@ class Queue:
 
         Unless the plan lets work overlap, this waits until the worker's last contribution is
         merged, within bounds. `base` is reported late: work began from that version while the
-        coordinator did not answer. It is bound if work that began from it could still be merged;
-        otherwise the task goes back to the queue, with nothing counted, and this raises Gone.
-        Raises NotFound for a task of another worker, Gone when it was taken away, Cancelled when
-        the run has ended.
+        coordinator did not answer. The named version is bound if work from it could still be
+        merged; otherwise the task goes back to the queue, with nothing counted, and this raises
+        Gone. Raises NotFound for a task of another worker, Gone when it was taken away, Cancelled
+        when the run has ended.
         """
         if base is not None:
             await self._still_good(principal, task_id, attempt, base)
@@ -236,7 +236,7 @@ class Queue:
     async def expire(self) -> int:
         """Put back the tasks of expired leases and return their number.
 
-        Nothing expires within one renew period of a restart.
+        No lease expires within one renew period of a restart.
         """
         if self._clock.now() < self._started_at + RENEW_S:
             return 0

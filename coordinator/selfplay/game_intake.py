@@ -2,8 +2,8 @@
 are stored and paid.
 
 Games that are in order count even when others of their file are not; a file with too many that are
-not what they claim is refused as a whole. What a player cannot help (a version that was too old
-when a game began) is no worker's fault.
+not what they claim is refused as a whole. A fault that a player cannot help (a version too old at
+the start of a game) is not held against the worker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Event loop in virtual time: it jumps to the next timer instead of waiting for it.
 
-Whatever would go to a thread runs at once on the loop's own thread. So a program that never waits
-for the outside world does the same things in the same order every time, and hours of it pass as
-fast as its work can be done.
+Whatever would go to a thread runs at once on the loop's own thread. A program that never waits for
+the outside world does the same things in the same order every time, and hours of it pass as fast as
+its work can be done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One volunteer's machine in virtual time: it claims, fetches, trains, uploads and submits as a
 real one does.
 
-It calls the coordinator's services directly; what a network and a device would take is slept on the
-virtual clock.
+The machine calls the coordinator's services directly; what a network and a device would take is
+slept on the virtual clock.
 """
 
 from __future__ import annotations

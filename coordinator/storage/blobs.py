@@ -3,8 +3,8 @@ interface.
 
 A blob is durable when `put_*` returns: its file and its directory are synced (POSIX says nothing
 less about a rename). A failed sync is never retried: the kernel may have dropped the pages, so the
-caller must write the bytes again. Nothing here knows what a blob means, who may read it, or when it
-may go: that is for the datasets and the upkeep.
+caller must write the bytes again. A store does not know the meaning of a blob, its readers, or its
+end: that is for the datasets and the upkeep.
 """
 
 from __future__ import annotations
@@ -180,9 +180,9 @@ def read_cached(file: BinaryIO, size: int) -> bytearray | None:
 class FileStream:
     """Stream of [start, stop) of an unbuffered file in reads of 1 MiB.
 
-    What lies in memory is read at once: a change of threads for each read took a quarter of the
-    rate. Else a thread reads, the next piece while the last one is being sent. `aclose` closes the
-    file, also when nothing was read.
+    Bytes in memory are read at once: a change of threads for each read took a quarter of the rate.
+    Else a thread reads, the next piece while the last one is being sent. `aclose` closes the file,
+    also when nothing was read.
     """
 
     def __init__(self, file: BinaryIO, start: int, stop: int) -> None:

@@ -1,6 +1,6 @@
 """Tables of the monitor, made of the overview: the same on the screen and as text.
 
-What others wrote (names, reasons, messages) is made printable here, and is a cell, never markup.
+Foreign text (names, reasons, messages) is made printable here, and is a cell, never markup.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Alerts to the organiser: a line in the log, a POST to `alert_webhook`.
 
-Each is said once, and once more when it is over. What stands and what is still to be delivered is
-one value in the database: a restart says nothing twice and forgets nothing, and of several replicas
-one speaks. A delivery that fails is tried again for some hours.
+Each is said once, and once more when it is over. Standing alerts and undelivered letters are one
+value in the database: a restart says nothing twice and forgets nothing, and of several replicas one
+speaks. A delivery that fails is tried again for some hours.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ signed list of hashes.
     DIR/blobs/ab/abcdef...         named by hash
     DIR/keys/                      signing key, TLS certificate and key (all 0600)
 
-A backup is made while the server works. It holds secrets: keep it as private as the data directory.
+A backup is made while the server works. A backup holds secrets: keep it as private as the data
+directory.
 """
 
 from __future__ import annotations
@@ -305,8 +306,8 @@ def check_files(source: Path, listed: BackupList) -> None:
 async def restore(settings: Settings, source: Path) -> BackupSummary:
     """Verify a backup, then fill a new data directory and an empty database with it.
 
-    Raises Configuration for a damaged backup, Conflict when there is something already. Nothing is
-    changed then.
+    Raises Configuration for a damaged backup, Conflict when there is something already. A failed
+    check changes nothing.
     """
     listed = await in_pool(read_list, source)
     await in_pool(check_files, source, listed)

@@ -53,7 +53,7 @@ class Commitment(Message):
 class SubmitRequest(Message, kw_only=True):
     """Unique on (task, attempt, part, tries).
 
-    What it claims is checked, never believed; pay comes from the task.
+    The claims of a submission are checked, never believed; pay comes from the task.
     """
 
     attempt: Count

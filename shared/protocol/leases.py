@@ -100,8 +100,8 @@ class ClaimReply(Message):
 class BeginRequest(Message):
     """Start of work on a lease. With `newest`, running work continues from the newest version.
 
-    With `base` it began from that version before the coordinator could be reached: refused where
-    the plan does not let it.
+    `base`: work began from that version before the coordinator could be reached: refused where the
+    plan does not let it.
     """
 
     attempt: Count

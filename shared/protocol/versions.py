@@ -43,7 +43,7 @@ class Snapshot(Message):
 class Downlink(Message):
     """Ways to a version's published weights that are shorter than the whole file, if any.
 
-    What comes out of links and snapshots has the size of the whole file, which can always be had
+    The result of links and snapshots has the size of the whole file, which can always be fetched
     instead.
     """
 

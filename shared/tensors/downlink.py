@@ -4,7 +4,7 @@ into the next one's.
     published(n) = published(n - 1) - Q(published(n - 1) - master(n)),   rounded to bfloat16 where n has a snapshot
 
 A link is an update like those that volunteers hand in: Q is a codec, buffers and counters are the
-master's own. What Q could not say needs no residual, for the next difference is taken from the
+master's own. The rounding of Q needs no residual, for the next difference is taken from the
 published weights again. The coordinator publishes what its own link says, in the walk that writes
 it, so whoever follows it holds the same bits. Published files have no metadata: equal weights have
 equal hashes.

@@ -99,7 +99,8 @@ class PackedFile:
     def chunk(self, name: str, index: int) -> Array:
         """Return chunk `index` of the grid over a tensor, flat; empty after its end.
 
-        It is good until the same thread asks for another one. Raises InvalidFrame, StorageFull.
+        The chunk is valid until the same thread asks for another one. Raises InvalidFrame,
+        StorageFull.
         """
         if index >= len(self._places[name]):
             return np.empty(0, NUMPY[self._specs[name].dtype])

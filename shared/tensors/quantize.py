@@ -79,10 +79,9 @@ class Codec(Protocol):
     ) -> EncodedUpdate:
         """Write an update (a mapping of arrays, or a `Delta`) to `path`.
 
-        With a `residual`, which is `{}` the first time, error feedback is on: e = residual +
-        update, the file says Q(e), and e - Q(e) comes back, in memory or as the frame
-        `residual_path`. `echo` hears Q(e) of every parameter, in order and piece by piece. Raises
-        InvalidFrame, StorageFull.
+        A `residual`, `{}` the first time, turns error feedback on: e = residual + update, the file
+        says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`. `echo` hears
+        Q(e) of every parameter, in order and piece by piece. Raises InvalidFrame, StorageFull.
         """
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:

@@ -1,7 +1,7 @@
 """Schema of a set of tensors: names, shapes, dtypes and roles, in canonical order.
 
-A schema is known before any tensor arrives, and whatever arrives is held against it. Nothing here
-imports numpy or torch, so wire messages and command line modules may import it.
+A schema is known before any tensor arrives, and whatever arrives is held against it. This module
+imports neither numpy nor torch, so wire messages and command line modules may import it.
 """
 
 from __future__ import annotations

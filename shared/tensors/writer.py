@@ -67,7 +67,7 @@ class Syncing:
 class Sink:
     """Writes a tensor file piece by piece and hashes it on the way.
 
-    What it raises may be about bytes that were given earlier.
+    An error may be about bytes that were given earlier.
     """
 
     def __init__(self, path: Path, size: int, *, sync: bool) -> None:

@@ -5,7 +5,7 @@ by the owner of the machine. The coordinator and the volunteer know nothing of a
 file; adding one needs no change elsewhere.
 
 Tensors cross this interface as a flat map `name -> torch.Tensor` on the CPU, float32 parameters, in
-the order of the schema. Nothing here imports torch when it is loaded.
+the order of the schema. This module loads without torch.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Decoder(Reader, Protocol):
     """Version that continues texts: many at once, each in a slot of its own.
 
     Tokens at places 0, 1, ... of a slot are read in order; `logits` are float32 (V,) of the token
-    after the last one read. Nothing is ever cleared: who begins a slot anew starts at place 0.
+    after the last one read. Slots are never cleared: who begins a slot anew starts at place 0.
     """
 
     slots: int
@@ -266,7 +266,7 @@ class Decoder(Reader, Protocol):
         self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> NDArray[np.float32]:
         """Read whole prompts at once, each into a slot of its own (slots ascending) from place 0
-        on; return logits (len(slots), V). It takes as long as if all had the longest one's length.
+        on; return logits (len(slots), V). The time is as if all had the longest one's length.
         """
 
     def decode_step(

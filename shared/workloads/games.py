@@ -1,6 +1,6 @@
 """Interface of a workload that learns from self-play as well as from training.
 
-Nothing here imports torch when it is loaded.
+This module loads without torch.
 """
 
 from __future__ import annotations

@@ -165,8 +165,8 @@ async def register(
 ) -> Identity:
     """Register a stored identity, under the same ids however often.
 
-    Without a code an open coordinator asks for a proof of work first. A name that was not chosen is
-    replaced when it is taken. Raises InvalidName, Forbidden, Unreachable.
+    An open coordinator requires a proof of work from newcomers without a code. A name that was not
+    chosen is replaced when it is taken. Raises InvalidName, Forbidden, Unreachable.
     """
     profile = enrolment.profile
     client = enrolment.connect(identity.address, "")

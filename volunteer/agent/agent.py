@@ -1,7 +1,7 @@
 """Agent of the volunteer: finds its devices, runs a loop for each, sends heartbeats and results,
 and ends in good order.
 
-It emits events and never draws; commands come as `pause`, `resume`, `finish` and `stop`.
+The agent emits events and never draws; commands come as `pause`, `resume`, `finish` and `stop`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers prompts between training steps, for an owner who agreed: the machine offers itself,
 pauses its training between two micro-batches, and streams the tokens.
 
-What somebody wrote is in memory while it is answered, and nowhere else.
+A prompt is held in memory while it is answered, and nowhere else.
 """
 
 from __future__ import annotations

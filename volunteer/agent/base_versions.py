@@ -3,8 +3,8 @@ stored one.
 
 Only where the run lets a base be older than its newest version: not where each task begins with the
 merge of the last one, nor where a lease pulls versions while it is done. The coordinator is
-notified of the base as soon as it answers, at the latest before the result is submitted. From then
-on the lease is like any other; a base that is too old by then is refused.
+notified of the base as soon as it answers, at the latest before the result is submitted. The lease
+is then like any other; a base that is too old by then is refused.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class PauseBoard:
     def resume(self, device: str = "", *, by: str, finishing: bool = False) -> bool:
         """Remove one reason, on all devices without a name; work continues when none is left.
 
-        Return False if it was not there. With `finishing` the same order also ended `finish`.
+        Return False if it was not there. `finishing`: the same order also ended `finish`.
         """
         names = list(self._reasons) if not device else [device]
         found = [self._reasons.get(name, {}).pop(by, None) for name in names]

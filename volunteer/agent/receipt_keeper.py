@@ -1,6 +1,6 @@
 """Fetches receipts of payments and checks that the coordinator's record only grows.
 
-Nothing of the work waits for it.
+The work never waits for receipts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Coordinator's sentences in the language of the owner: found by their code, never by their words,
 which the other side chose.
 
-In English they stay as they were sent. In another language the code is said, and what only the
-coordinator's own words tell is quoted behind it.
+English sentences stay as they were sent. Other languages show the code's own sentence, and quote
+the coordinator's words after it where they tell more.
 """
 
 from __future__ import annotations

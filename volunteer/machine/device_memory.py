@@ -100,7 +100,7 @@ def synchronize(device: str) -> float:
 class PeakMemory:
     """Peak memory of a device from now until `close`, above the present use.
 
-    Torch counts that of a GPU. That of the processor is looked at every few milliseconds by a
+    Torch counts that of a GPU. The processor's memory is sampled every few milliseconds by a
     thread: a confined process may not reset the peak that its system keeps.
     """
 

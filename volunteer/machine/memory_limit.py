@@ -1,9 +1,9 @@
 """A limit for the memory of the whole program, by the kernel: RLIMIT_DATA, Linux 4.7 and later.
 
-What a coordinator sends is parsed and computed with here. Sizes are checked before memory is
+This process parses and computes with a coordinator's data. Sizes are checked before memory is
 taken; if a check had a hole, the allocation fails here, as one that does not fit does on any
-machine: the step is tried in smaller parts, or its task given back with a sentence. Without a limit
-the system would begin to swap, and end what it likes.
+machine: the step is tried in smaller parts, or its task given back with a sentence. An unlimited
+process could make the system swap, and kill other programs.
 
 Not limited: a computer with a graphics card whose driver maps memory of its own into the program,
 many times what is used; files that are mapped, which the system takes back when it needs them.

@@ -105,7 +105,8 @@ def _all(peer: socket.socket) -> bytes:
 
 
 def open_page(page: str) -> bool:
-    """Return True if a browser took the address. It may write where it likes but not here."""
+    """Return True if a browser took the address. A browser may write outside of the sandbox
+    only."""
     if not page.startswith(("http://", "https://")):
         return False
     try:

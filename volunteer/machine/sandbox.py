@@ -3,7 +3,7 @@ later.
 
 A coordinator sends data, never code. If a parser of ours, of PyTorch or of Pillow had a hole that
 made code of it, that code could write nothing but the program's own folders and read nothing of its
-owner's: neither documents nor keys. What is confined stays so until it ends, and so do its
+owner's: neither documents nor keys. A confined process stays so until it ends, and so do its
 children; `outside` does what needs the desktop or the settings.
 
     read and execute    the system, Python and its packages

@@ -3,8 +3,8 @@
 Each may be unknown.
 
 Reading never raises: what cannot be asked here is None. A question that costs more is asked less
-often. It may start a small program of the system and wait for it, so it belongs into a thread, not
-on the event loop.
+often. A reading may start a small program of the system and wait for it, so it belongs into a
+thread, not on the event loop.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ Body = msgspec.Struct | Callable[[], msgspec.Struct]
 class Api:
     """Coordinator's endpoints as methods for a worker.
 
-    What training depends on is retried until it is answered.
+    Requests that training depends on are retried until answered.
     """
 
     def __init__(self, client: Client) -> None:

@@ -5,7 +5,7 @@ httpx copies each byte five times and turns the event loop once for every 64 KiB
 happens to have: of 40 MiB on their way into the cache it took 90 ms of CPU, beside 60 for hashing
 and writing them. Down, this does only what is usual: one GET, answered by 200 or 206 and a body of
 a known length. Anything else (an error, a body in chunks) is `None`: the caller asks again through
-httpx. Who is behind a proxy does not come here (`direct`).
+httpx. Connections behind a proxy do not use this module (`direct`).
 """
 
 from __future__ import annotations

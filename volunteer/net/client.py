@@ -1,7 +1,7 @@
 """HTTP to the coordinator, and the only import of httpx: read limits, retries, errors and TLS in
 one place.
 
-What is asked for lies in `api.py`, whole files in `transfer.py`, large ones on their way down in
+The requests stand in `api.py`, whole files in `transfer.py`, large ones on their way down in
 `bulk.py`. A request may be sent again after any failure: everything that changes something carries
 an id of its own.
 """
@@ -408,7 +408,7 @@ class Client:
     async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
         """Retry `once` after passing trouble, later each time, until `patience_s` would be over.
 
-        With no patience at all the caller has a way of its own to try again, and tells of it.
+        A caller without patience has its own retries, and reports them.
         """
         if patience_s <= 0:
             return await once()

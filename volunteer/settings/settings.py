@@ -1,8 +1,9 @@
 """Settings and directories of the volunteer: flag over environment (`VOLUNTEER_*`) over config.toml
 over default.
 
-What a setting means is written once, here, as its metadata; the command line, the settings screen,
-the error messages and `docs/volunteer-settings.md` are made from it. No secret is a setting.
+The meaning of a setting is written once, here, as its metadata; the command line, the settings
+screen, the error messages and `docs/volunteer-settings.md` are made from it. No secret is a
+setting.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _Seconds = {"unit": "s"}
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of this volunteer: its own fields, and two subjects' tables.
 
-    In flags, variables and config.toml all of them stand side by side under their own names.
+    Flags, variables and config.toml name all of them side by side.
     """
 
     rules: WorkRules = WorkRules()

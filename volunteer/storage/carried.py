@@ -1,9 +1,9 @@
 """State carried from one task of a run to the next: inner optimiser state, and error feedback of
 the codec.
 
-Error feedback adds the residual of one update to the next. It belongs to its contribution: kept
-when that was accepted, zeroed when its content was rejected, the one before it restored when it
-never counted (stale, gone, superseded). Only one step back can be taken: where that one never
+Error feedback adds the residual of one update to the next. A residual belongs to its contribution:
+kept when that was accepted, zeroed when its content was rejected, the one before it restored when
+it never counted (stale, gone, superseded). Only one step back can be taken: where that one never
 counted either, nothing is carried, and that is said.
 """
 
@@ -123,7 +123,7 @@ class Carried:
     def keep_inner(self, state: InnerState | None) -> None:
         """Store a lent state, unless it was dropped or overtaken meanwhile.
 
-        What cannot be stored leaves the one before.
+        A state that cannot be stored leaves the previous one.
         """
         coming = self._file("coming")
         if state is None or self._lent is not state:
@@ -213,8 +213,8 @@ class Carried:
 
         False when what went before is lost as well.
 
-        It is as if its update had never been made. One that a later update was made on only cannot
-        be gone back to any more.
+        The state is as if its update had never been made. One that a later update was made on only
+        cannot be gone back to any more.
         """
         with self._guard:
             residue = self._residue()

@@ -1,8 +1,9 @@
 """Evidence: states to recompute finished tasks from, kept until the coordinator has chosen the ones
 it wants.
 
-A file is named by its SHA-256 and linked, not copied; a record names the files of each result. What
-no record names goes, but for the newest few of each device, which the next tasks begin with.
+A file is named by its SHA-256 and linked, not copied; a record names the files of each result.
+Unreferenced files are deleted, but for the newest few of each device, which the next tasks begin
+with.
 """
 
 from __future__ import annotations

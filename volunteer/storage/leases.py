@@ -1,8 +1,8 @@
 """Leases of this worker on disk, so that a restart resumes them while they live.
 
-Beside each lease lies the snapshot of its half-done training, and for each device the id of a claim
-under way: a claim whose reply was lost is asked for again under the same id and brings the same
-lease.
+Each lease has the snapshot of its half-done training next to it, and for each device the id of a
+claim under way: a claim whose reply was lost is asked for again under the same id and brings the
+same lease.
 """
 
 from __future__ import annotations

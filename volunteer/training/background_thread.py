@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Aside:
     """One daemon thread.
 
-    It does not keep the process alive: a call that never comes back is left behind.
+    The thread does not keep the process alive: a call that never comes back is left behind.
 
     With `yields` what else this process does comes first, where the system knows priorities of
     threads.

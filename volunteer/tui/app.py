@@ -1,9 +1,9 @@
 """Terminal application of a volunteer: pages around one `AgentView`, which is folded from the
 control's events.
 
-Nothing here trains, waits for the network or imports torch. Numbers are drawn at most twice a
-second and curves once, less often while the terminal has no focus, and only on the page that can be
-seen.
+The application never trains, waits for the network or imports torch. Numbers are drawn at most
+twice a second and curves once, less often while the terminal has no focus, and only on the page
+that can be seen.
 """
 
 from __future__ import annotations

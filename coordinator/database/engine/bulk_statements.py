@@ -1,8 +1,8 @@
 """Many rows in one statement, compiled once for each size.
 
 SQLAlchemy does not cache a statement with VALUES in it, and compiling one for 64 rows took ten
-times as long as running it. So a statement is compiled for 1, 2, 4, ... rows and kept as text; what
-is left over is filled with rows that match nothing.
+times as long as running it. A statement is therefore compiled for 1, 2, 4, ... rows and kept as
+text; what is left over is filled with rows that match nothing.
 """
 
 from __future__ import annotations

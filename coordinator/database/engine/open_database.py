@@ -95,7 +95,7 @@ class Database:
     async def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction; it is durable when this returns.
 
-        On PostgreSQL `fn` may run several times.
+        PostgreSQL may run `fn` several times.
         """
         began = time.perf_counter()
         try:

@@ -11,7 +11,7 @@ Nothing else frees what is at stake. A row of `answer_stakes` stands for it, bes
 events. A draw waits until it is compared; one that its process cannot compare ("untold") frees
 nothing, and the next answer of the account is drawn for sure.
 
-Whoever changes stakes of an account locks its row of `volunteers` first, as a suspension does.
+A change of an account's stakes locks its row of `volunteers` first, as a suspension does.
 """
 
 from __future__ import annotations

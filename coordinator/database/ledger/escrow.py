@@ -5,8 +5,8 @@
                       one that does not: escrow -> mint
     suspended, distrusted, or of no weight in a merge: pending -> mint
 
-A row of `escrow` stands for what is at stake, beside the ledger's events, which stay. What becomes
-earned settles the debt of its account first.
+A row of `escrow` stands for what is at stake, beside the ledger's events, which stay. Earned credit
+settles the debt of its account first.
 """
 
 from __future__ import annotations
@@ -66,10 +66,9 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """Pay contributions that are merged, or need no merge; each must be pending, and its verdict
     recorded, which tells about unpaid ones.
 
-    A handful of statements for hundreds of contributions. Nothing is paid for weight 0, to a
-    suspended account, or below the least trust to one that nobody vouched for; what was paid, or
-    taken back while it waited, stays so. Raises Conflict when an account is suspended at this
-    moment.
+    A handful of statements for hundreds of contributions. No credit is paid for weight 0, to a
+    suspended account, or below the least trust to an uninvited one; what was paid, or taken back
+    while it waited, stays so. Raises Conflict when an account is suspended at this moment.
     """
     if not rows:
         return

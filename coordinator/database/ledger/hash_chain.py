@@ -46,8 +46,8 @@ def seal(
 ) -> int:
     """Chain the next rows; return their number. Must be the first statement of its transaction.
 
-    On PostgreSQL numbers are given before a transaction commits, so a lower one could still appear:
-    the table is closed to writers for a moment, which waits for those under way.
+    PostgreSQL gives numbers before a transaction commits, so a lower one could still appear: the
+    table is closed to writers for a moment, which waits for those under way.
     """
     if conn.dialect.name == "postgresql":
         conn.execute(text(f'LOCK TABLE "{table.name}" IN SHARE ROW EXCLUSIVE MODE'))

@@ -3,7 +3,7 @@
 An event is named by its key. Posting it a second time with the same content changes nothing; with
 other content it is refused. Postings are never altered: what was wrong is answered by another
 event. Balances are a projection of the postings, kept at once so that nobody can spend what is not
-there. What kinds of events exist is not said here but in ledger.py.
+there. The kinds of events stand in payments.py.
 
 Rows are always touched in one order (events by key, then accounts by owner, the system last,
 because everybody needs it), so two of these calls never wait for each other in a circle.
@@ -128,8 +128,8 @@ def post(
 def lock(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
     """Lock accounts until the transaction ends, made where missing; return their balances.
 
-    For who decides by a balance. Name all accounts that the transaction posts to: those of its
-    events are locked in the same order, so that nothing waits in a circle.
+    A caller that decides by a balance needs the lock. Name all accounts that the transaction posts
+    to: those of its events are locked in the same order, so that nothing waits in a circle.
     """
     numbers = _lock_accounts(conn, names)
     held: dict[int, int] = {}

@@ -5,7 +5,7 @@
     release         held    -> earned    it was not delivered
 
 The id of a hold is its caller's, so each step may be repeated; with other numbers it is refused.
-What comes back to an account that owes settles its debt (debts.py).
+Credit released to an account settles its debt (debts.py).
 """
 
 from __future__ import annotations

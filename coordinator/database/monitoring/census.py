@@ -1,7 +1,7 @@
 """Census: all workers and volunteers, and the newest contributions by result.
 
-It grows with the workers there are, and with nothing that was done: of contributions, failures and
-checks it reads the newest.
+The cost grows with the workers, and not with past work: of contributions, failures and checks it
+reads the newest.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ _FETCHES = "kernels"
 class FrozenMatrix(nn.Module):
     """y = x W^T + b with W (outputs, inputs) in `precision`.
 
-    What is held are buffers, so that it moves with its model; a trained update never reaches it.
+    The stored bits are buffers, so that they move with the model; a trained update never reaches
+    it.
     """
 
     held: Tensor

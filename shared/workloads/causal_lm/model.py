@@ -76,7 +76,7 @@ class CausalModel:
 
         With `learnt_share` their tokens are marked, and the sum of the losses is divided by how
         many answers there are on average, so that the loss of a batch is the mean of its windows'
-        however it is cut. Its weight leads back to a mean over the answers that were read.
+        however it is cut. The returned weight leads back to a mean over the answers that were read.
         """
         losses = self.losses(windows, marked=learnt_share is not None)
         if learnt_share is None:

@@ -1,7 +1,7 @@
 """A model from a folder as the library transformers writes it: config.json, safetensors, tokenizer.
 
-Everything in it is held against the schema of its architecture before a weight is read. Nothing is
-ever unpickled, and no code is taken along.
+Everything in it is held against the schema of its architecture before a weight is read. No file is
+ever unpickled, and no code is copied.
 """
 
 from __future__ import annotations

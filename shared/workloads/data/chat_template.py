@@ -1,8 +1,8 @@
 """The chat template of a tokenizer: dialogues to text, with the parts that are answers.
 
-A template is a small program of the library jinja2. It comes with a model that the organiser chose,
-and runs where a dataset is built and where its model is asked, in a sandbox that brings it to an
-end: on no volunteer's machine.
+A template is a small program of the library jinja2. A template comes with a model that the
+organiser chose, and runs where a dataset is built and where its model is asked, in a bounded
+sandbox: on no volunteer's machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judge of generated images: a small classifier trained on a dataset's own classes when the dataset
 was made.
 
-Its last hidden layer is the space in which generated images are compared with real ones, by the
+The last hidden layer is the space in which generated images are compared with real ones, by the
 Fréchet distance of Heusel et al. 2017; so quality is measured without downloading anything. Figures
 of two judges cannot be compared.
 """

@@ -1,6 +1,6 @@
 """Sources of text: files, directories, JSON lines, and the Python standard library's own source.
 
-Everything is read in pieces of bounded size. What a person named himself must be readable,
+Everything is read in pieces of bounded size. A source that a person named must be readable,
 otherwise it is an error; what merely lies in a directory, or is one bad line of many, is skipped
 and remembered with its name and reason.
 """

@@ -109,7 +109,7 @@ def build_images(
     """Store a dataset of images through `put` and return its manifest.
 
     Exact copies are dropped; the images with the smallest SHA-256 are held out, so the split
-    depends on the pixels alone. What could not be read is added to `skipped`. Raises InvalidRunFile
+    depends on the pixels alone. Unreadable images are added to `skipped`. Raises InvalidRunFile
     when fewer than 32 images are left.
     """
     settings = ImageSettings(**options)

@@ -1,9 +1,9 @@
 """Image files, written and read by Pillow: PNG and JPEG alone, for any file name.
 
-What is read may come from anywhere. So the header is read first, and a size that is too large, or
-that so short a file cannot hold, is refused before a pixel is decoded: what a file costs is bounded
-by its own length. The formats' limits: deflate makes at most 1,032 bytes of one, and a block of
-8 x 8 pixels takes at least one bit of a JPEG file.
+The files may come from anywhere. The header is therefore read first, and a size that is too large,
+or that so short a file cannot hold, is refused before a pixel is decoded: what a file costs is
+bounded by its own length. The formats' limits: deflate makes at most 1,032 bytes of one, and a
+block of 8 x 8 pixels takes at least one bit of a JPEG file.
 """
 
 from __future__ import annotations

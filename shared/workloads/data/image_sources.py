@@ -1,9 +1,9 @@
 """Sources of images: folders, zip archives read in place, PNG and JPEG files, and the digits of
 scikit-learn.
 
-What cannot be decoded is left out one by one and remembered with its name and reason; only a source
-that is not there at all is an error. Nothing is unpacked to disk, and no file decides how much
-memory it takes.
+Images that cannot be decoded are left out one by one and remembered with name and reason; only a
+source that is not there at all is an error. Archives are not unpacked to disk, and no file decides
+how much memory it takes.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def build_text(
 
     A source is a file, a directory, a `Document`, or a nanoGPT `.bin` of uint16 tokens. Long
     documents are cut, exact copies dropped; the parts with the smallest SHA-256 are held out until
-    `heldout_share` of the bytes is reached, so the split depends on the text alone. What could not
-    be read is added to `skipped`. Raises InvalidRunFile.
+    `heldout_share` of the bytes is reached, so the split depends on the text alone. Unreadable
+    texts are added to `skipped`. Raises InvalidRunFile.
     """
     settings = TextSettings(**options)
     tell = on_progress or (lambda _: None)

@@ -27,7 +27,8 @@ KERNEL = 4  # of every layer that doubles or halves
 class Layer(NamedTuple):
     """One convolution.
 
-    It doubles or halves the side, but for the one at the b x b end, which has a kernel of b.
+    A convolution doubles or halves the side, but for the one at the b x b end, which has a kernel
+    of b.
     """
 
     before: int  # channels

@@ -1,7 +1,7 @@
 """Evaluation of a trained generator: its samples, and their distance to real images.
 
-It draws as whoever downloads it would: with the running statistics of its batch norm, never with
-those of a batch.
+The generator draws as it would after a download: with the running statistics of its batch norm,
+never with those of a batch.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ class DcganWork:
         """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the
         end.
 
-        Those of the step that has ended, empty in the middle of a step or when nothing was read.
+        Figures of the step that has ended, empty in the middle of a step or when none were read.
         """
         if self._device != "cpu" and not self.done and began - self._read_at < _READ_S:
             return {}

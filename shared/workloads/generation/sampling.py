@@ -45,8 +45,8 @@ def choose(
 ) -> SampledToken:
     """Choose a token from logits (V,). `temperature` 0 takes the likeliest.
 
-    What is no number (of a run that diverged) counts as zero. `logprobs` asks for the probability,
-    and for so many of the likeliest tokens.
+    NaN (of a run that diverged) counts as zero. `logprobs` asks for the probability, and for so
+    many of the likeliest tokens.
     """
     scores = _finite(logits)
     if temperature <= 0:

@@ -1,6 +1,6 @@
 """Score of a version on a task suite.
 
-Of multiple choice the likeliest choice counts, by its log-probability after the prompt divided by
+The likeliest choice of a multiple choice counts, by its log-probability after the prompt divided by
 its bytes, so that long and short choices, and models with different tokenizers, are alike. Answers
 that are to be written are generated greedily and compared as texts, without white space around
 them.

@@ -2,8 +2,8 @@
 NumPy.
 
 Only the raw words of Philox 4x64-10 (Salmon et al. 2011) are used: they are fixed by definition,
-the distributions of NumPy's generators are not. So whoever knows a record's seed can check each
-move that was drawn, and search it again.
+the distributions of NumPy's generators are not. A record's seed thus allows to check each drawn
+move, and to search it again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Records of games: submitted by players, checkable by anybody without a network.
 
-The moves, the raw visits of every search and the seed that chance came from stand in a record. So
-each move can be held against the visits that it was drawn from, and any position can be searched
+The moves, the raw visits of every search and the seed that chance came from stand in a record. Each
+move can thus be held against the visits that it was drawn from, and any position can be searched
 again (`verification`).
 """
 

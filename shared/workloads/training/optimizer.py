@@ -38,8 +38,8 @@ class InnerOptimizer:
     """Optimiser over named parameters; weight decay on matrices only (as in GPT training since
     Radford et al. 2019).
 
-    Its state is made at once and not at the first step: what does not fit is noticed before any
-    work is done. It calls the functions of torch's optimisers and not their classes: the first of
+    The state is made at once and not at the first step: what does not fit is noticed before any
+    work is done. The functions of torch's optimisers are called and not their classes: the first of
     those that a process makes imports the compiler, a second of computing and 70 MB.
     """
 

@@ -1,8 +1,8 @@
 """Pictures by the terminal's own protocol: Kitty's, or Sixel, which iTerm2 and many others support.
 
-The library asks the terminal while it is imported, and reads the reply from standard input. So it
-is imported before the screen starts, and only where the terminal's name promises a reply: one that
-comes late would be taken for keys.
+The library asks the terminal while it is imported, and reads the reply from standard input. The
+library is imported before the screen starts, and only where the terminal's name promises a reply:
+one that comes late would be taken for keys.
 """
 
 from __future__ import annotations

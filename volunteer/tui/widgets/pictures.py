@@ -61,7 +61,7 @@ def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
     """Return the picture in at most `cells` x `rows` and in its shape; a role is the two colours
     of a cell.
 
-    Of many images side by side only the upper left ones are drawn, as many as can be told apart.
+    A sheet of many images is cut to the upper left ones, as many as can be told apart.
     """
     import numpy as np  # with the first picture, not with the first paint
 
