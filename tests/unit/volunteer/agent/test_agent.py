@@ -389,15 +389,6 @@ async def test_out_of_memory_halves_the_micro_batch_and_pays_the_same(tmp_path: 
         assert set(paid) == {claimed.price_micro}
 
 
-async def test_another_coordinator_at_the_same_address_is_refused(tmp_path: Path) -> None:
-    async with local_machine(tmp_path / "one") as machine, local_machine(tmp_path / "two") as other:
-        network = Network(other.home.transport)
-        process = Process(machine.engine(network), network, machine.path)
-        assert await process.ended() == 78
-        assert "another key" in process.all(events.Stopped)[-1].message
-        assert not any("/workers" in seen for seen in network.seen)  # no secret went there
-
-
 async def test_a_second_machine_of_the_same_account_may_come_by_a_link_code(tmp_path: Path) -> None:
     async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         await process.until(events.Started)
