@@ -50,7 +50,7 @@ from coordinator.traffic import SLOW_S, Durations
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch
 from shared.protocol.base import Reason
-from shared.protocol.contributions import Commitment, SubmitRequest, Verdict
+from shared.protocol.contributions import SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
 from shared.signing import canonical, digest
 from shared.tensors import quantize
@@ -143,7 +143,7 @@ class Intake(PlatformService):
     ) -> tuple[ContributionRow, bool]:
         """Return the contribution, and whether it is new."""
         now = self._clock.now()
-        content = _digest(request)
+        content = digest(canonical(msgspec.to_builtins(request)))
         task = tasks.holder(conn, task_id)  # locked first: the same may be sent twice at once
         found = submissions.arrival(
             conn, task, principal.volunteer_id, principal.worker_id, request
@@ -434,18 +434,6 @@ class Intake(PlatformService):
         )
 
 
-def _digest(request: SubmitRequest) -> str:
-    """Return the hash of a submission; fields that older volunteers do not send are left out when
-    empty, so that an upgrade keeps the hash.
-    """
-    said = msgspec.to_builtins(request)
-    if request.commitment == Commitment():
-        del said["commitment"]
-    if not request.halved:
-        del said["halved"]
-    return digest(canonical(said))
-
-
 def _cohort(
     conn: Connection, about: Definition, run: RunRow, kind: str, effort: float
 ) -> list[float]:
@@ -472,7 +460,7 @@ def _values(
         "tries": request.tries,
         "worker_id": principal.worker_id,
         "volunteer_id": principal.volunteer_id,
-        "digest": _digest(request),
+        "digest": digest(canonical(msgspec.to_builtins(request))),
         "codec": request.codec,
         "sha256": request.sha256,
         "size": request.size,

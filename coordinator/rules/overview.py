@@ -211,7 +211,6 @@ class Overview(OverviewPart, frozen=True, kw_only=True):
     queues: dict[str, int]
     merges: tuple[MergeLine, ...]
     replicas: tuple[ReplicaLine, ...]
-    census_at: float
     workers: dict[str, int]
     machines: tuple[WorkerLine, ...]
     volunteers: dict[str, int]

@@ -77,7 +77,6 @@ class Overviews:
             queues=overview_rows.queues(conn, now),
             merges=overview_rows.newest_merges(conn, counted.staleness, now),
             replicas=replicas.listing(conn),
-            census_at=counted.at,
             workers=counted.workers,
             machines=counted.machines,
             volunteers=counted.volunteers,

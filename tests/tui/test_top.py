@@ -99,7 +99,7 @@ def picture(**changes: Any) -> Overview:
         replicas=(
             ReplicaLine(id="r1", started_at=NOW - 7200, beat_at=NOW - 3, figures=figures),
         ),
-        census_at=NOW, workers={"training": 3, "online": 1, "offline": 2},
+        workers={"training": 3, "online": 1, "offline": 2},
         machines=(hostile, worker),
         volunteers={"vetted": 4, "probation": 2},
         window=ContributionWindow(

@@ -38,7 +38,7 @@ FIGURES = ReplicaFigures(
 REPLICA = ReplicaLine(id="r1" * 8, started_at=NOW - 7200, beat_at=NOW - 5, figures=FIGURES)
 WELL = Overview(
     at=NOW, server="house", runs=(RUN,), runs_total=1, tasks=(), failed=(), queues={}, merges=(),
-    replicas=(REPLICA,), census_at=NOW, workers={"training": 2, "online": 1, "offline": 9},
+    replicas=(REPLICA,), workers={"training": 2, "online": 1, "offline": 9},
     machines=(), volunteers={}, window=ContributionWindow(since=NOW - 3600, contributions=0),
     newest_refused=0, newest_decided=0, refusals=(),
     recompute=CheckCounts(), database=DatabaseFigures(kind="sqlite", bytes=1),
