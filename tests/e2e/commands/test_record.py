@@ -21,7 +21,7 @@ from tests.support.server_process import Process
 READING = {
     "run.list", "run.show", "run.report", "run.export", "dataset.list", "task.list", "invite.list",
     "volunteer.list", "volunteer.show", "record.list", "record.verify", "trust", "check", "backup",
-    "announce.list", "alerts.list", "alerts.test", "task.show", "top",
+    "run.diff", "announce.list", "alerts.list", "alerts.test", "task.show", "top",
 }  # fmt: skip
 # What an auditor says of a task that it took: what that proves has its own lines.
 READING |= {"checker.renew", "checker.report"}
@@ -51,7 +51,11 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
     "volunteer.rename": (("volunteer", "rename", "Ann", "Anna"), ""),
     "volunteer.reissue": (("volunteer", "reissue", "Anna"), ""),
     "volunteer.forget": (("volunteer", "forget", "Anna"), ""),
+    "run.extend": (("run", "extend", "second", "--versions", "900", "--yes"), ""),
+    "run.fork": (("run", "fork", "third", "--from", "tiny@0", "--yes"), ""),
     "run.stop": (("run", "stop", "second"), ""),
+    "run.delete": (("run", "delete", "third", "--yes"), ""),
+    "dataset.delete": (("dataset", "delete", "more", "--yes"), ""),
     "checker.take": (("checker", "work", "--once", "--device", "cpu"), "checker.work"),
 }  # fmt: skip
 
@@ -93,7 +97,7 @@ def test_every_command_that_changes_something_writes_a_line(
     for reading in (["run", "list"], ["volunteer", "list"], ["task", "list", "--failed"]):
         here(*reading)
     assert lines(here) == before
-    assert "run.stop" in here("record", "list", "--limit", "3").out
+    assert "run.delete" in here("record", "list", "--limit", "3").out
     assert here("record", "verify").out.startswith("all is well: ")
 
 
