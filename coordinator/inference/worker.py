@@ -364,6 +364,27 @@ def _load(model: ModelFiles, device: str) -> LoadedVersion:
     return LoadedVersion(found, Batch(found), model.template)
 
 
+class Conversation:
+    """Writes prompts for a model of dialogues in the form that it learnt."""
+
+    def __init__(self, template: Path, reader: Reader) -> None:
+        """Read a template as a dataset keeps it. Raises InvalidRunFile where that cannot be."""
+        self._reader = reader
+        self._template = decode(template.read_bytes(), ChatTemplate)
+        frame = self._template.frame()
+        end = frame.end if frame is not None else self._template.eos_token
+        self.ends, self.stop = ending(reader, end)  # of an answer
+
+    def tokens(self, turns: Turns) -> tuple[int, ...]:
+        """Return turns as tokens up to the beginning of the answer. Raises BadRequest for turns
+        that are too long or that the template refuses.
+        """
+        check_length(sum(len(text) for _, text in turns), self._reader.context)
+        text = self._template.asked([DialogueTurn(_ROLES[role], text) for role, text in turns])
+        check_length(len(text), self._reader.context)
+        return tuple(self._reader.encode(text, marks=True))
+
+
 def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
     """Serve the socket of this number with these limits of threads and memory on a device."""
     if wanted == "cpu":
@@ -384,24 +405,3 @@ def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-
-
-class Conversation:
-    """Writes prompts for a model of dialogues in the form that it learnt."""
-
-    def __init__(self, template: Path, reader: Reader) -> None:
-        """Read a template as a dataset keeps it. Raises InvalidRunFile where that cannot be."""
-        self._reader = reader
-        self._template = decode(template.read_bytes(), ChatTemplate)
-        frame = self._template.frame()
-        end = frame.end if frame is not None else self._template.eos_token
-        self.ends, self.stop = ending(reader, end)  # of an answer
-
-    def tokens(self, turns: Turns) -> tuple[int, ...]:
-        """Return turns as tokens up to the beginning of the answer. Raises BadRequest for turns
-        that are too long or that the template refuses.
-        """
-        check_length(sum(len(text) for _, text in turns), self._reader.context)
-        text = self._template.asked([DialogueTurn(_ROLES[role], text) for role, text in turns])
-        check_length(len(text), self._reader.context)
-        return tuple(self._reader.encode(text, marks=True))

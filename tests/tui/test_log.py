@@ -53,7 +53,7 @@ async def test_ones_own_pause_is_no_warning(engine: FakeEngine) -> None:
     async with opened(prepared(engine), own, look=PAGE) as (app, pilot):
         await settle(app, pilot)
         rows = screen_text(app).splitlines()
-        assert any("info" in row and "paused: press space to start  " in row for row in rows)
+        assert any("info" in row and "paused: `volunteer resume` starts it" in row for row in rows)
         assert "cpu paused by you" in screen_text(app)
         assert "▲" not in screen_text(app)
 

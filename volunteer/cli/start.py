@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -112,14 +112,11 @@ def work(options: StartOptions) -> int:
                 listener = _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, settings, listener))
-        there, why = profile.endpoint.exists(), ""
-        try:
-            if options.screen:
-                return asyncio.run(_attach(options, profile, settings))
-        except Unreachable as error:
-            why = error.message if there else ""
+        found = asyncio.run(_attach(options, profile, settings)) if options.screen else ""
+        if isinstance(found, int):
+            return found
         if not told:
-            remark(why or _("another one is starting or exiting on this profile: waiting"))
+            remark(found or _("another one is starting or exiting on this profile: waiting"))
             told = True
         elif time.monotonic() > until:
             raise Unavailable(
@@ -360,11 +357,19 @@ async def _behind(
     return engine
 
 
-async def _attach(options: StartOptions, profile: Profile, settings: Settings) -> int:
-    """Show the screen of the instance at work here. Raises Unreachable where none answers."""
-    from volunteer.control.local_socket import attach
+async def _attach(options: StartOptions, profile: Profile, settings: Settings) -> int | str:
+    """Open the screen of the instance at work and return its exit code; a sentence where that
+    instance does not answer, "" where none listens.
+    """
+    from volunteer.control.local_socket import SilentVolunteer, attach
 
-    async with attach(profile.endpoint, SystemClock()) as control:
+    async with AsyncExitStack() as attached:
+        try:
+            control = await attached.enter_async_context(attach(profile.endpoint, SystemClock()))
+        except SilentVolunteer as error:
+            return error.message
+        except Unreachable:
+            return ""
         from volunteer.tui.app import VolunteerApp
 
         screen = VolunteerApp(control, look=_look(settings, first=False))

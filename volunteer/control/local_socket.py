@@ -43,6 +43,10 @@ SOCKET_PATH_MAX = 100  # bytes that every system allows for a Unix socket
 HELLO_S = 5.0
 
 
+class SilentVolunteer(Unreachable):
+    """The running volunteer does not answer."""
+
+
 class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Address of a running volunteer, in a private file: the token opens it."""
 
@@ -212,7 +216,7 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
         await _send(writer, Hello(endpoint.token))
         first = await asyncio.wait_for(_line(reader, StatusSnapshot), HELLO_S)
         if first is None:
-            raise Unreachable(_silent(endpoint))
+            raise SilentVolunteer(_silent(endpoint))
         hub = EventBus(clock, first.status)
         remote = RemoteVolunteer(reader, writer, hub)
         reading = asyncio.create_task(remote.read())
@@ -222,7 +226,7 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
     except (ConnectionError, TimeoutError) as error:
-        raise Unreachable(_silent(endpoint)) from error
+        raise SilentVolunteer(_silent(endpoint)) from error
     finally:
         with contextlib.suppress(ConnectionError):
             writer.close()

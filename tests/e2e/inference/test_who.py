@@ -47,17 +47,16 @@ async def test_without_a_key_no_run_is_told(tmp_path: Path) -> None:
             assert (await bare.get(f"{house.url}/v1/models")).status_code == 401
 
 
-async def test_replicas_count_the_requests_of_a_minute_together(
-    tmp_path: Path, database_url: str
+async def test_each_of_two_replicas_answers_half_of_the_requests_of_a_minute(
+    tmp_path: Path,
 ) -> None:
-    tier = "[[serve.tiers]]\nrequests_per_minute = 5\n"
-    async with answering(tmp_path, RUN + tier, database=database_url) as house:
+    tier = "[[serve.tiers]]\nrequests_per_minute = 6\n"
+    async with answering(tmp_path, RUN + tier) as house:
+        house.coordinator.answers.rates.replicas = 2
         async with house.client() as client:
-            for n in range(5):
-                house.coordinator.answers._rate._buckets.clear()  # another replica's is empty
+            for n in range(3):
                 await client.completions.create(model="tiny", prompt="a", max_tokens=1, seed=n)
-            house.coordinator.answers._rate._buckets.clear()
-            with pytest.raises(openai.RateLimitError, match="5 requests a minute") as caught:
+            with pytest.raises(openai.RateLimitError, match="6 requests a minute") as caught:
                 await client.completions.create(model="tiny", prompt="a", max_tokens=1)
             assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
         await house.sound()

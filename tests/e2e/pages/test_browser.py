@@ -129,7 +129,8 @@ async def test_an_opened_join_link_is_a_command_to_copy(tmp_path: Path) -> None:
             await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
             command = f"volunteer join '{link}'"
             assert await page.locator("[data-join]").text_content() == command
-            await page.get_by_role("button", name="Copy").click()
+            joining = page.get_by_role("paragraph").filter(has=page.locator("[data-join]"))
+            await joining.get_by_role("button", name="Copy").click()
             await page.get_by_role("button", name="Copied").wait_for()
             assert await page.evaluate("navigator.clipboard.readText()") == command
         async with looking(chromium, f"{url}/join#x=';rm -rf ~;$(id)`id`'") as page:

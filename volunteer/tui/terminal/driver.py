@@ -52,12 +52,24 @@ def _terminal(errors: IO[str] | None) -> IO[str]:
     return cast("IO[str]", output if only else errors)
 
 
+def _in_front(terminal: int) -> bool:
+    """Return True unless the shell keeps this process in the background of its terminal, where
+    changing a mode would stop it.
+    """
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # no shell has this terminal
+        return True
+
+
 def lasting_driver() -> type[Driver] | None:
     """Return the driver for a terminal that may vanish; None where Textual's own is right, as on
     Windows.
     """
     if sys.platform == "win32":
         return None
+    import termios
+
     from textual.drivers.linux_driver import LinuxDriver
 
     class LastingDriver(LinuxDriver):
@@ -66,9 +78,11 @@ def lasting_driver() -> type[Driver] | None:
             self._file: Any = Screenless(_terminal(self._file))
 
             self._title = ""
+            self._raw: list[Any] | None = None  # modes of the terminal while the screen is shown
 
         def start_application_mode(self) -> None:
             super().start_application_mode()  # type: ignore[no-untyped-call]
+            self._raw = termios.tcgetattr(self.fileno) if self.input_tty else None
             self._title = ""
             if TITLED:
                 self.write(KEEP_TITLE)
@@ -85,13 +99,15 @@ def lasting_driver() -> type[Driver] | None:
                 self.write(f"\x1b]2;{title}\x07")
 
         def _sigcont_application(self, *given: Any) -> None:
-            """Repaint as well: the shell has written over the screen while the program was stopped.
+            """Repaint as well: what stopped the program has left lines of the shell behind.
 
-            After SIGSTOP the terminal is still in raw mode: what it was before is kept.
+            SIGSTOP stops it without a word: the threads of the screen are still there, and only the
+            terminal's mode, which a shell may have changed, is set again.
             """
-            before = None if self._must_signal_resume else self.attrs_before
-            super()._sigcont_application(*given)
-            self.attrs_before = before or self.attrs_before
+            if self._must_signal_resume:
+                super()._sigcont_application(*given)
+            elif self._raw is not None and _in_front(self.fileno):
+                termios.tcsetattr(self.fileno, termios.TCSANOW, self._raw)
             self._app.call_later(self._app.action_repaint)  # type: ignore[attr-defined]
 
     return LastingDriver
