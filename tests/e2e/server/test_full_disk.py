@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,13 @@ def files_of_at_most(size: int) -> Iterator[None]:
     """The system refuses to let any file of this process grow beyond `size` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    # A module that is imported now would be cached cut off, for every later process.
+    cached, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = cached
 
 
 @pytest.mark.parametrize(
