@@ -29,7 +29,6 @@ from coordinator.rules.sizing import (
 )
 from coordinator.runs.definition import price_of_flops
 from shared.decoding import convert, decode
-from shared.errors import Conflict
 from shared.protocol.leases import Grant, Lease
 from shared.protocol.limits import AUDIT_BYTES
 from shared.workloads.base import DatasetManifest, Job, TrainSettings, installed, load
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     from coordinator.database.audits import AuditLease
     from coordinator.database.claim_rows import LiveRun
-    from coordinator.database.runs import RunRow
     from shared.workloads.games import SelfPlay
 
 UPDATES = {
@@ -51,8 +49,6 @@ UPDATES = {
     AUDIT: AUDIT,
 }  # but "train": the plan's
 
-
-TRIAL_STEPS = 3
 
 DATA = "data"  # among the options of a task beside the pass: the manifest of what it reads
 
@@ -272,52 +268,6 @@ def audit(of: Lease, work: AuditLease) -> Lease:
         part_steps=0,
         pull_every=0,
     )
-
-
-def trial(spec: Spec, plan: Plan, run: RunRow, now: float) -> Lease:
-    """Return a lease without a task: the first steps of the present pass, for a worker to measure.
-
-    A trial is not stored, so no result can be submitted for it. Raises Conflict.
-    """
-    if spec.play is not None or not spec.counts:
-        raise Conflict(
-            f'"{spec.name}" makes its own data by playing: its steps are measured in the first '
-            "task that learns from games"
-        )
-    if run.head < 0:
-        raise Conflict(f'"{spec.name}" was not started yet: there is no version to measure with')
-    stop = min(TRIAL_STEPS * spec.batch_size, sum(spec.counts))
-    task = TaskRow(
-        id=0,
-        run_id=spec.id,
-        kind=spec.kind,
-        pass_no=run.pass_no,
-        start=0,
-        stop=stop,
-        seed=spec.seed,
-        steps=-(-stop // spec.batch_size),
-        batch_size=spec.batch_size,
-        price_micro=0,
-        state="doing",
-        attempt=0,
-        claim_id=None,
-        worker_id=None,
-        volunteer_id=None,
-        device="",
-        claimed_at=now,
-        begun_at=None,
-        base_version=None,
-        renew_by=None,
-        finish_by=None,
-        finish_limit=None,
-        returned=False,
-        failures=0,
-        timeouts=0,
-        created_at=now,
-        ended_at=None,
-        options="{}",
-    )
-    return lease(JobBase.of(spec, plan, Reached(run.global_step, run.tokens)), task, now)
 
 
 def job(base: JobBase, task: TaskRow) -> Job:

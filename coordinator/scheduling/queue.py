@@ -27,10 +27,8 @@ from coordinator.plan.plan import in_phase, no_base
 from coordinator.rules import trust
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import REST_MAX_S, rest_s
-from coordinator.runs.phases import at_head
-from coordinator.scheduling import lease_message
 from shared.errors import Gone, VolunteerError
-from shared.protocol.leases import Lease, ReleaseRequest
+from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
 
 if TYPE_CHECKING:
@@ -76,18 +74,6 @@ class Queue:
         self.released: Counter[str] = Counter()  # "failed" or "given back"
         # By worker: tasks given back as failed, in a row, and until when it rests.
         self._failed_in_row: dict[str, tuple[int, float]] = {}
-
-    async def trial(self, name: str) -> Lease:
-        """Return the first steps of a run to measure. Raises NotFound, and Conflict for a run of
-        games.
-        """
-
-        def read(conn: Connection) -> Lease:
-            run = runs.by_name(conn, name)
-            spec = self.claims.spec(conn, run.id)
-            return lease_message.trial(spec, at_head(run), run, self._clock.now())
-
-        return await self._db.read(read)
 
     async def begin(
         self,

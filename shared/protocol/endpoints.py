@@ -67,7 +67,6 @@ from shared.protocol.leases import (
     BeginRequest,
     ClaimReply,
     ClaimRequest,
-    Lease,
     ReleaseRequest,
 )
 from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint
@@ -250,13 +249,6 @@ RUNS = Endpoint(
 )
 RUN = Endpoint(
     method="GET", path="/runs/{run}", operation="run_queries.info", summary="One run", reply=RunInfo
-)
-TRIAL = Endpoint(
-    method="GET",
-    path="/runs/{run}/trial",
-    operation="queue.trial",
-    summary="A lease of task 0 with some steps of a run to measure on a machine: it earns nothing",
-    reply=Lease,
 )
 CONSENT = Endpoint(
     method="POST",

@@ -50,7 +50,6 @@ NO_WORDS = {
     "of a checkout",  # diagnostics are for the organiser
     "you resume",  # values of the control, shown by no screen
     "you start",
-    "the trial is over",
     "the priority could not be lowered",  # a log
     "Cache",  # a folder
     "Mbit/s",

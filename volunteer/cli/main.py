@@ -163,15 +163,10 @@ def benchmark(
         bool, Parameter(help="About 3 seconds per device instead of 15.", negative="")
     ] = False,
     device: Annotated[str, Parameter(help='"auto", "all" or names.')] = "all",
-    run: Annotated[str, Parameter(help="Measure some steps of this run's own model instead.")] = "",
     json: Json = False,
     profile: Profile = "",
 ) -> int:
     """Measure the devices of this machine."""
-    if run:
-        from volunteer.cli.run_benchmark import measure_run
-
-        return measure_run(_directories(profile), run, device, json=json)
     from volunteer.cli.benchmark_command import measure
 
     return measure(_directories(profile), device, quick=quick, json=json)

@@ -45,7 +45,6 @@ from shared.protocol.leases import (
     BeginRequest,
     ClaimReply,
     ClaimRequest,
-    Lease,
     ReleaseRequest,
 )
 from shared.protocol.limits import LONG_POLL_S_MAX
@@ -248,10 +247,6 @@ class Api:
 
     async def latest(self, run: str) -> SignedManifest:
         return await self.query(endpoints.LATEST, run=run)
-
-    async def trial(self, run: str) -> Lease:
-        """Return the first steps of a run, to measure. Raises NotFound, Conflict."""
-        return await self.query(endpoints.TRIAL, run=run)
 
     async def version(self, run: str, version: int) -> SignedManifest:
         return await self.query(endpoints.VERSION, run=run, version=version)

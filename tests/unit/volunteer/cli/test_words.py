@@ -32,10 +32,9 @@ from tests.support.greek import in_english, pseudo
 from tests.tui.scenes import ME
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.record_check import CheckedReceipt
-from volunteer.cli import benchmark_command, receipt_commands, run_benchmark, start
+from volunteer.cli import benchmark_command, receipt_commands, start
 from volunteer.cli.main import run_command
 from volunteer.control.commands import Joined
-from volunteer.control.model_step import ModelStep
 from volunteer.control.status import Status
 from volunteer.i18n import catalogue
 from volunteer.i18n.catalogue import LanguageChoice, choose, use
@@ -125,7 +124,6 @@ ALONE = [  # words, and the code they end with where nothing was joined
     ("give Bob 0", 2),
     ("uninstall", 1),
     ("uninstall --yes", 0),
-    ("benchmark --run tiny", 78),
     ("service install", 0),
     ("service remove", 0),
     ("service install --system", 78),
@@ -378,19 +376,7 @@ def test_what_was_measured(home: Path) -> None:
     result = Benchmark(
         device="cpu", fp32_flops=1e9, bf16_flops=1e9, memory_bytes_per_s=1e9, step_flops=1e9
     )
-    step = ModelStep(
-        run="tiny",
-        device="cpu",
-        key="k",
-        at=0.0,
-        step_s=0.5,
-        steps=3,
-        halved=False,
-        peak_bytes=0,
-        micro_batch=2,
-        batch_size=4,
-    )
-    lines = [*benchmark_command._lines((broken,), [result]), *run_benchmark._lines([step])]
+    lines = benchmark_command._lines((broken,), [result])
     assert in_english("\n".join(lines), OTHERS) == set()
 
 
