@@ -44,7 +44,7 @@ HOUSE = {
 
 # package -> the only places that may import it
 GATES = {
-    "textual": ("volunteer.tui", "coordinator.top"),
+    "textual": ("volunteer.tui",),
     "rich": ("volunteer.tui", "coordinator.top"),
     "sqlalchemy": ("coordinator.database",),
     "alembic": ("coordinator.database",),
@@ -199,7 +199,7 @@ LIGHT = {
     "volunteer.agent.agent": ("torch", "textual"),
     "volunteer.cli.start": ("torch", "textual", "httpx", "numpy"),  # before the first paint
     "volunteer.tui.app": ("torch",),
-    "coordinator.top.app": ("torch", "sqlalchemy", "numpy"),  # before the first paint
+    "coordinator.top.watch": ("torch", "sqlalchemy", "numpy"),  # before the first paint
     "shared.protocol.endpoints": ("torch", "numpy"),
     "shared.workloads.base": ("torch",),
 }

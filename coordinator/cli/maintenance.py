@@ -54,7 +54,7 @@ def top(
     where: Where = HERE,
     json: Json = False,
 ) -> int:
-    """Watch runs, workers, merges and health live; `?` shows the keys.
+    """Watch runs, workers, merges and health live, until ctrl+c.
 
     One picture (--once, --json) exits with 1 where the verdict is bad.
     """
@@ -76,9 +76,9 @@ def _watch(where: Where) -> int:
 
     from shared.errors import BadRequest
 
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # where textual draws
+    if not sys.stdout.isatty():
         raise BadRequest("this is no terminal: `coordinator top --once` prints one picture")
-    from coordinator.top.app import watch
+    from coordinator.top.watch import watch
 
     return watch(lambda: connected(where))
 

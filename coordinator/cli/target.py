@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coordinator.admin.remote_server import RemoteServer
     from coordinator.config import Settings
     from coordinator.services import Coordinator
-    from coordinator.top.feed import CommandSender
+    from coordinator.top.watch import CommandSender
 
 WATCHED_S = 5.0  # a server that is watched has so long to answer
 TARGET = Group("Which coordinator", sort_key=50)

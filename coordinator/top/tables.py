@@ -1,4 +1,4 @@
-"""Tables of the monitor, made of the overview: the same on the screen and as text.
+"""Text of the monitor, made of the overview: verdict, troubles, runs, facts, tables.
 
 Foreign text (names, reasons, messages) is made printable here, and is a cell, never markup.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from coordinator.rules.health import alive
 from coordinator.rules.overview import Level, MergeLine, Overview, ReplicaLine, RunLine, WorkerLine
@@ -17,9 +17,6 @@ from shared.units import DAY_S
 
 MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
 WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
-
-Kind = Literal["run", "volunteer", "task", ""]
-
 
 ROWS_MAX = 20  # of a table
 
@@ -36,11 +33,9 @@ class MonitorColumn:
 
 @dataclass(frozen=True, slots=True)
 class MonitorRow:
-    """Row of a table: its cells, the page that `enter` opens, and its level of trouble."""
+    """Row of a table: its cells and its level of trouble."""
 
     cells: tuple[str, ...]
-    kind: Kind = ""
-    key: str = ""
     level: Level = "good"
 
 
@@ -96,9 +91,7 @@ def _made(
 ) -> MonitorTable:
     shown = [column for column in columns if column.from_width <= width]
     rows = tuple(
-        MonitorRow(
-            _marked([column.of(item) for column in shown], row.level), row.kind, row.key, row.level
-        )
+        MonitorRow(_marked([column.of(item) for column in shown], row.level), row.level)
         for item, row in found
     )
     names = tuple(column.name for column in shown)
@@ -112,8 +105,8 @@ def _marked(cells: list[str], level: Level) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _row(kind: Kind = "", key: str = "", level: Level = "good") -> MonitorRow:
-    return MonitorRow((), kind, key, level)
+def _row(level: Level = "good") -> MonitorRow:
+    return MonitorRow((), level)
 
 
 def runs(seen: Overview, width: int = 1000) -> MonitorTable:
@@ -142,7 +135,7 @@ def runs(seen: Overview, width: int = 1000) -> MonitorTable:
         ),
     ]
     told = {trouble.subject: trouble.level for trouble in reversed(seen.troubles)}
-    found = [(run, _row("run", run.name, told.get(run.name, "good"))) for run in seen.runs]
+    found = [(run, _row(told.get(run.name, "good"))) for run in seen.runs]
     more = seen.runs_total - len(seen.runs)
     title = "Runs" + (f" ({more:,} more)" if more else "")
     return _made(title, columns, found, "No run yet: coordinator run create --example", width)
@@ -163,7 +156,7 @@ def workers(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("task", lambda w: "-" if w.task is None else str(w.task), True, 90),
         MonitorColumn("run", lambda w: _text(w.run, 24) or "-", False, 72),
     ]
-    found = [(one, _row("volunteer", one.volunteer, _standing(one))) for one in seen.machines]
+    found = [(one, _row(_standing(one))) for one in seen.machines]
     total = sum(seen.workers.values())
     title = "Workers" + (f" ({len(found)} of {total:,})" if total > len(found) else "")
     return _made(title, columns, found, "No worker yet: coordinator invite create", width)
@@ -200,7 +193,7 @@ def merges(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("message", lambda m: _text(m.message, 60), False, 100),
     ]
     levels: dict[str, Level] = {"failed": "bad", "abandoned": "watch"}
-    found = [(one, _row("run", one.run, levels.get(one.state, "good"))) for one in seen.merges]
+    found = [(one, _row(levels.get(one.state, "good"))) for one in seen.merges]
     return _made("Merges", columns, found, "Nothing was merged yet", width)
 
 
@@ -213,7 +206,7 @@ def refusals(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("newest", lambda r: age(r.at, now), True),
         MonitorColumn("it said", lambda r: _text(r.newest, 100), False, 72),
     ]
-    found = [(one, _row(level="watch")) for one in seen.refusals]
+    found = [(one, _row("watch")) for one in seen.refusals]
     return _made("Refusals", columns, found, "None was refused", width)
 
 
@@ -239,7 +232,7 @@ def failed_tasks(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("timeouts", lambda t: str(t.timeouts), True, 72),
         MonitorColumn("last", lambda t: _text(t.message, 100)),
     ]
-    found = [(one, _row("task", str(one.id), "watch")) for one in seen.failed]
+    found = [(one, _row("watch")) for one in seen.failed]
     return _made("Failed tasks", columns, found, "No task has failed for good", width)
 
 
@@ -263,7 +256,7 @@ def replicas(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("claims", lambda r: count(r.figures.claims_waiting), True, 90),
         MonitorColumn("version", lambda r: _text(r.figures.software, 16), False, 110),
     ]
-    found = [(one, _row(level=_heard(one, now))) for one in seen.replicas]
+    found = [(one, _row(_heard(one, now))) for one in seen.replicas]
     return _made("Servers", columns, found, "No server is running", width)
 
 
@@ -279,11 +272,8 @@ def troubles(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("what is wrong", lambda t: _text(t.text, 160)),
         MonitorColumn("what to do", lambda t: _text(t.todo, 160), False, 100),
     ]
-    found = [(one, _row(level=one.level)) for one in seen.troubles]
+    found = [(one, _row(one.level)) for one in seen.troubles]
     return _made("Health", columns, found, "Nothing is wrong", width)
-
-
-EVERY = (runs, workers, merges, refusals, task_counts, failed_tasks, replicas, troubles)
 
 
 def verdict_line(seen: Overview) -> str:
@@ -383,19 +373,22 @@ def _answers(figures: Any) -> str:
     )
 
 
-def lines(seen: Overview) -> Iterator[str]:
-    """Return the lines of the picture: verdict, facts, tables."""
+def lines(seen: Overview, width: int = 1000) -> Iterator[str]:
+    """Return the lines of the picture, the most important first: verdict, troubles, runs."""
     at = datetime.fromtimestamp(seen.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     yield f"{printable(seen.server, 60)}  {at}"
     yield verdict_line(seen)
     yield ""
-    known = [(name, value) for name, value in facts(seen) if value]
-    width = max(len(name) for name, _ in known)
-    for name, value in known:
-        yield f"{left(name, width)}  {value}"
-    for table in EVERY:
+    for table in (troubles, runs):
+        yield from table_lines(table(seen, width))
         yield ""
-        yield from table_lines(table(seen))
+    known = [(name, value) for name, value in facts(seen) if value]
+    room = max(len(name) for name, _ in known)
+    for name, value in known:
+        yield f"{left(name, room)}  {value}"
+    for table in (workers, merges, refusals, task_counts, failed_tasks, replicas):
+        yield ""
+        yield from table_lines(table(seen, width))
 
 
 def table_lines(table: MonitorTable) -> Iterator[str]:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 
 from shared.clock import SystemClock
 from shared.errors import Unavailable
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
-from shared.text import left, printable
+from shared.text import cells, left, printable
 from volunteer.account.join import connector
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
-from volunteer.cli.text_table import table
 from volunteer.i18n.catalogue import N_, _, number, shown
 from volunteer.machine.benchmark import benchmark
 from volunteer.machine.devices import choose, default_threads, detect, hardware
@@ -128,3 +128,12 @@ async def _publish(identity: Identity, request: BenchmarkRequest) -> None:
         remark(_("not reported to the coordinator: {message}", message=shown(error.message)))
     finally:
         await client.close()
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row, in columns as wide as their widest cell."""
+    wide = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(left(text, width) for text, width in zip(row, wide, strict=True)).rstrip()
+        for row in rows
+    ]
