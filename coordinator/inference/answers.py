@@ -21,6 +21,7 @@ from coordinator.inference.inference_engine import (
     Generation,
     InferenceEngine,
     ModelVersion,
+    TokenPrompt,
     Turns,
 )
 from coordinator.inference.metering import Meter, Metered, MeteredRequest
@@ -85,7 +86,8 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt to continue, and its sampling options."""
 
     kind: str
-    prompt: str | Turns
+    prompt: str | TokenPrompt | Turns
+    echo: bool = False  # the answer begins with the prompt
     max_tokens: int | None
     seed: int
     count: int = 1
@@ -124,6 +126,8 @@ class AnswerStream:
         self.metered = metered
         self.prompt_tokens = prompt_tokens
         self.cost_micro = 0
+        self.echo: AnswerPiece | None = None  # the prompt, before each sequence
+        self.count = len(sequences)
         self._sequences = sequences
         self._count = count
         self._streams = streams
@@ -264,7 +268,8 @@ class Answers:
             raise Wrong(f'the model "{model.name}" does not write text', "model")
         engine = self._working()
         try:
-            prepared = await engine.prepare(model.version, wish.prompt)
+            probe = wish.logprobs if wish.echo else None
+            prepared = await engine.prepare(model.version, wish.prompt, probe)
         except BadRequest as error:
             raise Wrong(error.message, wish.field) from error
         most = _room(model, wish, len(prepared.tokens), prepared.context)
@@ -294,6 +299,9 @@ class Answers:
             ]
             count = partial(self.meter.count, metered)
             answer = AnswerStream(metered, len(prepared.tokens), sequences, count, self.streams)
+            if wish.echo:
+                text = wish.prompt if isinstance(wish.prompt, str) else prepared.text
+                answer.echo = AnswerPiece(text=text, logprobs=prepared.said)
         except BaseException:
             await self.settle(metered)
             raise

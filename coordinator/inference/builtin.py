@@ -25,6 +25,7 @@ from coordinator.inference.inference_engine import (
     ModelVersion,
     PreparedPrompt,
     TokenLogprob,
+    TokenPrompt,
     Turns,
 )
 from coordinator.inference.messages import (
@@ -108,9 +109,14 @@ class BuiltinEngine:
         """Return the process's number, where one runs."""
         return None if self._writer is None or self._process is None else self._process.pid
 
-    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
+    async def prepare(
+        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+    ) -> PreparedPrompt:
         files = await self._files(model)
-        async with self._ordered(Prepare(id=_id(), model=files, prompt=prompt)) as events:
+        given = prompt.tokens if isinstance(prompt, TokenPrompt) else ()
+        text = "" if isinstance(prompt, TokenPrompt) else prompt
+        order = Prepare(id=_id(), model=files, prompt=text, tokens=given, probe=probe)
+        async with self._ordered(order) as events:
             found = await _next(events)
         if not isinstance(found, TokenizedPrompt):
             raise Internal("the inference process gave another answer than it was asked for")
@@ -120,6 +126,8 @@ class BuiltinEngine:
             vocabulary=found.vocabulary,
             ends=found.ends,
             stop=found.stop,
+            text=found.text,
+            said=tuple(TokenLogprob(text=t, logprob=p, top=top) for t, p, top in found.said),
         )
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:

@@ -7,7 +7,7 @@ process.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,6 +27,12 @@ class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
+class TokenPrompt(NamedTuple):
+    """Prompt that is given in tokens."""
+
+    tokens: tuple[int, ...]
+
+
 class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt in the model's tokens, and the tokens that end an answer to it."""
 
@@ -35,6 +41,8 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int = 0  # tokens of the model are below it; 0: not known
     ends: tuple[int, ...] = ()  # tokens
     stop: tuple[str, ...] = ()
+    text: str = ""  # of a prompt that was given in tokens
+    said: tuple[TokenLogprob, ...] = ()  # of its own tokens, where they are wanted
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +69,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probability of a generated token, and of its likeliest alternatives (text, value)."""
 
     text: str
-    logprob: float
+    logprob: float | None  # None: of the first token of a prompt
     top: tuple[tuple[str, float], ...] = ()
 
 
@@ -89,9 +97,12 @@ class InferenceEngine(Protocol):
     def templates(self) -> bool:
         """Return True if it writes conversations by a tokenizer's chat template."""
 
-    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
+    async def prepare(
+        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+    ) -> PreparedPrompt:
         """Return the prompt's tokens and the model's limits; loads the version if need be. Turns
-        are for a model with a chat template.
+        are for a model with a chat template. With `probe` the probabilities of the prompt's tokens
+        come along, and so many alternatives.
         """
 
     def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:

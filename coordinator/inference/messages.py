@@ -29,6 +29,8 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     id: str
     model: ModelFiles
     prompt: str | tuple[tuple[str, str], ...]  # or the turns of a conversation: role, text
+    tokens: tuple[int, ...] = ()  # instead of it
+    probe: int | None = None  # alternatives of each token of the prompt; None: no probabilities
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
@@ -75,6 +77,8 @@ class TokenizedPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="prepared")
     vocabulary: int = 0
     ends: tuple[int, ...] = ()  # of an answer, as of `PreparedPrompt`
     stop: tuple[str, ...] = ()
+    text: str = ""  # of tokens that were given
+    said: tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...] = ()
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):

@@ -30,6 +30,7 @@ from coordinator.inference.inference_engine import (
     ModelVersion,
     PreparedPrompt,
     TokenLogprob,
+    TokenPrompt,
     Turns,
     check_length,
 )
@@ -152,7 +153,11 @@ class UpstreamEngine:
             limits=httpx.Limits(max_connections=STREAMS_MAX, max_keepalive_connections=32),
         )
 
-    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
+    async def prepare(
+        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+    ) -> PreparedPrompt:
+        if isinstance(prompt, TokenPrompt) or probe is not None:
+            raise BadRequest("a server of your own is asked by text, and echoes no probabilities")
         if not isinstance(prompt, str):
             raise BadRequest("a server of your own writes no conversations by a template")
         rest = self._rest_until - self._clock.monotonic()

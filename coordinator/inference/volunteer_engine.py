@@ -24,6 +24,7 @@ from coordinator.inference.inference_engine import (
     Generation,
     ModelVersion,
     PreparedPrompt,
+    TokenPrompt,
     Turns,
 )
 from shared.protocol.inference import AnswerTask
@@ -68,8 +69,10 @@ class VolunteerEngine:
     def templates(self) -> bool:
         return self._own.templates
 
-    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
-        return await self._own.prepare(model, prompt)
+    async def prepare(
+        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+    ) -> PreparedPrompt:
+        return await self._own.prepare(model, prompt, probe)
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         return await self._own.images(model, count, seed)

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -51,7 +51,7 @@ from shared.workloads.base import Reader
 from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn
 from shared.workloads.generation.batch import Batch, NextToken
 from shared.workloads.generation.prompt_text import ending
-from shared.workloads.generation.sampling import agrees, uniform
+from shared.workloads.generation.sampling import agrees, probed, uniform
 
 SLOTS = 16
 LOOKED_MAX = 128  # tokens of an answer that are compared
@@ -241,10 +241,31 @@ def compared(reader: Reader, order: Compare) -> tuple[int, int]:
 
 
 def _prepared(loaded: LoadedVersion, order: Prepare) -> TokenizedPrompt:
+    found = _tokenized(loaded, order)
+    if order.probe is None or not 1 < len(found.tokens) <= found.context:
+        return found
+    rows = loaded.reader.scores(found.tokens[:-1], range(len(found.tokens) - 1))
+    decode = loaded.reader.decode
+    said: list[Any] = [(decode(found.tokens[:1]), None, ())]
+    for row, token in zip(rows, found.tokens[1:], strict=True):
+        found_token = probed(row, token, order.probe)
+        top = tuple((decode([each]), value) for each, value in found_token.top)
+        said.append((decode([token]), found_token.logprob, top))
+    return msgspec.structs.replace(found, said=tuple(said))
+
+
+def _tokenized(loaded: LoadedVersion, order: Prepare) -> TokenizedPrompt:
     reader, prompt = loaded.reader, order.prompt
     found = TokenizedPrompt(
         id=order.id, tokens=(), context=reader.context, vocabulary=reader.vocabulary
     )
+    if order.tokens:
+        if max(order.tokens) >= reader.vocabulary:
+            raise BadRequest(
+                f"the prompt has the token {max(order.tokens)}, and the model {reader.vocabulary}"
+            )
+        text = reader.decode(order.tokens[: reader.context])
+        return msgspec.structs.replace(found, tokens=order.tokens, text=text)
     if isinstance(prompt, str):
         check_length(len(prompt), reader.context)
         return msgspec.structs.replace(found, tokens=tuple(reader.encode(prompt)))

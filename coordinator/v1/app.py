@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -89,7 +89,8 @@ class V1Api:
         out: Out,
         ask: CompletionRequest | ChatRequest,
     ) -> None:
-        async with self._answers.text(model, wish) as answer:
+        bridge = out.bridged() if ask.stream else nullcontext()
+        async with bridge, self._answers.text(model, wish) as answer:
             created = int(self._coordinator.clock.now())
             form = Form(answer.id, model.name, created, wish)
             if not ask.stream:
@@ -98,13 +99,10 @@ class V1Api:
                 cost = await self._answers.close(answer)
                 await out.whole(form.whole(answer.prompt_tokens, cost))
                 return
+            await out.comment()
             async for number, piece in self._pieces(answer, out):
-                if not out.begun:
-                    await out.stream()
                 for chunk in form.chunks(number, piece):
                     await out.event(chunk)
-            if not out.begun:
-                await out.stream()
             cost = await self._answers.close(answer)
             if options is not None and options.include_usage:
                 await out.event(form.last(answer.prompt_tokens, cost))
@@ -115,6 +113,9 @@ class V1Api:
     ) -> AsyncIterator[tuple[int, AnswerPiece]]:
         """Yield pieces as they arrive. Raises ClientGone as soon as the client leaves."""
         gone = out.gone()
+        if answer.echo is not None:
+            for number in range(answer.count):
+                yield number, answer.echo
         async with aclosing(answer.pieces(gone)) as pieces:
             async for found in pieces:
                 yield found

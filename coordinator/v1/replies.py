@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coordinator.inference.answers import TextPrompt, Wrong
-from coordinator.inference.inference_engine import AnswerPiece, TokenLogprob
+from coordinator.inference.inference_engine import AnswerPiece, TokenLogprob, TokenPrompt
 from coordinator.rules.run_file import ChatSettings
 from coordinator.rules.serving import transcript
 from shared.protocol.inference import (
@@ -18,13 +18,16 @@ from shared.protocol.inference import (
 )
 
 STOP_CHARS_MAX = 200
+# An echo's list of tokens has the end, so that who asked for one token more can cut one off.
+END = TokenLogprob(text="", logprob=None)
 
 
 def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
     """Return the prompt of a completion request. Raises Wrong."""
     return TextPrompt(
         kind="completion",
-        prompt=ask.prompt,
+        prompt=ask.prompt if isinstance(ask.prompt, str) else TokenPrompt(tuple(ask.prompt)),
+        echo=ask.echo,
         max_tokens=ask.max_tokens,
         seed=seed,
         count=ask.n or 1,
@@ -42,7 +45,7 @@ def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPro
     """
     if ask.max_tokens and ask.max_completion_tokens:
         raise Wrong("give max_completion_tokens or max_tokens, not both", "max_tokens")
-    if ask.top_logprobs is not None and not ask.logprobs:
+    if ask.top_logprobs and not ask.logprobs:
         raise Wrong("top_logprobs needs logprobs = true", "top_logprobs")
     turns = tuple((turn.role, turn.text) for turn in ask.messages)
     return TextPrompt(
@@ -79,6 +82,7 @@ class Form:
             "model": model,
         }
         self._logprobs = wish.logprobs is not None
+        self._echo = wish.echo
         self._text = [""] * wish.count
         self._finish: list[str | None] = [None] * wish.count
         self._said: list[list[TokenLogprob]] = [[] for _ in range(wish.count)]
@@ -92,6 +96,8 @@ class Form:
         self._said[number] += piece.logprobs
         if piece.finish is not None:
             self._finish[number] = _finish(piece)
+            if self._echo and not piece.tokens and piece.finish == "stop":
+                self._said[number].append(END)
 
     def chunks(self, number: int, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         """Yield the chunks of a stream for a piece."""

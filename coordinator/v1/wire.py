@@ -7,24 +7,26 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
 from coordinator.inference.answers import UnknownModel, Wrong
 from coordinator.request import ClientGone, Receive, Scope, Send, decode_body, read_body
-from shared.decoding import in_words
+from shared.decoding import convert, in_words
 from shared.errors import (
     BadRequest,
     InsufficientQuota,
     VolunteerError,
 )
-from shared.protocol.inference import OpenAiError, OpenAiErrorBody
+from shared.protocol.inference import IDLE, LABELS, OpenAiError, OpenAiErrorBody
 from shared.sentences import english
 
 T = TypeVar("T")
 
+BRIDGE_S = 5.0  # between comments in a stream
 SEND_S = 20.0  # a client that takes longer for one piece is dropped
 
 _FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`")
@@ -42,11 +44,44 @@ _TYPES = {
 async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
     """Read a JSON body strictly. Raises Wrong with the field, BadRequest, TooLarge, ClientGone."""
     try:
-        return decode_body(await read_body(scope, receive), kind)
+        raw = decode_body(await read_body(scope, receive), dict[str, Any])
+        return convert(_plain(raw), kind)
+    except msgspec.ValidationError as error:
+        raise _wrong(error) from error
     except BadRequest as error:
         if isinstance(error.__cause__, msgspec.ValidationError):
             raise _wrong(error.__cause__) from error
         raise
+
+
+def _plain(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a request without the fields that change nothing, and a list of one prompt as it."""
+    found = {
+        key: value
+        for key, value in raw.items()
+        if not (key in IDLE and (value is None or any(_same(value, each) for each in IDLE[key])))
+        and not (key in LABELS and (value is None or isinstance(value, str)))
+    }
+    prompts = found.get("prompt")
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)):
+        if len(prompts) > 1:
+            raise Wrong(f"prompt: one prompt a request, not {len(prompts)}", "prompt")
+        found["prompt"] = prompts[0]
+    if isinstance(turns := found.get("messages"), list):
+        found["messages"] = [_turn(turn) for turn in turns]
+    return found
+
+
+def _turn(turn: Any) -> Any:
+    """Return a turn of a conversation; of an assistant's without the parts that say nothing."""
+    if not isinstance(turn, dict) or turn.get("role") != "assistant":
+        return turn
+    said = {key: value for key, value in turn.items() if value not in (None, [])}
+    return {"content": "", **said}
+
+
+def _same(value: object, other: object) -> bool:
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _wrong(error: msgspec.ValidationError) -> Wrong:
@@ -131,6 +166,29 @@ class Out:
         """End a stream of events."""
         await self.event(b"[DONE]")
         await self._put({"type": "http.response.body", "body": b""})
+
+    async def comment(self) -> None:
+        """Send a line that clients skip; it begins the stream."""
+        if not self.begun:
+            await self.stream()
+        line = {"type": "http.response.body", "body": b": waiting\n\n", "more_body": True}
+        await self._put(line)
+
+    @asynccontextmanager
+    async def bridged(self) -> AsyncIterator[None]:
+        """Send a comment now and then inside the block, so that nobody on the way gives up."""
+
+        async def bridge() -> None:
+            while True:
+                await asyncio.sleep(BRIDGE_S)
+                await self.comment()
+
+        task = asyncio.ensure_future(bridge())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def gone(self) -> asyncio.Future[None]:
         """Return a future that is done as soon as the client leaves."""

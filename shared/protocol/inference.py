@@ -137,6 +137,34 @@ Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+# Fields that are accepted at the values that change nothing (null is one), and refused at others;
+# labels at any: they are for the caller's own books.
+IDLE: dict[str, tuple[object, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "best_of": (1,),
+    "suffix": ("",),
+    "store": (False,),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "prediction": (),
+    "audio": (),
+    "web_search_options": (),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+}
+LABELS = ("user", "safety_identifier", "prompt_cache_key")
 # An addition to OpenAI's fields: "organiser" keeps a prompt off the machines of volunteers.
 AnsweredBy: TypeAlias = Literal["organiser"] | None
 Stop: TypeAlias = str | tuple[str, ...] | None
@@ -157,7 +185,8 @@ class CompletionRequest(_Strict, frozen=True, kw_only=True):
 
     model: str
     answered_by: AnsweredBy = None
-    prompt: str
+    prompt: str | Annotated[tuple[Number, ...], Meta(max_length=1 << 20)]  # or its tokens
+    echo: bool = False
     max_tokens: Tokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -181,6 +210,7 @@ class ChatMessage(_Strict, frozen=True, kw_only=True):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | tuple[TextPart, ...]
+    name: str = ""  # the model is not told
 
     @property
     def text(self) -> str:

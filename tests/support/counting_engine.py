@@ -13,6 +13,7 @@ from coordinator.inference.inference_engine import (
     ModelVersion,
     PreparedPrompt,
     TokenLogprob,
+    TokenPrompt,
     Turns,
 )
 
@@ -38,7 +39,13 @@ class CountingEngine:
         self.closed = 0
         self.generated = 0
 
-    async def prepare(self, model: ModelVersion, prompt: str | Turns) -> PreparedPrompt:
+    async def prepare(
+        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+    ) -> PreparedPrompt:
+        if isinstance(prompt, TokenPrompt):
+            return PreparedPrompt(
+                tokens=prompt.tokens, context=self.context, text=bytes(prompt.tokens).decode()
+            )
         assert isinstance(prompt, str)
         return PreparedPrompt(tokens=tuple(prompt.encode()), context=self.context)
 

@@ -55,6 +55,12 @@ def choose(
         token = _drawn(scores / temperature, draw, top_p)
     if logprobs is None:
         return SampledToken(token=token)
+    return probed(logits, token, logprobs)
+
+
+def probed(logits: NDArray[np.floating], token: int, logprobs: int) -> SampledToken:
+    """Return a token with its log-probability, and so many of the likeliest tokens."""
+    scores = _finite(logits)
     said = scores - scores.max()
     said -= math.log(float(np.exp(said).sum()))
     first = np.argsort(-said, kind="stable")[:logprobs]

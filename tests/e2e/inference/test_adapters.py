@@ -65,6 +65,22 @@ async def test_prompts_are_answered_with_what_was_trained_applied(
                     )
                     assert found.choices[0].logprobs is not None
                     said.append(found.choices[0].logprobs.token_logprobs)
+                wish: dict[str, Any] = {"model": "tiny", "max_tokens": 1, "logprobs": 1}
+                given = [70, 80, 90, 100]
+                echo = (await client.completions.create(prompt=given, echo=True, **wish)).choices[0]
+                assert echo.logprobs is not None
+                tops = echo.logprobs.top_logprobs or []
+                assert (echo.logprobs.token_logprobs or [0])[0] is None
+                assert len(tops) == len(given) + 1
+                for read in range(1, len(given)):
+                    likeliest = await client.completions.create(
+                        prompt=given[:read], temperature=0, **wish
+                    )
+                    assert likeliest.choices[0].logprobs is not None
+                    (top,) = likeliest.choices[0].logprobs.top_logprobs or []
+                    assert tops[read] == pytest.approx(top, abs=1e-5)
+                with pytest.raises(openai.BadRequestError, match="the token 300"):
+                    await client.completions.create(prompt=[300], **wish)
             assert said[0] != said[1] == said[2]
             await house.sound()
         finally:

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from coordinator.v1 import wire
 from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_sources import digit_pictures
 from tests.support.answering import Answering, answering
@@ -137,7 +138,10 @@ async def test_a_client_that_leaves_pays_for_what_was_generated(tmp_path: Path) 
 
 REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"model": "tiny", "prompt": "x", "best_of": 3}, 400, "best_of", "not supported"),
-    ({"model": "tiny", "prompt": "x", "logit_bias": {}}, 400, "logit_bias", "not supported"),
+    ({"model": "tiny", "prompt": "x", "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
+    ({"model": "tiny", "prompt": "x", "tool_choice": "required"}, 400, "tool_choice", "not supp"),
+    ({"model": "tiny", "prompt": "x", "store": 0}, 400, "store", "not supported"),
+    ({"model": "tiny", "prompt": ["x", "y"]}, 400, "prompt", "one prompt a request, not 2"),
     ({"model": "tiny", "prompt": 5}, 400, "prompt", "expected"),
     ({"prompt": "x"}, 400, "model", "missing"),
     (
@@ -174,13 +178,86 @@ async def test_bad_input_gets_a_sentence_in_openais_shape(
 
 RAW: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "compressed": (b"\x1f\x8b", {"Content-Encoding": "gzip"}, 400, "without Content-Encoding"),
-    "deep": (b'{"model":' + b"[" * 40 + b"]" * 40 + b"}", {}, 400, "expected a text"),
+    "deep": (b'{"model":' + b"[" * 40 + b"]" * 40 + b"}", {}, 400, "deeper than 32"),
     "deeper": (b"[" * 200_000, {}, 400, "expected a table"),
     "NUL": (b'{"model": "tiny", "prompt": "\\u0000"}', {}, 400, "NUL"),
     "no UTF-8": (b'{"model": "\xff"}', {}, 400, "UTF-8"),
     "no JSON": (b"prompt=x", {}, 400, "does not fit"),
     "empty": (b"", {}, 400, "empty"),
 }
+
+
+IDLE: dict[str, Any] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "user": "ann",
+    "response_format": {"type": "text"},
+    "tool_choice": "none",
+    "parallel_tool_calls": False,
+    "tools": None,
+    "store": False,
+    "metadata": {},
+    "stream_options": None,
+    "logprobs": None,
+}
+
+
+async def test_a_field_at_the_value_that_changes_nothing_is_accepted(house: Answering) -> None:
+    headers = {"Authorization": f"Bearer {house.key}"}
+    turns = [
+        {"role": "user", "content": "a", "name": "Ann"},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": []},
+        {"role": "user", "content": "b"},
+    ]
+    async with httpx.AsyncClient(base_url=house.url, headers=headers) as http:
+        for path, body in (
+            ("completions", {"prompt": ["two"]}),
+            ("completions", {"prompt": [list(b"two")]}),
+            ("completions", {"prompt": list(b"two"), "best_of": 1}),
+            ("chat/completions", {"messages": turns}),
+        ):
+            body |= {"model": "tiny", "max_tokens": 3, "seed": 1}
+            plain = await http.post(f"/v1/{path}", json=body)
+            reply = await http.post(f"/v1/{path}", json={**body, **IDLE})
+            assert (plain.status_code, reply.status_code) == (200, 200), reply.text
+            assert reply.json()["choices"] == plain.json()["choices"]
+
+
+async def test_an_echo_begins_with_the_prompt(house: Answering) -> None:
+    async with house.client() as client:
+        wish: dict[str, Any] = {"model": "tiny", "max_tokens": 2, "seed": 1, "echo": True}
+        for prompt in ("two", list(b"two")):
+            said = await client.completions.create(prompt=prompt, **wish)
+            assert said.choices[0].text == "two" + expected("two", 1, 2)
+            assert said.usage is not None
+            assert said.usage.completion_tokens == 2
+            parts = [
+                c async for c in await client.completions.create(prompt=prompt, stream=True, **wish)
+            ]
+            assert "".join(c.choices[0].text for c in parts) == said.choices[0].text
+
+
+async def test_a_stream_that_waits_is_bridged_by_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "BRIDGE_S", 0.01)
+    engine = CountingEngine()
+    engine.gate = asyncio.Semaphore(0)
+    async with answering(tmp_path, engine=engine) as house:
+        headers = {"Authorization": f"Bearer {house.key}"}
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 1, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=house.url, headers=headers) as http,
+            http.stream("POST", "/v1/completions", json=body) as reply,
+        ):
+            lines = reply.aiter_lines()
+            while await anext(lines) != ": waiting":
+                pass
+            engine.gate.release()
+            rest = [line async for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        await house.sound()
 
 
 @pytest.mark.parametrize("which", RAW)
