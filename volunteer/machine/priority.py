@@ -1,0 +1,46 @@
+"""Priority of this program below the owner's other programs: of the process, or on Linux of single
+threads, so that the screen answers while the threads that train give way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+
+LOW = 10  # nice, of all work where the owner left `priority = "low"`
+LOWEST = 15  # of work that may wait; not 19, since such a thread may hold what the others wait for
+OF_THREADS = sys.platform == "linux"  # elsewhere a priority is the process's
+
+
+def lower_process() -> None:
+    """Lower the priority of this process, and of the threads that it starts from now on."""
+    process = psutil.Process()
+    try:
+        if sys.platform == "win32":
+            process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+        elif process.nice() < LOW:
+            process.nice(LOW)
+    except (psutil.Error, OSError):
+        logging.getLogger(__name__).info("the priority could not be lowered")
+
+
+def lower_thread(nice: int = LOW) -> None:
+    """Lower the calling thread to `nice`, and what it starts; nothing happens where it is lower."""
+    own = threading.get_native_id()
+    if OF_THREADS and os.getpriority(os.PRIO_PROCESS, own) < nice:
+        os.setpriority(os.PRIO_PROCESS, own, nice)
+
+
+def lower_behind_screen() -> None:
+    """Lower all threads but the event loop's, which draws; called on the loop before they start."""
+    if OF_THREADS:
+        pool = ThreadPoolExecutor(thread_name_prefix="work", initializer=lower_thread)
+        asyncio.get_running_loop().set_default_executor(pool)
+    else:
+        lower_process()
