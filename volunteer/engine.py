@@ -25,7 +25,6 @@ from shared.units import GIB
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
 from volunteer.account.profile import Identity, Profile
-from volunteer.account.prompts import Prompts, drawn
 from volunteer.agent.agent import Agent, Machine
 from volunteer.agent.collaborators import RemoteCoordinator, Store, Timing
 from volunteer.control import commands, events
@@ -107,7 +106,6 @@ class Engine:
         if not ask_first:
             self._begun.set()
         self._agent: Agent | None = None
-        self._prompts: Prompts | None = None
         identity = _readable(self.profile)
         status = Status(
             profile=directories.profile.name,
@@ -169,16 +167,12 @@ class Engine:
         if identity is None:
             return 0
         self._agent = self._agent_of(identity, loaded)
-        self._prompts = Prompts(
-            self._agent.remote.api.client, self.profile.home(identity).path / "prompts.json"
-        )
         if self._start_paused:
             self._agent.pause(commands.Pause(message=START, until="you start"))
         named = loaded.sources["runs"] == FLAG
         try:
             return await self._agent.run(loaded.settings.runs if named else ())
         finally:
-            await self._prompts.close()
             self.clean_end = self._agent.clean_end
 
     async def _known(self, identity: Identity, settings: Settings) -> Identity | None:
@@ -262,10 +256,8 @@ class Engine:
             return await _answered(own(command))
         if not self._begun.is_set() and self.profile.joined:
             return self._before_the_answers(command)
-        if self._agent is None or self._prompts is None:
+        if self._agent is None:
             raise Conflict(Sentence("this needs a coordinator: join one first"))
-        if (prompting := PROMPTING.get(type(command))) is not None:
-            return await _answered(prompting(self._prompts, command))
         if isinstance(command, commands.Query):
             return await self._query(self._agent, command)
         if (acting := ACTING.get(type(command))) is not None:
@@ -423,17 +415,6 @@ ACTING: dict[type[Command], Callable[[Agent, Any], Any]] = {
     commands.GetInvitation: lambda agent, _: _invitation(agent.remote.identity),
     commands.GetPicture: lambda agent, told: sample_picture(agent.remote, told.run, told.version),
     commands.MakeLink: lambda agent, _: agent.remote.api.link(),
-    commands.GetModel: lambda agent, told: agent.remote.api.model(told.model),
-    commands.DrawImage: lambda agent, told: drawn(agent.remote.api, told.model, told.seed),
-    commands.CreateKey: lambda agent, told: agent.remote.api.create_key(told.request),
-    commands.RevokeKey: lambda agent, told: agent.remote.api.revoke_key(told.key),
-}
-PROMPTING: dict[type[Command], Callable[[Prompts, Any], Any]] = {
-    commands.AskModel: Prompts.ask,
-    commands.ReadAnswer: lambda prompts, told: prompts.read(told.id, told.seen),
-    commands.StopAnswer: lambda prompts, told: prompts.stop(told.id),
-    commands.GetPrompts: lambda prompts, _: prompts.past(),
-    commands.ForgetPrompts: lambda prompts, _: prompts.forget(),
 }
 
 

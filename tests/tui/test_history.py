@@ -55,6 +55,16 @@ async def test_a_rejection_says_which_check_failed(engine: FakeEngine) -> None:
         assert "not paid" in text
 
 
+async def test_what_is_held_is_no_part_of_the_balance(engine: FakeEngine) -> None:
+    me = replace(scenes.ME, spent_micro=1_204_500, held_micro=192_000)
+    played = [*scenes.filled(), events.Credits(me=me)]
+    async with opened(prepared(engine), played, look=PAGE, size=SIZES["120x36"]) as (app, pilot):
+        await settle(app, pilot)
+        seen = screen_text(app)
+        assert "1,239.10" in seen  # 1,240.5 earned, 1.2045 spent, 0.192 held
+        assert "held     0.192000" in seen
+
+
 async def test_games_that_the_ledger_has_paid_wait_no_longer(engine: FakeEngine) -> None:
     prepared(engine)
     games = replace(

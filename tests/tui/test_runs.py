@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from shared.links import parse_link
 from shared.protocol import endpoints
+from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
 from shared.protocol.versions import SuiteCourse, SuiteScore
 from tests.tui import scenes
@@ -251,3 +252,24 @@ async def test_scores_before_and_after_stand_beside_the_loss(engine: FakeEngine)
         assert "51.5 % ± 3.0" in shown
         assert "words suite of tasks, not measured yet" in shown
         assert "bits 2.500 → 1.250 a byte" in shown
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (scenes.RUN, "volunteer chat stdlib-gpt"),
+        (replace(scenes.RUN, dataset="", items="games"), "volunteer play stdlib-gpt"),
+        (replace(scenes.RUN, items="images"), "a picture of this run: volunteer"),
+        (replace(scenes.RUN, items="sounds"), "learns from sounds"),
+    ],
+)
+async def test_the_model_of_a_run_is_met_by_a_command(
+    engine: FakeEngine, run: RunInfo, said: str
+) -> None:
+    prepared(engine).answers[endpoints.RUNS] = (run,)
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("p")
+        await app.workers.wait_for_complete()
+        await settle(app, pilot)
+        assert said in screen_text(app)

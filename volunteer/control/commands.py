@@ -21,7 +21,6 @@ import msgspec
 from shared.errors import BadRequest
 from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import QUERIES, Endpoint
-from shared.protocol.inference import KeyInfo, KeyRequest, ModelCard, NewKey, Usage
 from shared.sentences import Sentence, Words
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
@@ -177,89 +176,6 @@ class GetPicture(Ask[bytes]):
 
     run: str
     version: int
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Words of an answer since the last read."""
-
-    text: str = ""
-    done: bool = False
-    used: Usage | None = None  # at the end
-    error: Words = ""  # the reason of an end before its time
-
-
-class PastPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt and its answer, as this machine remembers them."""
-
-    model: str
-    prompt: str
-    text: str
-    cost_micro: int | None = None  # None: it was stopped
-
-
-class GetModel(Ask[ModelCard]):
-    """Return a version that answers prompts: RUN, RUN@best or RUN@40."""
-
-    model: str
-
-
-class AskModel(Ask[int]):
-    """Let a model continue a text; answered with the number to read it by."""
-
-    model: str
-    prompt: str
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int | None = None
-    private: bool = False  # the organiser's machines alone may read it
-
-
-class ReadAnswer(Ask[Answer]):
-    """Return the words of an answer after the first `seen` characters, within ten seconds."""
-
-    id: int
-    seen: int = 0
-
-
-class StopAnswer(Command):
-    """End an answer; its generated tokens are paid."""
-
-    id: int
-
-
-class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """Pictures (PNG) and their price."""
-
-    images: tuple[bytes, ...]
-    cost_micro: int
-
-
-class DrawImage(Ask[Drawn]):
-    """Draw one picture with a version of an image run."""
-
-    model: str
-    seed: int | None = None
-
-
-class CreateKey(Ask[NewKey]):
-    """Make a key for programs; it is shown this once."""
-
-    request: KeyRequest
-
-
-class RevokeKey(Ask[KeyInfo]):
-    """Make a key worthless from its next request on."""
-
-    key: int
-
-
-class GetPrompts(Ask[tuple[PastPrompt, ...]]):
-    """Return the prompts that this machine remembers, the newest last."""
-
-
-class ForgetPrompts(Command):
-    """Erase the prompts that this machine remembers."""
 
 
 class MakeLink(Ask[LinkCode]):

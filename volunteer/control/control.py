@@ -14,18 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import Endpoint
-from shared.protocol.inference import KeyInfo, KeyRequest, ModelCard, NewKey
 from volunteer.control import commands
-from volunteer.control.commands import (
-    Answer,
-    Ask,
-    AskModel,
-    Command,
-    Drawn,
-    Joined,
-    PastPrompt,
-    SettingRow,
-)
+from volunteer.control.commands import Ask, Command, Joined, SettingRow
 from volunteer.control.commands import How as How  # part of this interface
 from volunteer.control.event_bus import EventBus, Subscription
 from volunteer.control.status import Status
@@ -166,41 +156,6 @@ class Control:
     async def link(self) -> LinkCode:
         """Return a ten-minute code for another machine of the same account."""
         return await self._ask(commands.MakeLink())
-
-    async def model(self, name: str) -> ModelCard:
-        """Return a version that answers prompts: RUN, RUN@best or RUN@40. Raises NotFound."""
-        return await self._ask(commands.GetModel(model=name))
-
-    async def ask(self, prompt: AskModel) -> int:
-        """Send a text to continue to a model; return the number of its answer."""
-        return await self._ask(prompt)
-
-    async def answer(self, id: int, seen: int = 0) -> Answer:
-        """Return the answer after the first `seen` characters, within ten seconds."""
-        return await self._ask(commands.ReadAnswer(id=id, seen=seen))
-
-    async def stop_answer(self, id: int) -> None:
-        """End an answer; its generated tokens are paid."""
-        await self._execute(commands.StopAnswer(id=id))
-
-    async def draw(self, model: str, seed: int | None = None) -> Drawn:
-        """Draw one picture with a version of an image run. Raises the coordinator's errors."""
-        return await self._ask(commands.DrawImage(model=model, seed=seed))
-
-    async def create_key(self, request: KeyRequest) -> NewKey:
-        """Make a key for programs; it is shown this once."""
-        return await self._ask(commands.CreateKey(request=request))
-
-    async def revoke_key(self, key: int) -> KeyInfo:
-        """Make a key worthless from its next request on."""
-        return await self._ask(commands.RevokeKey(key=key))
-
-    async def prompts(self) -> tuple[PastPrompt, ...]:
-        """Return the prompts that this machine remembers, the newest last."""
-        return await self._ask(commands.GetPrompts())
-
-    async def forget_prompts(self) -> None:
-        await self._execute(commands.ForgetPrompts())
 
     async def _ask(self, command: Ask[T]) -> T:
         answer: T = await self._execute(command)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -147,25 +147,3 @@ class QueryPage(Page):
         """Retry the connection and send every query again."""
         self.volunteer.action_retry()
         self.again()
-
-
-class AccountPage(QueryPage):
-    """Page that the Credits page opens and that leads back to it."""
-
-    NAME = "history"
-    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
-        keys.KeyCommand(
-            id="back",
-            key="escape",
-            action="back",
-            short=N_("back"),
-            help=N_("Back to the contributions."),
-            place="footer",
-            rank=1,
-        ),
-        RELOAD,
-    )
-
-    def action_back(self) -> None:
-        """Return to the Credits page."""
-        self.dismiss()

@@ -99,24 +99,6 @@ class History(QueryPage):
             place="footer",
             rank=37,
         ),
-        keys.KeyCommand(
-            id="api_keys",
-            key="a",
-            action="api_keys",
-            short=N_("keys"),
-            help=N_("Keys for programs that ask the model on your credits: make, list, revoke."),
-            place="footer",
-            rank=32,
-        ),
-        keys.KeyCommand(
-            id="usage",
-            key="u",
-            action="usage",
-            short=N_("usage"),
-            help=N_("What you asked the models, and what it cost."),
-            place="footer",
-            rank=33,
-        ),
         RELOAD,
     )
     CSS = """
@@ -272,18 +254,6 @@ class History(QueryPage):
     def _totals(self, scene: Scene, width: int, height: int) -> list[Line]:
         answer: QueryReply[Sequence[LedgerRow]] = self.answer("ledger")
         return aged(total_lines(answer.value or (), scene, width, height), scene)
-
-    def action_api_keys(self) -> None:
-        """Show the keys for programs."""
-        from volunteer.tui.screens.program_keys import ApiKeysPage
-
-        self.app.push_screen(ApiKeysPage())
-
-    def action_usage(self) -> None:
-        """Show the log of requests and their prices."""
-        from volunteer.tui.screens.usage import UsageLog
-
-        self.app.push_screen(UsageLog())
 
     def action_export(self) -> None:
         """Write the whole ledger into a file."""

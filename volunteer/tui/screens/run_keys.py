@@ -45,7 +45,7 @@ MODEL = KeyCommand(
     key="p",
     action="model",
     short=N_("ask/play"),
-    help=N_("Ask the model of this run, let it draw, or play against it."),
+    help=N_("Talk with the model of this run, or play against it."),
     place="footer",
     rank=34,
 )
@@ -79,18 +79,17 @@ def show_chart(app: VolunteerApp, run: str) -> None:
 
 
 def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
-    """Open a prompt for a run that continues texts or draws, a board for one that plays."""
-    from volunteer.tui.screens.ask import AskScreen, answers
-    from volunteer.tui.screens.draw import Draw, draws
-
+    """Lend the terminal to `volunteer chat` for a run that continues texts, to `volunteer play` for
+    one that plays.
+    """
     if info is None or app.control is None:
         return
-    if answers(info):
-        app.push_screen(AskScreen(info))
-    elif draws(info):
-        app.push_screen(Draw(info))
-    elif _plays(info):
-        app.run_worker(_play(app, info.name), group="play", exclusive=True)
+    if info.items == "tokens":
+        app.run_worker(_lend(app, "chat", info.name), group="lend", exclusive=True)
+    elif not info.dataset:  # it makes its own data: it plays against itself
+        app.run_worker(_lend(app, "play", info.name), group="lend", exclusive=True)
+    elif info.items == "images":
+        app.tell(_("a picture of this run: volunteer generate {run}", run=info.name))
     else:
         said = _(
             "{name} learns from {items}: it answers no prompts and plays no games",
@@ -100,13 +99,8 @@ def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
         app.tell(said, "warning")
 
 
-def _plays(info: RunInfo) -> bool:
-    """Return True if a run makes its own data, as one does that plays against itself."""
-    return not info.dataset
-
-
-async def _play(app: VolunteerApp, run: str) -> None:
-    """Lend the terminal to `volunteer play` until the game is left. A process of its own, because a
+async def _lend(app: VolunteerApp, word: str, run: str) -> None:
+    """Lend the terminal to a command about a run until it ends. A process of its own, because a
     second thread that runs torch would slow the training down.
     """
     profile = app.latest.status.profile.partition("@")[0]
@@ -115,24 +109,25 @@ async def _play(app: VolunteerApp, run: str) -> None:
         "-P",
         "-m",
         "volunteer",
-        "play",
+        word,
         run,
         *(["--profile", profile] if profile else []),
     ]
+    named = f"volunteer {word} {run}"
     try:
-        with app.batch_update(), app.suspend():  # nothing is drawn over the board
+        with app.batch_update(), app.suspend():  # nothing is drawn over it
             code = await _ended(command)
     except SuspendNotSupported:
-        app.tell(_("play in another terminal: volunteer play {run}", run=run), "warning")
+        app.tell(_("type this in another terminal: {command}", command=named), "warning")
         return
     if code:
-        app.tell(_("the board could not be opened: try `volunteer play {run}`", run=run), "error")
+        app.tell(_("this ended with an error: `{command}` shows it", command=named), "error")
 
 
 async def _ended(command: list[str]) -> int:
     """Return the exit code of a program that uses the terminal meanwhile."""
     try:
-        child = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+        child = await asyncio.create_subprocess_exec(*command)
     except OSError:
         return 1
     try:

@@ -332,7 +332,7 @@ def test_every_command_that_is_answered_says_with_what() -> None:
     assert {commands.Pause, commands.GetStatus, Query} <= kinds
     assert kinds.isdisjoint({Ask, Command})
     assert commands.reply_type(commands.GetStatus()) is Status
-    assert commands.reply_type(commands.AskModel(model="r", prompt="p")) is int
+    assert commands.reply_type(commands.GetInvitation()) is str
     assert commands.reply_type(commands.Pause()) is None
     for kind in kinds & set(Ask.__subclasses__()):
         assert get_args(kind.__orig_bases__[0]), kind
