@@ -33,13 +33,12 @@ from volunteer.control.control import Control
 from volunteer.control.event_bus import EventBus
 from volunteer.control.event_sentences import START
 from volunteer.control.local_socket import ControlServer
-from volunteer.control.owner_alerts import OwnerAlert, OwnerAlerts, Ways, run_quietly
+from volunteer.control.owner_alerts import OwnerAlert, OwnerAlerts, Run, run_quietly
 from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.i18n.catalogue import choose, use
 from volunteer.machine import outside
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
-from volunteer.net.client import post_json
 from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
@@ -68,7 +67,7 @@ class World:
     machine: Machine | None = None
     listen: bool = True  # serve the local control socket
     listener: socket.socket | None = None  # made before the process was confined
-    ways: Ways = field(default_factory=lambda: Ways(post=post_json, run=_outside))
+    notify: Run = field(default_factory=lambda: _outside)
 
 
 def _outside(command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -118,7 +117,7 @@ class Engine:
         )
         self._hub = EventBus(self.world.clock, status)
         self._display = Display()
-        self._alerts = OwnerAlerts(self._hub, lambda: self._display, self.world.ways)
+        self._alerts = OwnerAlerts(self._hub, lambda: self._display, self.world.notify)
         self.control = Control(self._hub, self.execute)
 
     @property
@@ -337,9 +336,9 @@ class Engine:
             if "public" in changes:
                 self._agent.show_name(loaded.settings.public)
         # A test alert shows that they arrive before they matter.
-        if changes.keys() & {"alerts", "webhook"}:
+        if "alerts" in changes:
             test = OwnerAlert(kind="test", message=Sentence("alerts of this machine come here"))
-            self._alerts.tell(test, self.world.clock.now())
+            self._alerts.tell(test)
         return setting_rows_of(loaded)
 
 

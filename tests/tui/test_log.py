@@ -103,7 +103,7 @@ def test_diagnostics_hold_no_secret() -> None:
         events.Notice(level="error", message=f"https://h/join#key=AB+code=geheim token={secret}"),
         events.Notice(level="error", message="/home/ada/volunteer cannot be read"),
     ]
-    rows = [row for row in SETTINGS if row.name == "webhook"]
+    rows = [row for row in SETTINGS if row.name == "language"]
     text = diagnostics(
         Status(server="Lab"), Hardware(), version="1", sandbox=("free",), settings=rows, events=told
     )

@@ -23,7 +23,6 @@ WORDS = (
     "priority",
     "language",
     "alerts",
-    "webhook",
 )  # names that people would use as well
 
 
@@ -214,7 +213,6 @@ def test_choices_are_those_of_the_setting() -> None:
     assert choices(named("in_use")) == ("work", "gentle", "pause")
     assert choices(named("ascii")) == ("yes", "no")
     assert choices(named("threads")) == ()
-    assert shown(replace(named("webhook"), value="https://x/secret")) == "set"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +267,7 @@ async def test_settings_are_found_by_a_text(engine: FakeEngine) -> None:
         text = screen_text(app)
         assert 'Settings with "battery"' in text
         assert "on battery" in text
-        assert "webhook" not in text
+        assert "alerts" not in text
         await pilot.press("slash", "escape")
         await settle(app, pilot)
         assert 'with "battery"' not in screen_text(app)

@@ -202,7 +202,7 @@ def _ports(directories: Directories, settings: Settings) -> Collection[int] | No
     from shared.links import parse_link
 
     link = os.environ.get(config.JOIN, "")
-    addresses = [settings.display.webhook, os.environ.get("HF_ENDPOINT", "")]
+    addresses = [os.environ.get("HF_ENDPOINT", "")]
     addresses += urllib.request.getproxies().values()
     try:
         identity = Profile(directories.profile).current()

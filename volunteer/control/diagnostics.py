@@ -14,7 +14,6 @@ from volunteer.control.status import Status
 from volunteer.i18n.formats import size
 
 EVENTS_MAX = 60
-PRIVATE = ("webhook",)  # settings that may hold a key
 # Whatever looks like a code, a token or the way to somebody's home.
 _SECRETS = (
     (re.compile(r"(code|token|secret|key|pin)=[^\s+&;]+", re.IGNORECASE), r"\1=***"),
@@ -53,7 +52,7 @@ def diagnostics(
         for t in status.tasks
     ]
     lines += [
-        f"setting {row.name} = {'***' if row.name in PRIVATE else row.value} ({row.source})"
+        f"setting {row.name} = {row.value} ({row.source})"
         for row in settings
         if row.source != "default"
     ]

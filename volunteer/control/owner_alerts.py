@@ -1,4 +1,4 @@
-"""Notifications of failures that need a person: the bell, the desktop, a webhook.
+"""Notifications of failures that need a person: the bell, or the desktop.
 
 `AlertRules` decides from the events alone. One kind of trouble is reported at most once an hour.
 """
@@ -11,12 +11,10 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from shared.errors import VolunteerError
 from shared.sentences import Sentence
 from shared.text import duration, printable
 from volunteer.control import events
@@ -44,19 +42,6 @@ class OwnerAlert(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class WebhookBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of a webhook: facts, and the sentence twice under the names that chat services read."""
-
-    kind: str
-    message: str
-    at: float  # UTC epoch seconds
-    coordinator: str
-    nickname: str
-    text: str
-    content: str
-
-
-Post: TypeAlias = Callable[[str, WebhookBody], Awaitable[None]]  # raises VolunteerError
 Run: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], str]  # what went wrong, or ""
 
 
@@ -125,25 +110,23 @@ class AlertRules:
         return OwnerAlert(kind="away", message=said)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
-    """Functions that send alerts out of the program; tests bring their own."""
-
-    post: Post
-    run: Run
-    system: str = sys.platform
-
-
 class OwnerAlerts:
     """Follows the events of one volunteer and notifies its owner.
 
-    `display` returns the settings in force.
+    `display` returns the settings in force, `run` runs the system's program that notifies.
     """
 
-    def __init__(self, hub: EventBus, display: Callable[[], Display], ways: Ways) -> None:
+    def __init__(
+        self,
+        hub: EventBus,
+        display: Callable[[], Display],
+        run: Run,
+        system: str = sys.platform,
+    ) -> None:
         self._hub = hub
         self._display = display
-        self._ways = ways
+        self._run = run
+        self._system = system
         self._watch = AlertRules()
         self._under_way: set[asyncio.Task[None]] = set()
         self._complained: set[str] = set()
@@ -167,9 +150,9 @@ class OwnerAlerts:
         async for event in new:
             alert = self._watch.hear(event)
             if alert is not None:
-                self.tell(alert, event.at)
+                self.tell(alert)
 
-    def tell(self, alert: OwnerAlert, at: float) -> None:
+    def tell(self, alert: OwnerAlert) -> None:
         """Start telling, by all the ways that were chosen."""
         display = self._display()
         said = printable(alert.message, CHARS_MAX)
@@ -178,8 +161,6 @@ class OwnerAlerts:
         message = printable(shown(said), CHARS_MAX)  # what leaves the program
         if "desktop" in display.alerts:
             self._start(self._desktop(message))
-        if "webhook" in display.alerts and display.webhook:
-            self._start(self._webhook(display.webhook, alert.kind, message, at))
 
     def _start(self, work: Awaitable[str]) -> None:
         async def telling() -> None:
@@ -193,31 +174,13 @@ class OwnerAlerts:
         task.add_done_callback(self._under_way.discard)
 
     async def _desktop(self, message: str) -> str:
-        command, environment = notification(self._ways.system, message)
-        trouble = await asyncio.to_thread(self._ways.run, command, environment)
+        command, environment = notification(self._system, message)
+        trouble = await asyncio.to_thread(self._run, command, environment)
         return (
             Sentence("the desktop notification failed: {trouble}", trouble=trouble)
             if trouble
             else ""
         )
-
-    async def _webhook(self, url: str, kind: str, message: str, at: float) -> str:
-        status = self._hub.status
-        said = f"{status.nickname or TITLE}: {message}"
-        told = WebhookBody(
-            kind=kind,
-            message=message,
-            at=at,
-            coordinator=status.server,
-            nickname=status.nickname,
-            text=said,
-            content=said,
-        )
-        try:
-            await self._ways.post(url, told)
-        except VolunteerError as error:
-            return Sentence("the webhook failed: {message}", message=error.message)
-        return ""
 
 
 # Notification programs of the systems. The message is an argument or a variable, never part of a

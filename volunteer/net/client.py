@@ -558,43 +558,6 @@ class Client:
                 self.sent_bytes += len(piece)
 
 
-async def post_json(
-    url: str,
-    body: msgspec.Struct,
-    *,
-    timeout_s: float = CONNECT_S,
-    transport: httpx.AsyncBaseTransport | None = None,
-) -> None:
-    """Send a small document to an address that the owner chose. Raises Unreachable, BadRequest;
-    never names the address: it may hold a key.
-    """
-    host = urlsplit(url).hostname
-    try:
-        async with httpx.AsyncClient(
-            transport=transport, timeout=timeout_s, follow_redirects=False
-        ) as http:
-            request = http.build_request(
-                "POST",
-                url,
-                content=msgspec.json.encode(body),
-                headers={"Content-Type": "application/json", "User-Agent": "volunteer"},
-            )
-            response = await http.send(request, stream=True)  # whatever it says is not read
-            await response.aclose()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise errors.Unreachable(
-            Sentence("{host} cannot be reached ({kind})", host=host, kind=type(error).__name__)
-        ) from error
-    if response.status_code >= 300:
-        raise errors.BadRequest(
-            Sentence(
-                "{host} answered with HTTP status {status}",
-                host=host,
-                status=response.status_code,
-            )
-        )
-
-
 def _timeout(read_s: float) -> httpx.Timeout:
     return httpx.Timeout(read_s, connect=CONNECT_S, write=WRITE_S, pool=None)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
-from shared.links import is_loopback
-from shared.sentences import Sentence
 from volunteer.i18n.catalogue import AUTO, N_
 
 
@@ -60,35 +57,12 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = msgspec.field(default_factory=dict)
     alerts: Annotated[
-        tuple[Literal["bell", "desktop", "webhook"], ...],
+        tuple[Literal["bell", "desktop"], ...],
         Meta(
             description=N_(
                 'How to tell you of failures that need you: "bell" of the terminal, '
-                '"desktop" for a notification, "webhook".'
+                '"desktop" for a notification.'
             ),
-            max_length=3,
+            max_length=2,
         ),
     ] = ()
-    webhook: Annotated[
-        str,
-        Meta(
-            description=N_("Address (https) that gets a small JSON document for each alert."),
-            max_length=512,
-        ),
-    ] = ""
-
-    def __post_init__(self) -> None:
-        _check_webhook(self.webhook)
-
-
-def _check_webhook(url: str) -> None:
-    """Raise ValueError for an address that alerts cannot go to."""
-    if not url:
-        return
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-    except ValueError:
-        parts, host = urlsplit(""), ""
-    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host))):
-        raise ValueError(Sentence("the address of a webhook begins with https://"))

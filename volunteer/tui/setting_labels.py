@@ -60,7 +60,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "keys",
             "device_watts",
             "alerts",
-            "webhook",
         ),
     ),
     (N_("Ending"), ("snapshot_seconds", "quit_seconds", "log_level", "sandbox")),
@@ -100,7 +99,6 @@ LABELS = {
     "keys": N_("other keys"),
     "device_watts": N_("watts of devices"),
     "alerts": N_("alerts"),
-    "webhook": N_("webhook"),
     "snapshot_seconds": N_("save half-done tasks"),
     "sandbox": N_("only its own folders"),
     "hub": N_("models from their hub"),
@@ -169,8 +167,6 @@ def shown(row: SettingRow) -> str:
     if row.name == "language":
         spoken = NAMES.get(current().language, current().language)
         return f"{text} ({spoken})" if text == AUTO else NAMES.get(text, text)
-    if row.name == "webhook":
-        return _("set")  # it may hold a key
     zero = {
         "threads": _("all cores but one"),
         "memory_gb": _("half, of a GPU 90 %"),

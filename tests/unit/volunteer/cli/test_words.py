@@ -110,7 +110,6 @@ ALONE = [  # words, and the code they end with where nothing was joined
     ("--no-ui --set metered=cheap", 2),
     ("--no-ui --set schedule=never", 2),
     ("--no-ui --set device_roles=cpu=cook", 2),
-    ("--no-ui --set webhook=here", 2),
     ("--no-ui --set device=", 2),
     ("--no-ui --set idle_minutes=0", 2),
     ("status", 75),

@@ -9,11 +9,8 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import httpx
 import msgspec
-import pytest
 
-from shared.errors import BadRequest, Configuration, Unreachable
 from shared.protocol.contributions import Verdict
 from shared.sentences import Sentence
 from tests.support.virtual_clock import VirtualClock
@@ -29,8 +26,6 @@ from volunteer.control.owner_alerts import (
     AlertRules,
     OwnerAlert,
     OwnerAlerts,
-    Ways,
-    WebhookBody,
     notification,
     run_quietly,
 )
@@ -39,8 +34,6 @@ from volunteer.engine import World as Lone
 from volunteer.files import write_whole
 from volunteer.headless import Headless
 from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
-from volunteer.net.client import post_json
-from volunteer.settings import settings as config
 from volunteer.settings.display import Display
 from volunteer.settings.settings import directories
 from volunteer.tui.look import Look
@@ -131,18 +124,10 @@ class World:
 
     def __init__(self, trouble: str = "", **looks: object) -> None:
         self.hub = EventBus(VirtualClock())
-        self.posted: list[tuple[str, WebhookBody]] = []
         self.run: list[Sequence[str]] = []
         self.trouble = trouble
         settings = msgspec.convert(looks, Display)
-        self.alerts = OwnerAlerts(
-            self.hub, lambda: settings, Ways(post=self._post, run=self._run, system="linux")
-        )
-
-    async def _post(self, url: str, told: WebhookBody) -> None:
-        self.posted.append((url, told))
-        if self.trouble:
-            raise Unreachable(self.trouble)
+        self.alerts = OwnerAlerts(self.hub, lambda: settings, self._run, system="linux")
 
     def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
         self.run.append(command)
@@ -161,48 +146,37 @@ class World:
 async def test_without_the_setting_nothing_leaves() -> None:
     world = World()
     assert await world.hear(ended(1)) == [ended(1)]
-    assert (world.posted, world.run) == ([], [])
+    assert world.run == []
 
 
 async def test_every_way_that_was_chosen_is_taken() -> None:
-    world = World(alerts=["bell", "desktop", "webhook"], webhook="https://chat.example.org/hook")
-    started = events.Started(
-        coordinator="https://lab",
-        server="Little Lab",
-        nickname="ada",
-        fingerprint="f",
-        volunteer_id="v",
-    )
-    told = await world.hear(started, ended(78, "banned\x1b[2J " + "x" * 900))
+    world = World(alerts=["bell", "desktop"])
+    told = await world.hear(ended(78, "banned\x1b[2J " + "x" * 900))
     (alerted,) = [event for event in told if isinstance(event, events.Alerted)]
     assert alerted.bell
     assert alerted.message.startswith("the volunteer has ended: banned [2J xxx")
     assert len(alerted.message) == CHARS_MAX
-    ((url, posted),) = world.posted
-    assert url == "https://chat.example.org/hook"
-    assert (posted.kind, posted.coordinator, posted.nickname) == ("ended", "Little Lab", "ada")
-    assert posted.text == posted.content == f"ada: {alerted.message}"
     ((program, *_, message),) = world.run
     assert (program, message) == ("notify-send", alerted.message)
 
 
 async def test_only_what_leaves_the_program_is_in_the_language_of_the_owner() -> None:
-    world = World(alerts=["webhook"], webhook="https://chat.example.org/hook")
+    world = World(alerts=["desktop"])
     use(choose("de"))
     try:
         told = await world.hear(ended(78, Sentence("the answer broke off before its end")))
         (alerted,) = [event for event in told if isinstance(event, events.Alerted)]
         assert alerted.message == "the volunteer has ended: the answer broke off before its end"
-        assert world.posted[0][1].message == shown(alerted.message) != alerted.message
+        assert world.run[0][-1] == shown(alerted.message) != alerted.message
     finally:
         use(LanguageChoice())
 
 
-async def test_a_way_that_fails_is_told_once_and_without_its_address() -> None:
-    world = World("chat.example.org cannot be reached", alerts=["webhook"], webhook="https://k/key")
+async def test_a_way_that_fails_is_told_once() -> None:
+    world = World("no display", alerts=["desktop"])
     told = await world.hear(ended(1), events.Notice(level="error", message="3 tasks failed"))
     said = [e.message for e in told if isinstance(e, events.Notice) and e.level == "warning"]
-    assert said == ["the webhook failed: chat.example.org cannot be reached"]
+    assert said == ["the desktop notification failed: no display"]
 
 
 async def test_without_a_screen_the_bell_rings_where_it_was_chosen_and_never_on_the_data() -> None:
@@ -233,40 +207,40 @@ async def test_on_the_screen_the_bell_rings_and_the_log_keeps_the_alert() -> Non
 
 
 async def test_a_new_way_is_tried_when_it_is_set(tmp_path: Path) -> None:
-    posted: list[WebhookBody] = []
+    shown_: list[str] = []
 
-    async def post(url: str, told: WebhookBody) -> None:
-        posted.append(told)
+    def notify(command: Sequence[str], environment: Mapping[str, str]) -> str:
+        shown_.append(command[-1])
+        return ""
 
     places = directories({"VOLUNTEER_HOME": str(tmp_path)})
-    engine = Engine(places, world=Lone(ways=Ways(post=post, run=run_quietly), listen=False))
+    engine = Engine(places, world=Lone(notify=notify, listen=False))
     running = asyncio.ensure_future(engine.run())
     await asyncio.sleep(0)
-    await engine.control.set_settings({"webhook": "https://chat.example.org/x"})
-    assert posted == []
-    await engine.control.set_settings({"alerts": ["webhook"]})
+    await engine.control.set_settings({"language": "en"})
+    assert shown_ == []
+    await engine.control.set_settings({"alerts": ["desktop"]})
     await engine.control.stop()
     assert await running == 0
-    assert [told.message for told in posted] == ["alerts of this machine come here"]
+    assert shown_ == ["alerts of this machine come here"]
 
 
 async def test_a_volunteer_that_cannot_begin_tells_its_owner(tmp_path: Path) -> None:
-    posted: list[WebhookBody] = []
+    shown_: list[str] = []
 
-    async def post(url: str, told: WebhookBody) -> None:
-        posted.append(told)
+    def notify(command: Sequence[str], environment: Mapping[str, str]) -> str:
+        shown_.append(command[-1])
+        return ""
 
     places = directories({"VOLUNTEER_HOME": str(tmp_path)})
     (places.profile / "current").write_text("abc")
     (places.profile / "abc").mkdir()
     write_whole(places.profile / "abc" / "identity.json", b"{}")
-    flags = {"alerts": ["webhook"], "webhook": "https://chat.example.org/x"}
-    ways = Ways(post=post, run=run_quietly)
-    engine = Engine(places, flags, world=Lone(ways=ways, listen=False))
+    engine = Engine(places, {"alerts": ["desktop"]}, world=Lone(notify=notify, listen=False))
     assert await engine.run() == 78
-    (told,) = posted
-    assert told.kind == "ended"
-    assert "identity.json is damaged" in told.message
+    (told,) = shown_
+    assert told.startswith("the volunteer has ended")
+    assert "identity.json is damaged" in told
 
 
 # ------------------------------------------------------------------------- programs and addresses
@@ -293,51 +267,14 @@ def test_a_program_that_is_missing_or_fails_is_told(tmp_path: Path) -> None:
     assert run_quietly((str(program),), {}) == f"{program} failed: no display"
 
 
-async def test_a_webhook_gets_a_small_document() -> None:
-    seen: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(404 if "gone" in str(request.url) else 204)
-
-    told = WebhookBody(
-        kind="test", message="m", at=1.0, coordinator="c", nickname="n", text="t", content="t"
-    )
-    transport = httpx.MockTransport(answer)
-    await post_json("https://chat.example.org/hook?key=secret", told, transport=transport)
-    assert json.loads(seen[0].content)["text"] == "t"
-    with pytest.raises(
-        BadRequest, match=r"^chat\.example\.org answered with HTTP status 404$"
-    ) as error:
-        await post_json("https://chat.example.org/gone?key=secret", told, transport=transport)
-    assert "secret" not in str(error.value)
-    with pytest.raises(Unreachable, match=r"^127.0.0.1 cannot be reached \(ConnectError\)$"):
-        await post_json("http://127.0.0.1:1/?key=secret", told)
-
-
-@pytest.mark.parametrize(
-    "url", ["ftp://x", "http://example.org/hook", "hook", "https://", "https://[x"]
-)
-def test_an_address_that_is_none_is_refused_when_it_is_set(url: str) -> None:
-    with pytest.raises(Configuration, match="begins with https://"):
-        config.TABLE.check({"webhook": url}, "this")
-
-
-def test_an_address_of_this_machine_may_be_plain() -> None:
-    for url in ("http://127.0.0.1:8080/x", "https://chat.example.org/x", ""):
-        assert config.TABLE.check({"webhook": url}, "this") == {"webhook": url}
-
-
 async def test_what_is_under_way_at_the_end_is_waited_for() -> None:
-    world = World(alerts=["webhook"], webhook="https://k/key")
-    begun = asyncio.Event()
+    world = World(alerts=["desktop"])
+    done: list[str] = []
 
-    async def slow(url: str, told: WebhookBody) -> None:
-        begun.set()
-        await asyncio.sleep(0)
-        world.posted.append((url, told))
+    def slow(command: Sequence[str], environment: Mapping[str, str]) -> str:
+        done.append(command[-1])
+        return ""
 
-    world.alerts._ways = Ways(post=slow, run=run_quietly)
+    world.alerts._run = slow
     await world.hear(ended(1))
-    assert begun.is_set()
-    assert len(world.posted) == 1
+    assert len(done) == 1
