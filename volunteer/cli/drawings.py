@@ -14,7 +14,6 @@ from volunteer.i18n.catalogue import _
 if TYPE_CHECKING:
     from shared.protocol.inference import ImageReply
     from volunteer.net.api import Api
-    from volunteer.settings.display import Display
 
 ROWS_LEFT = 3  # of the terminal, for the prompt and the price
 CLEAR = "\x1b[0m"
@@ -27,7 +26,7 @@ async def draw(api: Api, model: str, seed: int | None) -> ImageReply:
     return await api.images(ImageRequest(model=model, seed=seed))
 
 
-def put(png: bytes, output: Path | None, display: Display) -> None:
+def put(png: bytes, output: Path | None) -> None:
     """Write a PNG to a file or a pipe; without both, draw it in the terminal.
 
     Raises Configuration where the file cannot be written, BadRequest for what is no picture.
@@ -45,7 +44,7 @@ def put(png: bytes, output: Path | None, display: Display) -> None:
             ) from error
         remark(_("written: {path}", path=output))
     elif sys.stdout.isatty():
-        _show(clean, display)
+        _show(clean)
     else:
         sys.stdout.buffer.write(clean)
         sys.stdout.buffer.flush()
@@ -58,23 +57,14 @@ def picture_of(reply: ImageReply) -> bytes:
     return reply.data[0].b64_json
 
 
-def _show(png: bytes, display: Display) -> None:
+def _show(png: bytes) -> None:
     import shutil
 
-    from volunteer.tui.terminal import graphics
-    from volunteer.tui.widgets.pictures import decoded, half_blocks, size_in
+    from volunteer.tui.widgets.pictures import decoded, half_blocks
 
-    found = decoded(png)
     cells, lines = shutil.get_terminal_size()
-    rows = max(1, lines - ROWS_LEFT)
-    how = "blocks" if display.ascii else graphics.protocol(display.pictures)
-    if how == "blocks":
-        for line in half_blocks(found, cells, rows):
-            print("".join(_coloured(text, role) for text, role in line) + CLEAR)
-        return
-    wide, high = graphics.cell_size()
-    shape = (found.width * high, found.height * wide * 2)
-    graphics.print_picture(png, how, size_in(shape, cells, rows))
+    for line in half_blocks(decoded(png), cells, max(1, lines - ROWS_LEFT)):
+        print("".join(_coloured(text, role) for text, role in line) + CLEAR)
 
 
 def _coloured(text: str, role: str) -> str:

@@ -164,7 +164,7 @@ def generate(
 
     found = ask_account(profile, asked)
     if isinstance(found, ImageReply):
-        return _drawn(found, model, profile, None if json else output, json=json)
+        return _drawn(found, model, None if json else output, json=json)
     said, used = found
     if json:
         return print_json({"model": model, "text": said, "usage": used})
@@ -173,16 +173,14 @@ def generate(
     return 0
 
 
-def _drawn(reply: ImageReply, model: str, profile: str, output: Path | None, *, json: bool) -> int:
+def _drawn(reply: ImageReply, model: str, output: Path | None, *, json: bool) -> int:
     """Show the picture of an image run and its price."""
     from volunteer.i18n.formats import credit
-    from volunteer.settings.settings import directories, load
 
     png = picture_of(reply)
     if json:
         return print_json({"model": model, "images": [png], "usage": reply.usage})
-    settings = load(path=directories(profile=profile).config / "config.toml").settings
-    put(png, output, settings.display)
+    put(png, output)
     price = credit(reply.usage.cost_micro, 6)
     print(_("1 picture: {credits} credits", credits=price), file=sys.stderr)
     return 0

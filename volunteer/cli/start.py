@@ -296,10 +296,8 @@ def _new(profile: Profile) -> bool:
 def _look(settings: Settings, *, first: bool) -> Look:
     """Return the owner's display settings, and the page to open first."""
     from volunteer.tui.look import Look
-    from volunteer.tui.terminal.graphics import protocol
 
     return Look(
-        pictures=protocol(settings.display.pictures),
         theme=settings.display.theme,
         language=settings.display.language,
         notice=choose(settings.display.language).problem,

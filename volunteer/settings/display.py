@@ -36,16 +36,6 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = AUTO
     ascii: Annotated[bool, Meta(description=N_("Draw with the 95 plain characters only."))] = False
-    pictures: Annotated[
-        Literal["auto", "kitty", "sixel", "blocks"],
-        Meta(
-            description=N_(
-                "How pictures are drawn: by the terminal's protocol (Kitty's, or Sixel, "
-                "which iTerm2 and others know) or in half blocks; auto asks the terminal, unless "
-                "it is reached over SSH."
-            ),
-        ),
-    ] = "auto"
     keys: Annotated[
         dict[str, str],
         Meta(

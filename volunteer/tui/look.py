@@ -9,7 +9,6 @@ import msgspec
 from volunteer.i18n.catalogue import AUTO, choose, use
 from volunteer.tui import themes
 from volunteer.tui.terminal.ascii import AsciiFilter
-from volunteer.tui.terminal.graphics import Protocol
 from volunteer.tui.text import ASCII, UNICODE, Glyphs
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     ascii: bool = False
     keys: dict[str, str] = {}  # action id -> key
     page: str = "dashboard"  # the first one
-    pictures: Protocol = "blocks"
 
 
 class Appearance:
@@ -39,11 +37,6 @@ class Appearance:
     @property
     def glyphs(self) -> Glyphs:
         return ASCII if self.look.ascii else UNICODE
-
-    @property
-    def pictures(self) -> Protocol:
-        """Return how pictures are drawn."""
-        return "blocks" if self.look.ascii else self.look.pictures
 
     def begin(self) -> None:
         """Apply all settings, before the application is mounted."""
@@ -86,7 +79,7 @@ class Appearance:
     def change(self, name: str, value: Any) -> None:
         """Apply one setting that is saved already."""
         app = self._app
-        if name == "pictures" or (name == "theme" and value not in app.available_themes):
+        if name == "theme" and value not in app.available_themes:
             return
         self.look = msgspec.structs.replace(self.look, **{name: value})
         match name:

@@ -56,7 +56,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "theme",
             "language",
             "ascii",
-            "pictures",
             "keys",
             "device_watts",
             "alerts",
@@ -95,7 +94,6 @@ LABELS = {
     "theme": N_("colours"),
     "language": N_("language"),
     "ascii": N_("plain characters"),
-    "pictures": N_("drawing of pictures"),
     "keys": N_("other keys"),
     "device_watts": N_("watts of devices"),
     "alerts": N_("alerts"),
@@ -117,7 +115,7 @@ WORDS = {
 }
 _AT_ONCE = frozenset(
     field.name for kind in (WorkRules, Display) for field in msgspec.structs.fields(kind)
-) - {"pictures"}  # the terminal is asked before the screen starts
+)
 SHORT_SOURCES = (N_("flag"), N_("environment"))  # as a table names them
 SOURCES = {
     "flag": N_("the command line"),

@@ -99,7 +99,7 @@ class SampleView(Container):
                 self.query_one(Words).picture = decoded(png)
                 self.query_one(Words).draw()
             else:
-                await self.query_one(PictureView).show(png)
+                await self.query_one(PictureView).show_png(png)
         except VolunteerError:
             self.remove_class("-drawn")  # the dots of the sample say as much as there is
             return
