@@ -178,6 +178,7 @@ class ServerIdentity(PlatformService):
             contact=self._settings.contact,
             now=machine_time(self._clock),
             restored=self._restored,
+            store=self._blobs.public,
             runs=await self._listing.get(),
             proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",
             wheel=self._signed(wheel) if wheel else None,

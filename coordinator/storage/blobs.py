@@ -64,10 +64,12 @@ class BlobStore(Protocol):
     """Interface of a blob store.
 
     Every method raises NotFound for a blob that is not there, StorageFull when space ran out.
-    `staging` is for uploads in progress where replicas share no files.
+    `staging` is for uploads in progress where replicas share no files; a `public` store is reached
+    by volunteers too.
     """
 
     staging: Staging | None
+    public: bool
 
     async def put_file(self, sha256: str, path: Path) -> None:
         """Move the file at `path` into the store.
@@ -231,6 +233,7 @@ class DiskBlobs:
     """Blobs as read-only files `ab/abcdef...` below a directory."""
 
     staging: Staging | None = None
+    public = False
 
     def __init__(self, root: Path) -> None:
         self._root = root

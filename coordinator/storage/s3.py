@@ -76,7 +76,8 @@ class S3Blobs:
             raise Configuration(f"the object store {url} cannot be used: {said}") from error
         self._obstore = obstore
         public = os.environ.get("AWS_ENDPOINT_URL_PUBLIC", "")
-        self._public = S3Store.from_url(url, endpoint=public) if public else None
+        self._signing = S3Store.from_url(url, endpoint=public) if public else None
+        self.public = self._signing is not None
         self._cache = cache
         self._cache_bytes_max = cache_bytes_max
         self.staging: Staging | None = Staging(self)
@@ -213,9 +214,9 @@ class S3Blobs:
 
     async def signed(self, method: Literal["GET", "PUT"], key: str) -> str:
         """Return a URL for one request about one object; "" where volunteers do not reach it."""
-        if self._public is None:
+        if self._signing is None:
             return ""
-        return str(await self._call(self._obstore.sign_async(self._public, method, key, SIGNED)))
+        return str(await self._call(self._obstore.sign_async(self._signing, method, key, SIGNED)))
 
     async def copy_object(self, key: str, sha256: str) -> None:
         """Make a blob of an object, within the store."""

@@ -79,6 +79,7 @@ class ServerInfo(Message):
     wheel: SignedWheel | None = None  # None where the organiser's own line, `install`, replaces it
     install: str = ""
     restored: SignedRestore | None = None  # from a backup, the last time that it was
+    store: bool = False  # volunteers reach its object store, by signed URLs
 
 
 class Device(Message):

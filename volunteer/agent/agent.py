@@ -279,6 +279,7 @@ class Agent:
         await self.remote.api.client.recognise()
         server = await self.remote.api.server()
         check_server(server)
+        self.remote.transfers.store = server.store
         if server.protocol_min_next > PROTOCOL:
             self._hub.notice(
                 Sentence("the coordinator will soon need a newer version: `volunteer update`"),

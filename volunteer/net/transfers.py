@@ -40,6 +40,7 @@ class Transfers:
         self._hub = hub
         self._client = api.client
         self._cache = cache
+        self.store = False  # the coordinator says that volunteers reach its store
         self.up_bytes_per_s = 0.0  # of the last file that was large enough to tell
         self.down_bytes_per_s = 0.0
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -54,7 +55,7 @@ class Transfers:
             found = await asyncio.to_thread(self._cache.find, ref.sha256, ref.size)
             if found is None:
                 found = await self._from_hub(ref, on_bytes, public)
-            if found is None and ref.size >= DIRECT_BYTES:
+            if found is None and self.store and ref.size >= DIRECT_BYTES:
                 url = await self._api.blob_url(ref.sha256)
                 if url and self._client.may_go_to(url):
                     found = await self._from_elsewhere(ref, on_bytes, url)

@@ -56,6 +56,22 @@ async def test_weights_data_and_updates_go_around_the_coordinator(
     assert moved > 10_000
 
 
+async def test_without_a_store_nobody_asks_for_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "DIRECT_BYTES", SMALL)
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(SHORT)
+        async with home.coordinator.working():
+            machine = LocalMachine(tmp_path / "machine", home)
+            await machine.join()
+            async with machine.working(max_tasks=1) as process:
+                await process.until(events.Judged)
+                assert await process.ended() == 0
+    assert any("/blobs/" in seen for seen in process.network.seen)
+    assert not [seen for seen in process.network.seen if seen.endswith("/url")]
+
+
 async def test_a_store_that_fails_costs_a_try_and_the_coordinator_takes_the_bytes(
     home: LocalCoordinator, wayward: WaywardStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
