@@ -86,10 +86,14 @@ imports: $(READY) ## check who imports whom
 
 check: format-check lint types imports ## everything of `make test` but the tests
 
-# pytest is the last command, so that the output ends with its own closing line
+# Types and import rules are checked beside the tests, on the core that these leave: they are printed
+# where they fail, and otherwise the output ends with pytest's own closing line.
 test: $(READY) ## format, lint, types, import rules, the quick tests
-	@$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory test-quick
+	@$(MAKE) --no-print-directory format-check lint
+	@mkdir -p build
+	@$(MAKE) --no-print-directory types imports > build/check.log 2>&1 & checks=$$!; \
+	  $(MAKE) --no-print-directory test-quick; tests=$$?; \
+	  wait $$checks || { cat build/check.log; exit 1; }; exit $$tests
 
 test-quick: $(READY) ## the quick tests alone
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)

@@ -82,7 +82,14 @@ context = 16
 """
 
 
-@pytest.mark.parametrize("run", [RUN, ADAPTERS, FROM], ids=["gpt", "adapters", "from a folder"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(RUN, id="gpt", marks=pytest.mark.slow),
+        pytest.param(ADAPTERS, id="adapters", marks=pytest.mark.slow),
+        pytest.param(FROM, id="from a folder"),  # which loads most
+    ],
+)
 def test_a_server_that_evaluated_and_answered_has_no_torch(tmp_path: Path, run: str) -> None:
     settings = transformers.LlamaConfig(**{**tiny_causal.LLAMA, "vocab_size": 300})
     transformers.LlamaForCausalLM(settings).save_pretrained(tmp_path / "model")

@@ -174,7 +174,17 @@ async def test_work_that_goes_on_from_a_state_and_a_residual_is_audited(
         await agrees(home, bob)
 
 
-@pytest.mark.parametrize("of", KINDS)
+# One of gradients and one of adapters are looked at each time, the others with the slow tests.
+BRIEF = (KINDS[1], KINDS[3])
+
+
+def kinds(*of: tuple[str, str, str]) -> pytest.MarkDecorator:
+    """Return the kinds to test, those that are not brief as slow ones."""
+    marked = [pytest.param(each, marks=[] if each in BRIEF else pytest.mark.slow) for each in of]
+    return pytest.mark.parametrize("of", marked)
+
+
+@kinds(*KINDS)
 async def test_an_audit_of_any_kind_of_work_agrees_with_what_is_honest(
     tmp_path: Path, of: tuple[str, str, str]
 ) -> None:
@@ -184,7 +194,7 @@ async def test_an_audit_of_any_kind_of_work_agrees_with_what_is_honest(
         await agrees(home, bob, of[0])
 
 
-@pytest.mark.parametrize("of", [KINDS[1], ("dcgan", "fedavg", "int8"), *KINDS[3:]])
+@kinds(KINDS[1], ("dcgan", "fedavg", "int8"), *KINDS[3:])
 async def test_an_audit_of_any_kind_of_work_finds_what_was_made_up(
     tmp_path: Path, of: tuple[str, str, str]
 ) -> None:

@@ -34,6 +34,7 @@ def test_four_who_average_learn_more_than_one_alone_and_less_than_one_large_batc
     assert together.up == pytest.approx(setup.steps / 20 * 1.02, rel=0.15)  # int8
 
 
+@pytest.mark.slow
 def test_a_run_that_steps_too_far_lowers_its_outer_rate_by_itself(setup: Setup) -> None:
     plan = {"preset": "diloco", "phases": [], "lr": 2.5}
     kept = learn(setup, Run(plan=plan | {"steady": False}, steps=80, local_steps=5))
