@@ -155,16 +155,17 @@ async def _serve(
 ) -> int:
     async with opened(settings, exclusive=True, separate=True) as coordinator:
         await coordinator.server.set_address(address(settings, listener, certificate))
-        server = _Server(_config(coordinator, certificate), coordinator, say)
+        server = _Server(uvicorn_config(coordinator, certificate), coordinator, say)
         gc.collect()
         gc_freeze.spare()
         await server.serve(sockets=[listener])
     return 0
 
 
-def _config(
-    coordinator: Coordinator, certificate: certificates.Certificate | None
+def uvicorn_config(
+    coordinator: Coordinator, certificate: certificates.Certificate | None = None
 ) -> uvicorn.Config:
+    """Return uvicorn's settings, with our deadlines and the proxies that the organiser trusts."""
     settings = coordinator.settings
     return uvicorn.Config(
         create_app(coordinator),

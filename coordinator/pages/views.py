@@ -242,7 +242,7 @@ class Views:
         row = await self._public.find(name)
         info = await self._queries.describe(row)
         figures = await self._figures.get(name, lambda: self._queries.summary(name))
-        losses = await self._public.losses(row)
+        losses = await self._public.losses(row, info.loss)
         newest = await self._queries.versions(row.name, after=max(-1, row.head - VERSIONS))
         stretches = await self._public.activity(row)
         story = await self._public.story(row)

@@ -117,7 +117,7 @@ class PublicRuns:
         self._strength: KeyedCache[int, tuple[tuple[int, float, float], ...]] = KeyedCache(
             FRESH_S, clock, rest=rest
         )
-        self._losses: KeyedCache[int, tuple[VersionLoss, ...]] = KeyedCache(
+        self._losses: KeyedCache[tuple[int, float | None], tuple[VersionLoss, ...]] = KeyedCache(
             FRESH_S, clock, rest=REST
         )
         self._marks: KeyedCache[str, Marks] = KeyedCache(
@@ -189,15 +189,15 @@ class PublicRuns:
         ]
         return tuple(sorted(told, key=lambda each: -each.at)[:NEWS])
 
-    async def losses(self, run: RunRow) -> tuple[VersionLoss, ...]:
-        """Return measured losses evenly spread over a run, oldest first, including the newest."""
+    async def losses(self, run: RunRow, newest: float | None) -> tuple[VersionLoss, ...]:
+        """Return measured losses evenly spread over a run, oldest first, including the `newest`."""
 
         def read(conn: Connection) -> tuple[VersionLoss, ...]:
             every = max(1, run_file.decode(run.file).evaluation.every)
             numbers = spread(runs.by_id(conn, run.id).head, every, CURVE)
             return tuple(evaluations.some_measured(conn, run.id, numbers))
 
-        return await self._losses.get(run.id, lambda: self._db.read(read))
+        return await self._losses.get((run.id, newest), lambda: self._db.read(read))
 
     async def strength(self, run: RunRow) -> tuple[tuple[int, float, float], ...]:
         """Return Elo of the versions that played matches, with its error; oldest first."""

@@ -84,8 +84,11 @@ async def test_beats_do_not_move_the_end(house: VirtualQueue) -> None:
 
 async def test_pausing_moves_the_end_to_twice_the_time_at_most(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
+    allowance = lease.finish_by - house.clock.now()
+    row = await house.row(lease.task)
+    assert (row.finish_by, row.finish_limit) == (lease.finish_by, lease.finish_by + allowance)
     begun = await house.queue.begin(house.a, lease.task, 1)
-    allowance = begun.finish_by - house.clock.now()
+    assert begun.finish_by == lease.finish_by
     limit = begun.finish_by + allowance
     await house.keep_alive(house.a, lease, allowance, phase="paused")
     order = await house.beat(house.a, lease, phase="paused")

@@ -104,6 +104,7 @@ class LocalMachine:
         self.sense: Sense = Sensors().read
         self.read: Read = lambda rules, devices: MachineFacts()
         self.devices: tuple[Device, ...] = (CPU,)
+        self.clients: list[Client] = []  # of all its processes
         self.directories = Directories(config=path, profile=path / "profile", cache=path / "cache")
         path.mkdir(exist_ok=True)
 
@@ -142,9 +143,11 @@ class LocalMachine:
         clock = clock or FastClock(self.speed)
 
         def made(address: Address, token: str) -> Client:
-            return Client(
+            client = Client(
                 address, clock=clock, rng=random.Random(1), token=token, transport=network
             )
+            self.clients.append(client)
+            return client
 
         return made
 

@@ -17,8 +17,8 @@ async function renew(tries = 4) {
   const version = fresh.querySelector('[data-live="version"]');
   const loss = fresh.querySelector('[data-live="loss"]');
   const late = version && Number(version.textContent) < Number(shown);
-  if (tries && (late || (loss && loss.textContent !== measured))) {
-    setTimeout(renew, 1000, tries - 1); // that page was made a moment before
+  if (late || (tries && loss && loss.textContent !== measured)) {
+    setTimeout(renew, 1000, Math.max(0, tries - 1)); // that page was made a moment before
     return;
   }
   for (const id of PARTS) {

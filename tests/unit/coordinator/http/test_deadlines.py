@@ -254,11 +254,23 @@ async def test_connections_are_counted_per_address_and_in_all(lines: Any) -> Non
     assert len(guard) == 5
 
 
-@pytest.mark.parametrize(("address", "limited"), [("10.0.0.1", True), ("127.0.0.1", False)])
-async def test_behind_a_proxy_only_the_proxy_is_unlimited(address: str, limited: bool) -> None:
-    guard = ConnectionGuard(
-        Settings(constants=Constants(connections_per_address=3), url="https://house.example")
-    )
+@pytest.mark.parametrize(
+    ("address", "settings", "limited"),
+    [
+        ("10.0.0.1", {}, True),
+        ("127.0.0.1", {}, False),
+        ("127.0.0.1", {"url": ""}, True),
+        ("127.0.0.1", {"trusted_proxies": "192.0.2.1,10.0.0.0/24"}, True),
+        ("10.0.0.1", {"trusted_proxies": "192.0.2.1,10.0.0.0/24"}, False),
+        ("10.0.1.1", {"trusted_proxies": "192.0.2.1,10.0.0.0/24"}, True),
+    ],
+)
+async def test_behind_a_proxy_only_the_proxy_is_unlimited(
+    address: str, settings: dict[str, Any], limited: bool
+) -> None:
+    constants = Constants(connections_per_address=3)
+    chosen: dict[str, Any] = {"url": "https://house.example"} | settings
+    guard = ConnectionGuard(Settings(constants=constants, **chosen))
     kind: Any = protocol(guard)
     config = Config(application, log_config=None, lifespan="off")
     made = [kind(config=config, server_state=ServerState(), app_state={}) for _ in range(5)]
