@@ -12,8 +12,8 @@ from shared.workloads.data.image_files import write_png
 from tests.support.sources import ROOT
 from tests.tui.engine import screen_text
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.widgets.picture_view import PictureView
 from volunteer.tui.widgets.pictures import SIDE_MAX, UPPER, decoded, png_of
+from volunteer.tui.widgets.sample_view import PictureView
 
 
 class OnePicture(Screen[None]):

@@ -223,5 +223,5 @@ def test_a_hostile_sample_is_bounded() -> None:
 
 async def test_a_sample_without_a_run_opens_nothing(engine: FakeEngine) -> None:
     async with opened(engine, [events.Connection(online=True)], size=(80, 24)) as (app, pilot):
-        await look(app, pilot, "m", "c", "p")
+        await look(app, pilot, "m", "p")
         assert app.screen is app.screen_stack[0]

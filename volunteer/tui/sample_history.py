@@ -62,10 +62,6 @@ class SampleHistory:
             wanted += way
         return None
 
-    async def around(self, control: Control, version: int) -> None:
-        """Load the rows about a version. Raises VolunteerError."""
-        await self._load(control, max(-1, version - PAGE // 2))
-
     async def _load(self, control: Control, after: int) -> None:
         cursor = "" if after < 0 else after
         for row in await control.query(endpoints.VERSIONS, run=self.run, cursor=cursor):

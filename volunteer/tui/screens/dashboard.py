@@ -202,9 +202,6 @@ class Dashboard(Page):
     def action_samples(self) -> None:
         run_keys.show_samples(self.volunteer, self.volunteer.view.run())
 
-    def action_chart(self) -> None:
-        run_keys.show_chart(self.volunteer, self.volunteer.view.run())
-
     def action_model(self) -> None:
         view = self.volunteer.view
         run_keys.meet_model(self.volunteer, view.info(view.run()))

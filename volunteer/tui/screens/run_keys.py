@@ -1,4 +1,4 @@
-"""Keys that Home and Runs share, about one run: its samples, its curve, the model itself, its
+"""Keys that Home and Runs share, about one run: its samples, the model itself, its
 public page.
 """
 
@@ -31,15 +31,6 @@ SAMPLES = KeyCommand(
     place="footer",
     rank=31,
 )
-CHART = KeyCommand(
-    id="chart",
-    key="c",
-    action="chart",
-    short=N_("chart"),
-    help=N_("Show the curve of this run on the whole screen: cursor, zoom, another run beside it."),
-    place="footer",
-    rank=35,
-)
 MODEL = KeyCommand(
     id="ask",
     key="p",
@@ -58,7 +49,7 @@ WEB = KeyCommand(
     place="footer",
     rank=64,
 )
-SHARED = (SAMPLES, CHART, MODEL, WEB)
+SHARED = (SAMPLES, MODEL, WEB)
 GRAPHICAL = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
@@ -68,14 +59,6 @@ def show_samples(app: VolunteerApp, run: str) -> None:
 
     if run and app.control is not None:
         app.push_screen(SamplesPage(run))
-
-
-def show_chart(app: VolunteerApp, run: str) -> None:
-    """Open the curve on the whole screen."""
-    from volunteer.tui.screens.chart import CurvePage
-
-    if run and app.control is not None:
-        app.push_screen(CurvePage(run))
 
 
 def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:

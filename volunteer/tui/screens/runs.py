@@ -285,9 +285,6 @@ class RunsPage(QueryPage):
     def action_samples(self) -> None:
         run_keys.show_samples(self.volunteer, self._named())
 
-    def action_chart(self) -> None:
-        run_keys.show_chart(self.volunteer, self._named())
-
     def action_model(self) -> None:
         run_keys.meet_model(self.volunteer, self._under_cursor())
 

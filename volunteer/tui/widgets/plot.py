@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import msgspec
-from textual.events import Click, MouseEvent, MouseScrollDown, MouseScrollUp
-from textual.message import Message
 
 from volunteer.i18n.catalogue import localized
 from volunteer.tui.text import Glyphs, Line, Span, blank, count, fit, left, right
@@ -20,6 +17,7 @@ from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.raster import (
     BRAILLE,
     PLAIN,
+    Alphabet,
     PlotFrame,
     Point,
     dots,
@@ -46,8 +44,6 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     x_end: float | None = None  # the axis goes on to here
     empty: str = ""  # the sentence without points
     log: bool = False
-    span: tuple[float, float] | None = None  # the part of the x axis that is seen; None: all
-    cursor: float | None = None  # a place on the x axis that is read
 
 
 class Plot(Panel):
@@ -93,60 +89,6 @@ class Charted(Plot):
         return self._title(scene)
 
 
-class Picked(Message):
-    """Message: a place of a curve was clicked, or zoomed at with the wheel."""
-
-    def __init__(self, x: float, zoom: int = 0) -> None:
-        super().__init__()
-        self.x = x
-        self.zoom = zoom
-
-
-class Readable(Charted):
-    """Chart with a mouse: a click moves the cursor, the wheel zooms."""
-
-    quick = True  # its keys are waited for, and nothing else is drawn beside it
-
-    def on_click(self, event: Click) -> None:
-        found = self._place(event)
-        if found is not None:
-            self.post_message(Picked(found))
-
-    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        self._zoomed(event, 1)
-
-    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        self._zoomed(event, -1)
-
-    def _zoomed(self, event: MouseEvent, by: int) -> None:
-        event.stop()
-        self.post_message(Picked(self._place(event) or 0.0, by))
-
-    def _place(self, event: MouseEvent) -> float | None:
-        """Return the place on the x axis under the mouse."""
-        at = event.get_content_offset(self)
-        if at is None:
-            return None
-        wide, high = self.content_size
-        chart = self.chart(self.scene)
-        view = framed(chart)
-        if view is None:
-            return None
-        margin = edge(view, wide, high)[0]
-        share = (at.x - margin) / max(1, wide - margin - 1)
-        return view.left + min(1.0, max(0.0, share)) * (view.right - view.left)
-
-
-def framed(chart: Chart) -> PlotFrame | None:
-    """Return the visible part of a chart; its height is that of the points in it."""
-    if chart.span is None:
-        return frame([s.points for s in chart.series], log=chart.log, right=chart.x_end)
-    left, end = chart.span
-    seen = [[p for p in s.points if left <= p[0] <= end] for s in chart.series]
-    view = frame(seen, log=chart.log) or frame([s.points for s in chart.series], log=chart.log)
-    return None if view is None else msgspec.structs.replace(view, left=left, right=end)
-
-
 def edge(view: PlotFrame, width: int, height: int) -> tuple[int, int, dict[int, str]]:
     """Return the cells left of the curve, the rows below it, and the labels of the y axis."""
     bottom = 2 if height >= 5 and width >= 12 else 0
@@ -154,36 +96,17 @@ def edge(view: PlotFrame, width: int, height: int) -> tuple[int, int, dict[int, 
     return max((len(label) for label in ticks.values()), default=-1) + 1, bottom, ticks
 
 
-def nearest(points: Sequence[Point], x: float) -> Point | None:
-    """Return the point next to a place on the x axis; `points` are in its order."""
-    at = bisect_left(points, (x, -math.inf))
-    return min(points[max(0, at - 1) : at + 1], key=lambda p: abs(p[0] - x), default=None)
-
-
-def fitted(points: Sequence[Point], to: Sequence[Point]) -> list[Point]:
-    """Return a curve moved and stretched in height to another's, where the two measure different
-    things.
-    """
-    if not points or not to:
-        return list(points)
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    bottom, top = min(y for _, y in to), max(y for _, y in to)
-    span = high - low
-    return [
-        (x, bottom + ((y - low) / span if span > 0 else 0.5) * (top - bottom)) for x, y in points
-    ]
-
-
 def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
     """Return the lines of a chart, for any size from one cell on."""
     if width <= 0 or height <= 0:
         return []
-    view = framed(chart)
+    view = frame([s.points for s in chart.series], log=chart.log, right=chart.x_end)
     if view is None:
         return blank(chart.empty, width, height, glyphs.ellipsis)
     margin, bottom, ticks = edge(view, width, height)
     area = (width - margin, height - bottom)
-    cells = _layers(chart, area, view, glyphs)
+    alphabet = BRAILLE if glyphs.curve == "braille" else PLAIN
+    cells = _layers(chart, area, view, alphabet)
     lines: list[Line] = []
     for row, spans in enumerate(cells):
         label = ticks.get(row)
@@ -198,17 +121,15 @@ def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
     return lines
 
 
-def _layers(chart: Chart, area: tuple[int, int], view: PlotFrame, glyphs: Glyphs) -> list[Line]:
+def _layers(chart: Chart, area: tuple[int, int], view: PlotFrame, alphabet: Alphabet) -> list[Line]:
     """Draw the curves over each other: a cell has one colour, that of its topmost curve."""
     width, height = area
-    alphabet = BRAILLE if glyphs.curve == "braille" else PLAIN
     pictures = [(dots(s.points, area, view, alphabet), s.role) for s in chart.series]
-    read = -1 if chart.cursor is None else view.across(chart.cursor, width)
     lines = []
     for row in range(height):
         signs: list[Span] = []
         for column in range(width):
-            sign, role = (glyphs.vertical, "mark") if column == read else (" ", "text")
+            sign, role = " ", "text"
             for cells, curve_role in pictures:
                 if cells[row][column]:
                     sign, role = alphabet.signs[cells[row][column]], curve_role

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -15,8 +16,7 @@ from volunteer.i18n.catalogue import _
 from volunteer.text import loss
 from volunteer.tui.text import ASCII, Line, printable_lines, wrap
 from volunteer.tui.widgets.panel import Panel, Scene
-from volunteer.tui.widgets.picture_view import PictureView
-from volunteer.tui.widgets.pictures import decoded, drawn, shades
+from volunteer.tui.widgets.pictures import decoded, drawn, half_blocks, shades
 
 if TYPE_CHECKING:
     from volunteer.control.events import Picture
@@ -24,6 +24,26 @@ if TYPE_CHECKING:
 
 CHARS_MAX = 20_000  # of a sample
 ROWS_MAX = 400
+
+
+class PictureView(Panel):
+    """Shows one picture; `await show_png(png)` changes it, and refuses any other file."""
+
+    DEFAULT_CSS = """
+    PictureView { width: 1fr; height: 1fr; }
+    """
+
+    picture: Picture | None = None
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return () if self.picture is None else half_blocks(self.picture, width, height)
+
+    async def show_png(self, png: bytes | None) -> None:
+        """Show a PNG, or nothing. Raises BadRequest for an unreadable file."""
+        found = None if png is None else await asyncio.to_thread(decoded, png)
+        if self.is_attached:
+            self.picture = found
+            self.draw()
 
 
 class Words(Panel):
