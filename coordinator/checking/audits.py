@@ -35,10 +35,12 @@ from coordinator.database.runs import OPEN, RunRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import audits as rules
 from coordinator.rules import checks
+from coordinator.rules import likeness as bounds
 from coordinator.rules.checks import ComputeDevice, Likeness, Redone, Result
 from coordinator.rules.validation import SUSPENDED, Judgement
 from coordinator.runs.definition import definition
 from coordinator.storage.blobs import in_pool
+from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.leases import AuditWork
@@ -210,7 +212,7 @@ class Audits(PlatformService):
         assert order is not None
         if agrees and not self._confirmed(conn, audit, row):
             audits.answer(conn, audit, row, sums, "done")
-            settle_draw(conn, order, "passed", (AGREES, "{}"), now)
+            settle_draw(conn, order, "passed", (AGREES, "{}"), now, _share(audit, found))
         else:
             audits.answer(conn, audit, row, sums, "answered")
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
@@ -224,6 +226,14 @@ class Audits(PlatformService):
         return self._draws.confirmed(
             row, rules.confirmed_chance(gained, None if vouched else stake)
         )
+
+
+def _share(audit: AuditRow, found: Likeness | None) -> float:
+    """Return the share of its work that an agreeing answer shows."""
+    assert found is not None
+    precision = decode(audit.work, AuditLease).job.train.precision
+    redone = Redone(cosine=found.cosine, norm_ratio=found.norm_ratio)
+    return bounds.share(redone, precision, comparable=True)
 
 
 def _own(
@@ -257,7 +267,7 @@ def _work(conn: Connection, contribution: ContributionRow, run: RunRow) -> Audit
     except NotFound:
         return None
     keeps = contribution.kind == "delta" and not case.job.reset_inner
-    if silent(contribution, keeps=keeps):
+    if silent(contribution, keeps=keeps) or not case.comparable(ComputeDevice(kind=checks.HERE)):
         return None
     account = accounts.existing(conn, contribution.volunteer_id)
     size = audits.evidence_sizes(conn, contribution.id).get(said.inner)
@@ -267,7 +277,6 @@ def _work(conn: Connection, contribution: ContributionRow, run: RunRow) -> Audit
         chunks=case.chunks,
         data=case.window,
         audit=AuditWork(seed=secrets.randbits(63), inner=inner),
-        machine=ComputeDevice(kind=checks.device_kind(case.device), model=case.model),
         worker=audits.person(account.id, account.invite_id, account.network),
     )
 
@@ -298,14 +307,10 @@ def settle(
         audits.settle(conn, audit, "", now)
         return
     answer = contributions.by_id(conn, audit.answer_id)
-    device = tasks.holder(conn, answer.task_id, for_update=False).device
-    model = accounts.model_of(conn, answer.worker_id, device)
-    auditor = ComputeDevice(kind=checks.device_kind(device), model=model)
-    found, on = made or (None, None)
+    found = None if made is None else made[0]
     theirs = None if found is None else found.answered
     backed = proved == "passed" or (theirs is not None and rules.agree(theirs))
-    comparable = backed and on is not None and checks.comparable(auditor, on)
-    result = rules.judge(found, comparable=comparable)
+    result = rules.judge(found, comparable=backed)
     audits.settle(conn, audit, result, now)
     if result == "failed":
         why = f"the audit of task {answer.task_id} was done again here and is not what was answered"

@@ -1,6 +1,7 @@
 """Effects of a draw's result on an account, its pay and its update, in one transaction.
 
-passed    frees what was accepted up to it but for a bond, unless an older draw is open; ten vet
+passed    frees what was accepted up to it but for a bond, unless an older draw is open; ten vet.
+          Where it shows a share of the work only, the rest of the bond is owed
 failed    suspends: all that is at stake is forfeit, and so is the pay of this contribution
 unproven  all that is at stake is given up, and the account begins its probation again, unless
           the organiser vouched for it
@@ -14,14 +15,14 @@ from coordinator.accounts.suspension import give_up, suspend
 from coordinator.database import contributions, recomputes, runs, verdicts
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.ledger import escrow
+from coordinator.database.ledger import debts, escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.recomputes import RecomputeRow
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.plan.plan import staleness_weight
 from coordinator.rules import standing
-from coordinator.rules.checks import Result, bond
+from coordinator.rules.checks import Result, bond, shortfall
 from coordinator.runs import phases
 
 if TYPE_CHECKING:
@@ -29,9 +30,16 @@ if TYPE_CHECKING:
 
 
 def settle(
-    conn: Connection, row: RecomputeRow, result: Result, told: tuple[str, str], now: float
+    conn: Connection,
+    row: RecomputeRow,
+    result: Result,
+    told: tuple[str, str],
+    now: float,
+    share: float = 1.0,
 ) -> bool:
-    """End a draw, with (sentence, figures as JSON); False where it has ended before."""
+    """End a draw that shows a share of its work, with (sentence, figures as JSON); False where it
+    has ended before.
+    """
     if not recomputes.end(conn, row.contribution_id, result, told, now):
         return False
     account = accounts.locked(conn, row.volunteer_id)
@@ -54,6 +62,8 @@ def settle(
     if after.state != before.state:
         (accounts.vet if after.state == "vetted" else accounts.doubt)(conn, account.id)
     if result == "passed":
+        if not account.invited:
+            _charge(conn, account, contribution, share, now)
         release(conn, account, now)
         if contribution.unproven and contribution.state == "accepted":
             _admit(conn, contribution, account, now)
@@ -63,8 +73,23 @@ def settle(
 def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     """Free the pay that the passed draws of an account prove."""
     last = recomputes.proven_to(conn, account.id, account.lost_to)
-    mean = account.accepted_micro / max(1, account.accepted)
-    escrow.free(conn, account.id, last, bond(account.draws, mean), now)
+    kept = _bond(account) + payments.balances(conn, account.id).debt_micro
+    escrow.free(conn, account.id, last, kept, now)
+
+
+def _bond(account: VolunteerRow) -> int:
+    return bond(account.draws, account.accepted_micro / max(1, account.accepted))
+
+
+def _charge(
+    conn: Connection, account: VolunteerRow, row: ContributionRow, share: float, now: float
+) -> None:
+    """Charge an account for what a passed draw did not show."""
+    has = payments.balances(conn, account.id)
+    stake = escrow.at_stake(conn, account.id) + has.pending_micro - has.debt_micro
+    owed = shortfall(share, min(stake, max(_bond(account), row.price_micro)))
+    why = f"task {row.task_id}, done again elsewhere, shows {share:.1%} of its work"
+    debts.charge(conn, account.id, row.id, owed, why, now)
 
 
 def _admit(conn: Connection, row: ContributionRow, account: VolunteerRow, now: float) -> None:

@@ -261,7 +261,9 @@ class Recomputes(PlatformService):
         await self._db.write(lambda conn: contributions.checked(conn, contribution.id, seconds))
         precision = rules.precision_of(case.job.train.precision, on.kind)
         result = likeness.judge(found, precision, comparable=case.comparable(on))
-        await self._end(row, result, _sentence(result, found, case.device, on), (found, on))
+        share = likeness.share(found, precision, comparable=case.comparable(on))
+        said = _sentence(result, found, case.device, on)
+        await self._end(row, result, said, (found, on), share)
         return result
 
     async def refute(self, row: RecomputeRow, why: str) -> None:
@@ -275,8 +277,10 @@ class Recomputes(PlatformService):
         result: Result,
         message: str,
         made: tuple[Redone, ComputeDevice] | None = None,
+        share: float = 1.0,
     ) -> None:
-        if await self._db.write(lambda conn: self._settle(conn, row, result, message, made)):
+        told = message, made, share
+        if await self._db.write(lambda conn: self._settle(conn, row, result, told)):
             note = log.info if result == "passed" else log.warning
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
             self._signals.notify("contributions")  # what waited for its proof may be merged
@@ -288,16 +292,16 @@ class Recomputes(PlatformService):
         conn: Connection,
         row: RecomputeRow,
         result: Result,
-        message: str,
-        made: tuple[Redone, ComputeDevice] | None,
+        told: tuple[str, tuple[Redone, ComputeDevice] | None, float],
     ) -> bool:
+        message, made, share = told
         now = self._clock.now()
         audit = orders.get(conn, row.contribution_id, lock=True)
         if made is not None and audits.unheard(audit, made[0]) and recomputes.again(conn, row):
             self._signals.notify("recomputes")
             return False
         measured = "{}" if made is None else msgspec.json.encode(made[0]).decode()
-        if not settle(conn, row, result, (message, measured), now):
+        if not settle(conn, row, result, (message, measured), now, share):
             return False
         if audit is not None:
             audits.settle(conn, audit, made, result, now)

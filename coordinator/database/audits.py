@@ -30,7 +30,7 @@ from coordinator.rules.audits import (
     AccountMarks,
     WaitingAudit,
 )
-from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX, ComputeDevice, Result
+from coordinator.rules.checks import HERE, RECOMPUTE_FLOPS_MAX, Result
 from shared.decoding import decode
 from shared.protocol.leases import AuditWork
 from shared.workloads.base import DatasetManifest, Job
@@ -62,7 +62,6 @@ class AuditLease(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     chunks: tuple[int, ...]
     audit: AuditWork
-    machine: ComputeDevice
     worker: AccountMarks
     data: DatasetManifest | None = None
     declined: frozenset[str] = frozenset()  # accounts that gave it back
@@ -85,7 +84,7 @@ _ELSEWHERE = (
 _TO_OPEN = (
     select(_R.contribution_id)
     .outerjoin(audits, _A.contribution_id == _R.contribution_id)
-    .where(_A.contribution_id.is_(None), _R.state == "revealed", _R.hold == "")
+    .where(_A.contribution_id.is_(None), _R.state == "revealed", _R.hold == "", _R.kind == HERE)
     .where(or_(_R.asked_at < bindparam("before"), _R.flops > RECOMPUTE_FLOPS_MAX))
     .order_by(_R.contribution_id)
     .limit(bindparam("most"))
@@ -195,7 +194,6 @@ def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:
         found[int(task_id)] = WaitingAudit(
             kind=work.job.kind,
             worker=work.worker,
-            machine=work.machine,
             declined=work.declined,
         )
     return found

@@ -8,7 +8,7 @@ other only as long as a claim takes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -171,7 +171,6 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
     workloads: frozenset[str] = frozenset()
     devices: frozenset[str] = frozenset()  # empty: it told none
-    models: Mapping[str, str] = {}  # of its devices
 
 
 def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilities]:
@@ -208,10 +207,10 @@ def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float
 
 @lru_cache(maxsize=1024)
 def _abilities(workloads: str, hardware: str, benchmark: str) -> Abilities:
-    models = {device.id: device.name for device in decode(hardware, Hardware).devices}
-    told = [*models, *(measured.device for measured in decode(benchmark, list[Benchmark]))]
+    found = [device.id for device in decode(hardware, Hardware).devices]
+    told = [*found, *(measured.device for measured in decode(benchmark, list[Benchmark]))]
     names = frozenset(decode(workloads, list[str]))
-    return Abilities(workloads=names, devices=frozenset(told), models=models)
+    return Abilities(workloads=names, devices=frozenset(told))
 
 
 def _holders(conn: Connection, run_id: int) -> frozenset[str]:

@@ -2,10 +2,13 @@
 Pure rules.
 
     who      the first that asks: an account of another person as far as can be told (account,
-             invite, network), with a device whose arithmetic can be compared
+             invite, network), on a processor
     agrees   the sums are those of the update that was submitted, but for rounding: that passes,
              but for a share that the organiser does again all the same
     differs  proves nothing: the organiser does the task again, and that settles both
+
+Only what a processor did is audited: elsewhere the organiser could not compare an answer closely,
+and one by a friend would be worth more than its own recompute.
 
 An auditor is no authority. The answer of an auditor alone changes nothing of another account.
 """
@@ -14,13 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.rules.checks import (
-    ComputeDevice,
-    Likeness,
-    Redone,
-    Result,
-    comparable,
-)
+from coordinator.rules.checks import HERE, Likeness, Redone, Result
 from coordinator.rules.likeness import LOOSE, bound, difference
 
 AUDIT = "audit"  # a task of another volunteer that is done again
@@ -43,7 +40,6 @@ class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str  # of the task that is done again
     worker: AccountMarks
-    machine: ComputeDevice  # that did it
     declined: frozenset[str] = frozenset()  # accounts that gave it back
 
 
@@ -51,7 +47,7 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
     """Volunteer that asks for work and can audit."""
 
     person: AccountMarks
-    machine: ComputeDevice
+    kind: str  # class of its device
     accepted: int  # contributions, in all
     audits: int  # that it had
 
@@ -65,9 +61,7 @@ def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
         return False
     if other.volunteer in terms.declined:
         return False
-    if not comparable(terms.machine, auditor.machine):
-        return False
-    return auditor.accepted >= LEASES_PER_AUDIT * (auditor.audits + 1)
+    return auditor.kind == HERE and auditor.accepted >= LEASES_PER_AUDIT * (auditor.audits + 1)
 
 
 def confirmed_chance(gained: int, stake: int | None) -> float:

@@ -68,6 +68,13 @@ def bond(draws: int, mean: float) -> int:
     return math.ceil(mean / max(FLOOR, 1.0 / (1 + draws)))
 
 
+def shortfall(share: float, stake: int) -> int:
+    """Return what an account owes for a draw that shows a share of its work only. `stake` is what it
+    would lose by a whole fake: the price by the probability of the draw, as far as it is there.
+    """
+    return math.ceil((1.0 - share) * max(0, stake))
+
+
 def drawn(secret: bytes, kind: Kind, contribution: int, digest: str, chance: float) -> bool:
     """Return True if this contribution is drawn. `digest` covers the whole submission."""
     said = f"{kind}\n{contribution}\n{digest}".encode()

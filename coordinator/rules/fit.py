@@ -30,7 +30,6 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     leases_max: int = 0  # of its volunteer at once, on probation; 0 = as everybody
     vouched: bool = True  # False: its speed is believed within bounds only
     step_s: Mapping[int, float] = {}  # seconds a step of each run took its device lately
-    model: str = ""  # of its device, as its machine registered it
     audits: bool = False  # its program knows how to
     auditor: Auditor | None = None  # of an account that may
 

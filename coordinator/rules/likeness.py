@@ -1,7 +1,8 @@
 """Likeness of a recompute to the submitted update: two measured bounds. Pure rules.
 
     tight  on comparable arithmetic: what lies within is the work that was leased, as it was leased
-    loose  on any other: what lies within is work that was done, and is paid; what does not proves
+    loose  on any other: what lies within is work that was done, and is paid, but for a share of
+           the bond that grows from none at no difference to all at the bound; what does not proves
            nothing, for the class of a device is what its owner says
 
 A bound is one length, that of the difference by that of our own update: poison of a tenth of the
@@ -80,3 +81,14 @@ def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Res
     if not within(found, here):
         return "failed" if comparable else "unproven"
     return "passed" if difference(found.cosine, found.norm_ratio) <= WIDEST else "unproven"
+
+
+def share(found: Redone, precision: str = "float32", *, comparable: bool) -> float:
+    """Return the share of its work that a passed recompute shows: all within the tight bound on
+    comparable arithmetic, elsewhere less, the nearer it comes to the loose bound. Whoever leaves a
+    part of the steps or batches out comes nearer than that part.
+    """
+    apart = difference(found.cosine, found.norm_ratio)
+    if comparable and apart <= TIGHT[precision].difference:
+        return 1.0
+    return max(0.0, 1.0 - apart / bound(found, precision, comparable=False).difference)

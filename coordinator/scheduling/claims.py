@@ -24,7 +24,7 @@ from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
-from coordinator.rules.checks import FLOOR, ComputeDevice, device_kind, floor_of
+from coordinator.rules.checks import FLOOR, device_kind, floor_of
 from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (
     Assignment,
@@ -480,7 +480,6 @@ def _limited(waiter: Waiter, has: Rights | None, known: _Known) -> Waiter:
     return msgspec.structs.replace(
         waiter,
         workloads=known.able.workloads,
-        model=known.able.models.get(waiter.device, ""),
         vouched=vouched,
         step_s={} if vouched else paces,
         leases_max=PROBATION_LEASES if has is not None and has.standing != "vetted" else 0,
@@ -554,6 +553,6 @@ def _able(waiter: Waiter, known: dict[str, tuple[AccountMarks, int, int]]) -> Wa
     if found is None or not waiter.audits:
         return waiter
     person, accepted, had = found
-    machine = ComputeDevice(kind=device_kind(waiter.device), model=waiter.model)
-    auditor = Auditor(person=person, machine=machine, accepted=accepted, audits=had)
+    kind = device_kind(waiter.device)
+    auditor = Auditor(person=person, kind=kind, accepted=accepted, audits=had)
     return msgspec.structs.replace(waiter, auditor=auditor)

@@ -184,7 +184,7 @@ class Me(Message):
     escrow_micro: int = 0  # at stake until later work that is drawn agrees
     proving: int = 0  # draws without a result
     proved_in_s: float | None = None  # about, until these are done; None where nobody knows
-    debt_micro: int = 0  # taken back after it was spent; later pay settles it first
+    debt_micro: int = 0  # taken back when spent, or not proved; later pay settles it first
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
     held_micro: int = 0  # for answers under way: spent, or given back, when they end
     standing_reason: str = ""  # of a suspension, with whom to write to

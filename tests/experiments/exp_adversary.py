@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from tests.experiments.adversary import HONEST, Policy, Score, play, some, varied
+from tests.experiments.adversary import HONEST, Policy, Score, elsewhere, play, some, varied
 from tests.experiments.adversary_jam import Jam, first_freed
 from tests.experiments.cells import Row, arguments, results, work_off
 
@@ -46,6 +46,7 @@ SIZES = {
     "full": Size(3000, 24, 200, 4, 1000),
 }
 BEST = 12
+ROUNDING = (1e-6, 0.006, 0.02)  # between classes: float32, TF32, bfloat16, in the median
 
 
 def score(policy: Policy, seeds: Sequence[int]) -> tuple[float, float]:
@@ -96,9 +97,9 @@ def idle(number: int, size: Size) -> Row:
     return {"best": most, "episodes": count, "seed": number}
 
 
-def fair(size: Size) -> Row:
+def fair(policy: Policy, size: Size) -> Row:
     """Return what an honest account has free of its pay; the rest is at stake."""
-    found: list[Score] = [play(HONEST, seed) for seed in range(size.again)]
+    found: list[Score] = [play(policy, seed) for seed in range(size.again)]
     freed = sum(one.freed for one in found) / sum(one.spent for one in found)
     return {"best": round(freed, 3), "episodes": len(found), "seed": 0}
 
@@ -120,7 +121,10 @@ JAMS = {
 
 
 def cells(size: Size) -> Iterator[tuple[str, Any]]:
-    yield "honest", lambda: fair(size)
+    yield "honest", lambda: fair(HONEST, size)
+    for rounding in ROUNDING:
+        other = elsewhere(rounding)
+        yield f"honest, {rounding:g} off", lambda other=other: fair(other, size)
     for number in range(1, SEARCHES + 1):
         yield f"search {number}", lambda number=number: search(number, size)
     yield "idle", lambda: idle(9, size)

@@ -40,9 +40,12 @@ class Account:
     accepted_micro: int = 0
     lost_to: int = 0
     newest: int = 0
+    prices: dict[int, int] = field(default_factory=dict)  # of what is drawn
     pending: dict[int, int] = field(default_factory=dict)  # what waits for a merge
     stake: dict[int, int] = field(default_factory=dict)
     freed: int = 0
+    debt: int = 0  # what draws did not prove; later pay settles it
+    spends: bool = False  # what is free at once, so that only later pay settles a debt
     passed: int = NEVER  # its first draw that did
     drawn: dict[int, Draw] = field(default_factory=dict)
     answers: set[int] = field(default_factory=set)  # to audits, which are compared
@@ -98,6 +101,7 @@ class Books:
         if draw is not None:
             account.draws += 1
             account.drawn[number] = self.open[number] = draw
+            account.prices[number] = price
         account.accepted, account.newest = account.accepted + 1, number
         account.accepted_micro += price
         account.pending[number] = price
@@ -123,8 +127,10 @@ class Books:
         freed = sum(pay for number, pay in account.stake.items() if number <= draw.number)
         return confirmed_chance(freed + 2 * price, self.accounts[auditor].at_stake)
 
-    def settle(self, number: int, result: Result, now: float, *, computed: bool = True) -> bool:
-        """End a draw; False where it has ended before."""
+    def settle(
+        self, number: int, result: Result, now: float, share: float = 1.0, *, computed: bool = True
+    ) -> bool:
+        """End a draw that shows a share of its work; False where it has ended before."""
         draw = self.open.pop(number, None)
         if draw is None:
             return False
@@ -138,10 +144,23 @@ class Books:
             return True
         account.state = standing.after_draw(account.state, result)
         if result == "passed":
+            self.charge(account, number, share)
             self.release(account)
         else:
             self.give_up(account, now)
         return True
+
+    def charge(self, account: Account, number: int, share: float) -> None:
+        """Charge an account for what a draw did not show."""
+        stake = account.at_stake + sum(account.pending.values()) - account.debt
+        price = account.prices[number]
+        account.debt += checks.shortfall(share, min(stake, max(account.bond, price)))
+        self._repay(account, 0)
+
+    def _repay(self, account: Account, fresh: int) -> None:
+        repaid = min(account.debt, fresh if account.spends else account.freed)
+        account.debt -= repaid
+        account.freed -= repaid
 
     def suspend(self, account: Account, now: float) -> None:
         """Suspend an account whose answer to an audit was made up."""
@@ -173,12 +192,13 @@ class Books:
             ),
             default=0,
         )
-        left = account.at_stake - account.bond
+        left, before = account.at_stake - account.debt - account.bond, account.freed
         for number in sorted(account.stake):
             left -= account.stake[number]
             if number > last or left < 0:
                 break
             account.freed += account.stake.pop(number)
+        self._repay(account, account.freed - before)
 
     # --- the line ---
 

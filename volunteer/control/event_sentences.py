@@ -224,7 +224,9 @@ def escrow_words(me: Me) -> str:
 
 def debt_words() -> str:
     """Say where a debt comes from."""
-    return _("what is owed was taken back after it was spent: later pay settles it first")
+    return _(
+        "what is owed was taken back after it was spent, or not proved: later pay settles it first"
+    )
 
 
 def held_words(me: Me) -> list[str]:

@@ -1,7 +1,9 @@
-"""Debts: reversed credits that were already spent. No account but the mint is ever below zero.
+"""Debts: reversed credits that were already spent, and work that draws did not show. No account
+but the mint is ever below zero.
 
     debt     mint   -> earned    what is missing there, so that it can be reversed;
              mint   -> debt      and as much is owed from now on
+    short    mint   -> debt      a draw showed a share of its work only
     repay    earned -> mint      later pay settles it first;
              debt   -> mint      so much less is owed
 
@@ -32,6 +34,18 @@ def owe(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, no
         Move(SYSTEM, MINT, -2 * amount_micro),
     )
     post(conn, [EventDraft(key=f"debt:{key}", kind="debt", moves=moves, memo=memo)], now)
+
+
+def charge(
+    conn: Connection, owner: str, contribution_id: int, amount_micro: int, memo: str, now: float
+) -> None:
+    """Charge an account what a draw did not show of its work."""
+    if amount_micro <= 0:
+        return
+    moves = (Move(owner, "debt", amount_micro), Move(SYSTEM, MINT, -amount_micro))
+    key = f"short:{contribution_id}"
+    post(conn, [EventDraft(key=key, kind="short", moves=moves, memo=memo)], now)
+    repay(conn, {owner: f"repay:{key}"}, now)
 
 
 def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:

@@ -83,6 +83,7 @@ WORDS: Mapping[str, str] = {
     "forfeit": "forfeited",
     "reverse": "reversed",
     "debt": "owed",
+    "short": "not proved",
     "repay": "repaid",
     "hold": "held",
     "settle": "spent",
@@ -99,7 +100,7 @@ WORDS: Mapping[str, str] = {
 # Kinds of events that sum up to what was earned.
 EARNING = ("earn", "vest", "answered", "reverse")
 # Told by what they do to the account "earned".
-BY_EARNED = ("earn", "vest", "answered", "refund", "debt", "repay", "hold", "release")
+BY_EARNED = ("earn", "vest", "answered", "refund", "debt", "short", "repay", "hold", "release")
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +133,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     held_micro: int = 0
     spent_micro: int = 0
     escrow_micro: int = 0  # at stake until later work that is drawn agrees
-    debt_micro: int = 0  # taken back after it was spent; later pay settles it first
+    debt_micro: int = 0  # taken back after it was spent, or not proved; later pay settles it first
 
     @property
     def total_micro(self) -> int:

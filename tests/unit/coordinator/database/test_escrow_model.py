@@ -29,7 +29,7 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments, spending
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.contributions import contributions as rows
-from coordinator.rules.checks import Result, bond
+from coordinator.rules.checks import Result, bond, shortfall
 from shared.errors import Conflict, Forbidden
 from tests.contract.test_escrow import add, draw
 from tests.support.account_rows import add_contribution, add_run
@@ -39,6 +39,7 @@ from tests.support.virtual_clock import VirtualClock
 PEOPLE = ("friend", "stranger")
 _examples = itertools.count(1)
 who = st.sampled_from(PEOPLE)
+results = st.sampled_from(["passed"] * 3 + ["failed", "unproven"])
 prices = st.integers(0, 3)
 
 
@@ -66,6 +67,7 @@ class Books(RuleBasedStateMachine):
         self.work: dict[int, Work] = {}
         self.held: dict[str, tuple[str, int]] = {}
         self.spent = dict.fromkeys(PEOPLE, 0)
+        self.short = dict.fromkeys(PEOPLE, 0)  # what passed draws did not show
         self.suspended: set[str] = set()
         self.clock = VirtualClock()
         self.reversals = Reversals(db, self.clock)
@@ -83,7 +85,7 @@ class Books(RuleBasedStateMachine):
     def net(self, name: str) -> int:
         """Return how much a volunteer has to spend; below zero it owes."""
         held = sum(amount for owner, amount in self.held.values() if owner == name)
-        return self.total(name, "earned") - held - self.spent[name]
+        return self.total(name, "earned") - held - self.spent[name] - self.short[name]
 
     def write(self, change: Callable[[Connection], Any], *, again: bool = True) -> Any:
         """Kill a transaction at its end, write it, and do the same again."""
@@ -133,8 +135,8 @@ class Books(RuleBasedStateMachine):
     def account(self, name: str) -> volunteers.VolunteerRow:
         return self.runner.run(self.db.read(lambda conn: volunteers.existing(conn, self.id(name))))
 
-    @rule(which=st.integers(0, 30), result=st.sampled_from(["passed"] * 3 + ["failed", "unproven"]))
-    def settle(self, which: int, result: Result) -> None:
+    @rule(which=st.integers(0, 30), result=results, share=st.sampled_from([1.0, 1.0, 0.7, 0.0]))
+    def settle(self, which: int, result: Result, share: float) -> None:
         """Settle an open draw; in any order."""
         drawn = sorted(number for number, work in self.work.items() if work.draw == "open")
         if not drawn:
@@ -146,13 +148,16 @@ class Books(RuleBasedStateMachine):
             row = recomputes.get(conn, number)
             assert row is not None
             told = ("", '{"cosine":1.0,"norm_ratio":1.0}')
-            proof.settle(conn, row, result, told, self.clock.now())
+            proof.settle(conn, row, result, told, self.clock.now(), share)
 
         self.write(change)
         self.work[number].draw = result
         if name in self.suspended:
             return
         if result == "passed" and name == "stranger":
+            stake = self.total(name, "escrow") + self.total(name, "pending") - self.debt(name)
+            lost = max(self.bond(name), self.work[number].price)
+            self.short[name] += shortfall(share, min(stake, lost))
             self.free(name)
         elif result == "failed":
             self.suspended.add(name)
@@ -160,6 +165,13 @@ class Books(RuleBasedStateMachine):
             self.work[number].place = "gone"
         elif result == "unproven" and name == "stranger":
             self.lose(name)
+
+    def debt(self, name: str) -> int:
+        return max(0, -self.net(name))
+
+    def bond(self, name: str) -> int:
+        account = self.account(name)
+        return bond(account.draws, account.accepted_micro / max(1, account.accepted))
 
     def free(self, name: str) -> None:
         """Earn the stake up to the newest draw that passed before any open one, the oldest
@@ -172,8 +184,7 @@ class Books(RuleBasedStateMachine):
             (n for n, w in mine.items() if w.draw == "passed" and account.lost_to < n < first),
             default=0,
         )
-        left = self.total(name, "escrow")
-        left -= bond(account.draws, account.accepted_micro / max(1, account.accepted))
+        left = self.total(name, "escrow") - self.bond(name) - self.debt(name)
         for number in sorted(self.of(name, "escrow")):
             left -= self.work[number].price
             if number > last or left < 0:
@@ -289,7 +300,7 @@ class Books(RuleBasedStateMachine):
                 held_micro=held,
                 spent_micro=self.spent[name],
             )
-            assert found.total_micro == self.total(name, "earned")
+            assert found.total_micro == self.total(name, "earned") - self.short[name]
 
     @invariant()
     def nothing_is_free_but_by_a_later_draw_that_passed(self) -> None:

@@ -31,6 +31,7 @@ from tests.support.trust_books import Account, Books, Draw
 PEOPLE = {"one": "10.0.0.0/24", "two": "10.0.0.0/24", "three": ""}
 _examples = itertools.count(1)
 who = st.sampled_from(sorted(PEOPLE))
+shares = st.sampled_from([1.0] * 3 + [0.9, 0.5, 0.0])
 results = st.sampled_from(["passed"] * 6 + ["failed", "unproven"])
 
 
@@ -111,8 +112,8 @@ class Histories(RuleBasedStateMachine):
             )
             self.books.open[number].revealed = True
 
-    @rule(which=st.integers(0, 30), result=results, computed=st.booleans())
-    def settle(self, which: int, result: Result, computed: bool) -> None:
+    @rule(which=st.integers(0, 30), result=results, computed=st.booleans(), share=shares)
+    def settle(self, which: int, result: Result, computed: bool, share: float) -> None:
         if not self.books.open:
             return
         number = sorted(self.books.open)[which % len(self.books.open)]
@@ -121,10 +122,10 @@ class Histories(RuleBasedStateMachine):
         def change(conn: Connection) -> None:
             row = recomputes.get(conn, number)
             assert row is not None
-            proof.settle(conn, row, result, told, self.now)
+            proof.settle(conn, row, result, told, self.now, share)
 
         self.write(change)
-        self.books.settle(number, result, self.now, computed=computed)
+        self.books.settle(number, result, self.now, share, computed=computed)
 
     @rule(seconds=st.sampled_from([1.0, 600.0, 50_000.0]))
     def wait(self, seconds: float) -> None:
@@ -144,7 +145,7 @@ class Histories(RuleBasedStateMachine):
             assert (row.draws, row.lost_to) == (account.draws, account.lost_to)
             assert found.pending_micro == sum(account.pending.values())
             assert found.escrow_micro == account.at_stake
-            assert found.earned_micro == account.freed
+            assert (found.earned_micro, found.debt_micro) == (account.freed, account.debt)
 
     @invariant()
     def the_line_is_that_of_the_model(self) -> None:

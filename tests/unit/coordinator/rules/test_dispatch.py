@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor, WaitingAudit
-from coordinator.rules.checks import ComputeDevice
 from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load
 from coordinator.rules.fit import Todo
 from coordinator.rules.sizing import Run, RunPace, task_seed
@@ -184,19 +183,14 @@ def test_a_range_that_was_split_keeps_its_pass_open() -> None:
 
 def audit_of(**values: Any) -> Todo:
     """An audit of what Mia did, on terms that any stranger meets."""
-    mia, machine = AccountMarks(volunteer="mia"), ComputeDevice(kind="cpu")
-    terms: dict[str, Any] = {
-        "kind": "train",
-        "worker": mia,
-        "machine": machine,
-    }
+    terms: dict[str, Any] = {"kind": "train", "worker": AccountMarks(volunteer="mia")}
     told = WaitingAudit(**(terms | values))
     return todo_of(9, 0, 40, beside=AUDIT, steps=10, price_micro=1000, audit=told)
 
 
 def auditor_of(**values: Any) -> Auditor:
-    bob, machine = AccountMarks(volunteer="bob"), ComputeDevice(kind="cpu")
-    told: dict[str, Any] = {"person": bob, "machine": machine, "accepted": 10, "audits": 0}
+    bob = AccountMarks(volunteer="bob")
+    told: dict[str, Any] = {"person": bob, "kind": "cpu", "accepted": 10, "audits": 0}
     return Auditor(**(told | values))
 
 
