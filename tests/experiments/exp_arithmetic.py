@@ -44,7 +44,7 @@ from tests.experiments.cells import Row, arguments, results, work_off
 
 BASES = ("fresh", "trained")
 TRAINED = (300, 1500)  # steps that bases have learnt for
-TASKS = {30: 6, 60: 40, 100: 2, 500: 1}  # of each subject and base, by steps
+TASKS = {30: 10, 60: 40, 100: 2, 500: 1}  # of each subject and base, by steps
 PROBES = {30: (10, 30), 60: (10, 30, 60), 100: (60, 100), 500: (100, 200, 300, 500)}
 SHORT, OFTEN = 30, 60
 # The arithmetic of many tasks of 60 steps, in float32 alone, and of long ones.

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,11 @@ codec = "int8"
 """
 SHARE = 5  # a lazy volunteer does one of so many steps
 HONEST, LAZY, NOISE = ("Ann", "Bob"), ("Lia", "Leo"), 3
+SETTINGS: dict[str, tuple[tuple[str, ...], int]] = {
+    "with the others": (HONEST + LAZY, NOISE),
+    "alone": (HONEST, 0),
+    "only noise": ((), NOISE),
+}
 
 
 class Fifth:
@@ -139,7 +144,7 @@ async def accounts(home: LocalCoordinator) -> dict[str, dict[str, Any]]:
     return await home.coordinator.db.read(read)
 
 
-async def play(minutes: float, *, hostile: bool) -> dict[str, Any]:
+async def play(minutes: float, people: Sequence[str], noises: int) -> dict[str, Any]:
     """Let all work for some minutes; what each has at the end, and the versions that came."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -147,14 +152,14 @@ async def play(minutes: float, *, hostile: bool) -> dict[str, Any]:
         async with local_coordinator(path / "coordinator", **settings) as home:
             await home.start_run(RUN)
             async with home.coordinator.working(), AsyncExitStack() as stack:
-                for name in (*HONEST, *(LAZY if hostile else ())):
+                for name in people:
                     machine = LocalMachine(path / name, home)
                     await machine.join(name)
                     kind = lazy if name in LAZY else None
                     await stack.enter_async_context(machine.working(kind))
                 attackers = [
                     asyncio.create_task(noise(home, f"Eve {number}"))
-                    for number in range(NOISE if hostile else 0)
+                    for number in range(noises)
                 ]
                 await asyncio.sleep(60.0 * minutes)
                 for attacker in attackers:
@@ -190,10 +195,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    for name, hostile in (("with the others", True), ("alone", False)):
+    for name, (people, noises) in SETTINGS.items():
         file = given.out / f"{name.replace(' ', '-')}-{given.minutes:g}.json"
         if not file.exists():
-            found = asyncio.run(play(given.minutes, hostile=hostile))
+            found = asyncio.run(play(given.minutes, people, noises))
             file.write_text(json.dumps(found, indent=1), encoding="utf-8")
         print(name)
         print("\n".join(table(json.loads(file.read_text(encoding="utf-8")))))
