@@ -24,7 +24,6 @@ from coordinator.plan.plan import plan
 from coordinator.runs.definition import Definition
 from coordinator.services import Coordinator
 from coordinator.simulate import loop
-from coordinator.simulate.labour import TorchLabour
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import Dataset, Hooks, MergedHead, SimulationResult, simulate
 from shared.local_data import LocalData
@@ -32,6 +31,7 @@ from shared.tensors.frame import open_frame
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import Document, standard_library_documents
 from shared.workloads.data.text_dataset import build_text
+from tests.experiments.torch_labour import TorchLabour
 
 BYTES = 257  # every byte and the end of a text
 HELD_OUT = 0.05  # of the texts

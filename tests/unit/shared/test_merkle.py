@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared import merkle
+from tests.support.merkle_tree import MerkleTree
 
 ENTRIES = st.lists(st.binary(max_size=8), min_size=1, max_size=40)
 # The eight entries of the test data of RFC 6962's reference implementation, and the root over each
@@ -64,8 +65,8 @@ def naive(entries: list[bytes]) -> bytes:
     return sha256(b"\x01" + naive(entries[:k]) + naive(entries[k:])).digest()
 
 
-def grown(entries: list[bytes]) -> merkle.MerkleTree:
-    tree = merkle.MerkleTree()
+def grown(entries: list[bytes]) -> MerkleTree:
+    tree = MerkleTree()
     for entry in entries:
         tree.append(entry)
     return tree
@@ -163,7 +164,7 @@ def test_a_log_that_only_grew_is_consistent_and_a_rewritten_one_is_not(
 @example(8)
 @example(4096)
 def test_what_an_entry_finishes_is_known_without_the_tree(size: int) -> None:
-    tree = merkle.MerkleTree()
+    tree = MerkleTree()
     for _ in range(size - 1):
         tree.append_leaf(merkle.EMPTY)
     assert [(level, index) for level, index, _ in tree.append_leaf(merkle.EMPTY)] == list(

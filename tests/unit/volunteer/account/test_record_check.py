@@ -24,6 +24,7 @@ from shared.protocol.transparency import (
     ledger_leaf,
 )
 from shared.signing import SigningKey, canonical
+from tests.support.merkle_tree import MerkleTree
 from volunteer.account.record_check import SKEW_S, RecordCheck, check_receipt, contradiction
 from volunteer.storage.receipts import HEADS_MAX, ReceiptBook
 
@@ -58,8 +59,8 @@ class Coordinator:
             )
             self.now += 100.0
 
-    def tree(self) -> merkle.MerkleTree:
-        tree = merkle.MerkleTree()
+    def tree(self) -> MerkleTree:
+        tree = MerkleTree()
         for entry in self.entries:
             tree.append_leaf(ledger_leaf(entry))
         return tree
