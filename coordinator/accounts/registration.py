@@ -17,8 +17,7 @@ from coordinator.database import volunteers as store
 from coordinator.database.invite_rows import CodeRow
 from coordinator.database.volunteers import Credentials, VolunteerRow, WorkerRow
 from coordinator.rules import codes, networks, nicknames, reports, run_file
-from coordinator.rules.standing import PROBATION_MACHINES
-from coordinator.rules.trust import TRUST_START
+from coordinator.rules.standing import PROBATION_MACHINES, TRUST_START
 from shared.errors import (
     BadRequest,
     Banned,
@@ -216,7 +215,6 @@ def _machine(request: RegisterRequest, volunteer_id: str, now: float) -> WorkerR
         step_flops=0.0,
         state="online",
         last_seen_at=now,
-        streak=0,
         created_at=now,
         revoked_at=None,
         **_told(request),

@@ -13,8 +13,7 @@ from coordinator.database.ledger import answer_pay, escrow
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
 from coordinator.rules import reports
-from coordinator.rules.standing import TRUST_MIN
-from coordinator.rules.trust import TRUST_START
+from coordinator.rules.standing import TRUST_MIN, TRUST_START
 from shared.errors import BadRequest, Conflict
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -14,7 +13,7 @@ from coordinator.database.tables.accounts import codes, consents, volunteers, wo
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
 from coordinator.database.tables.tasks import failures
-from coordinator.rules.standing import State
+from coordinator.rules.standing import State, moved
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.accounts import Device, Hardware
@@ -66,7 +65,6 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     workloads: str
     state: WorkerState
     last_seen_at: float
-    streak: int
     created_at: float
     revoked_at: float | None
     rest_until: float | None = None
@@ -340,33 +338,25 @@ _TRUST = (
     .where(its(volunteers.c.id))
     .with_for_update(key_share=True)
 )
-_STREAK = _TRUST.add_columns(workers.c.streak).join(workers, workers.c.id == bindparam("worker"))
 
 
 def set_trust(
     conn: Connection,
     volunteer_id: str,
-    move: Callable[[float, int], tuple[float, int]],
-    worker_id: str = "",
+    change: float,
     *,
     accepted_micro: int | None = None,
 ) -> int:
-    """Move the trust of a volunteer and, for a named worker, its streak. Return the contribution up
-    to which the account has lost its pay.
+    """Move the trust of a volunteer. Return the contribution up to which the account has lost its
+    pay.
 
-    `move` is a rule of trust.py. The pay of an accepted contribution, where there is one, is
-    counted with it: draws go by the mean. Both rows are locked, so that of two verdicts at one
-    moment none is lost.
+    The pay of an accepted contribution, where there is one, is counted with it: draws go by the
+    mean. The row is locked, so that of two verdicts at one moment none is lost.
     """
-    query, given = (_STREAK, {"worker": worker_id}) if worker_id else (_TRUST, {})
-    before, count, paid, lost_to, *of_worker = conn.execute(
-        query, {"its_id": volunteer_id} | given
-    ).one()
-    trust, streak = move(float(before), of_worker[0] if of_worker else 0)
+    before, count, paid, lost_to = conn.execute(_TRUST, {"its_id": volunteer_id}).one()
+    trust = moved(float(before), change)
     counted: dict[str, int] = {}
     if accepted_micro is not None:
         counted = {"accepted": count + 1, "accepted_micro": paid + accepted_micro}
     set_volunteer(conn, volunteer_id, trust=trust, **counted)
-    if worker_id:
-        set_worker(conn, worker_id, streak=streak)
     return int(lost_to)

@@ -39,8 +39,9 @@ from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan_tables import Plan
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules import codec_choice, trust, validation
+from coordinator.rules import codec_choice, validation
 from coordinator.rules.audits import AUDIT
+from coordinator.rules.standing import GAIN, LOSS
 from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
@@ -279,8 +280,8 @@ class Intake(PlatformService):
         """Promise the pay of an accepted contribution; kinds without a merge are paid at once."""
         now, accepted, lost_to = self._clock.now(), judgement.state == "accepted", found.lost_to
         if accepted:
-            move, worker, price = trust.accepted, row.worker_id, row.price_micro
-            lost_to = accounts.set_trust(conn, row.volunteer_id, move, worker, accepted_micro=price)
+            who, price = row.volunteer_id, row.price_micro
+            lost_to = accounts.set_trust(conn, who, GAIN, accepted_micro=price)
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         if judgement is validation.SUSPENDED:
             escrow.withhold(conn, [row], now)
@@ -381,7 +382,7 @@ class Intake(PlatformService):
         kind: FailureKind | None = "failure" if at_fault else None
         self._put_back(conn, row, run, kind, judgement.message, now)
         if at_fault and judgement.certain:
-            accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
+            accounts.set_trust(conn, row.volunteer_id, LOSS)
 
     async def recheck(self) -> int:
         """Decide the contributions that an earlier process left in checking; return their

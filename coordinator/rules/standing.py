@@ -18,6 +18,11 @@ import msgspec
 State = Literal["probation", "vetted", "suspended"]
 
 PROOFS_MIN = 10
+# Trust, 0 to 1, multiplies the weight of a contribution in a merge; one bad result takes ten good
+# ones to mend. What a volunteer cannot help (late, overtaken, cancelled) does not move it.
+TRUST_START = 1.0
+GAIN, LOSS = 0.01, -0.1  # for accepted work, and for work refused for its content
+LOSS_FAILED = -0.02  # for a task given back as failed
 TRUST_MIN = 0.3  # below it: no leases and no pay
 PROBATION_LEASES = 2  # at once, over all machines
 PROBATION_MACHINES = 3
@@ -44,6 +49,11 @@ def after_draw(account: Account, result: str, *, fresh: bool = True) -> Account:
         return msgspec.structs.replace(account, proofs=proofs, state=state)
     state = "vetted" if account.invited else "probation"
     return msgspec.structs.replace(account, proofs=0, state=state)
+
+
+def moved(trust: float, change: float) -> float:
+    """Return trust after a verdict, in whole thousandths: a hundred small steps add up to one."""
+    return min(1.0, max(0.0, round(trust + change, 3)))
 
 
 def rest_s(failures: int) -> float:

@@ -24,9 +24,8 @@ from coordinator.database import (
 )
 from coordinator.database.tasks import Begun, FailedTask, TaskRow
 from coordinator.plan.plan import in_phase, no_base
-from coordinator.rules import trust
 from coordinator.rules.audits import AUDIT
-from coordinator.rules.standing import REST_MAX_S, rest_s
+from coordinator.rules.standing import LOSS_FAILED, REST_MAX_S, rest_s
 from shared.errors import Gone, VolunteerError
 from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
@@ -216,7 +215,7 @@ class Queue:
         account = volunteers.existing(conn, principal.volunteer_id)
         worker = principal.worker_id
         if not account.invited:
-            volunteers.set_trust(conn, account.id, trust.gave_up, worker)
+            volunteers.set_trust(conn, account.id, LOSS_FAILED)
         volunteers.set_worker(conn, worker, rest_until=rest_until)
 
     async def expire(self) -> int:

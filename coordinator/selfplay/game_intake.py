@@ -36,9 +36,9 @@ from coordinator.database.runs import RunRow
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules import trust
 from coordinator.rules.checks import Result
 from coordinator.rules.sizing import Reached
+from coordinator.rules.standing import GAIN, LOSS
 from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
 from coordinator.scheduling import lease_message
@@ -164,9 +164,7 @@ class Harvest(PlatformService):
             return
         tasks.finish(conn, row.task_id, now)
         if judgement.state == "accepted":
-            accounts.set_trust(
-                conn, row.volunteer_id, trust.accepted, row.worker_id, accepted_micro=price
-            )
+            accounts.set_trust(conn, row.volunteer_id, GAIN, accepted_micro=price)
             self._keep(conn, row, case, found, sha256)
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
@@ -234,7 +232,7 @@ class Harvest(PlatformService):
             settings=definition(run).file.task,
         )
         if at_fault:
-            accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
+            accounts.set_trust(conn, row.volunteer_id, LOSS)
 
 
 def games_of(run: RunRow) -> Games:

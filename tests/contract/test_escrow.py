@@ -38,15 +38,11 @@ def add(conn: Connection, who: str, **values: object) -> None:
     conn.execute(insert(tables.volunteers).values(**(row | values)))
 
 
-def as_before(trust: float, streak: int) -> tuple[float, int]:
-    return trust, streak
-
-
 def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0) -> int:
     """A contribution that is accepted, counted and merged; its number."""
     number = add_contribution(conn, run, who, "merged", PRICE, weight=weight, version=1)
     row = contributions.by_id(conn, number)
-    volunteers.set_trust(conn, who, as_before, accepted_micro=PRICE)
+    volunteers.set_trust(conn, who, 0.0, accepted_micro=PRICE)
     payments.post_pending_many(conn, [Payment.of(row)], now)
     verdicts.record(conn, [row], Ruling(state="merged", message="merged into version 1"), now)
     escrow.pay(conn, [row], now)

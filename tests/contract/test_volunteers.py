@@ -17,7 +17,7 @@ from coordinator.database.ledger import payments
 from coordinator.database.tables.accounts import codes, volunteers, workers
 from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.tasks import failures
-from coordinator.rules import trust
+from coordinator.rules.standing import GAIN, LOSS
 from shared.errors import (
     Banned,
     Forbidden,
@@ -169,20 +169,16 @@ async def test_renaming_keeps_the_rules(people: Volunteers) -> None:
     assert (await people.show("mia m")).person.nickname == "MIA M"
 
 
-async def test_trust_and_streak_move_with_verdicts(people: Volunteers, database: Database) -> None:
+async def test_trust_moves_with_verdicts(people: Volunteers, database: Database) -> None:
     mia = await join(people, "Mia")
-    volunteer, worker = mia.volunteer_id, mia.worker_id
+    volunteer = mia.volunteer_id
 
     def judge(conn: Connection) -> None:
-        store.set_trust(conn, volunteer, trust.rejected, worker)
-        for _ in range(3):
-            store.set_trust(conn, volunteer, trust.accepted, worker)
-        store.set_trust(conn, volunteer, trust.accepted)
+        for change in (LOSS, GAIN, GAIN, GAIN, GAIN):
+            store.set_trust(conn, volunteer, change)
 
     await database.write(judge)
     assert await database.read(lambda conn: store.existing(conn, volunteer).trust) == 0.94
-    (row,) = await database.read(lambda conn: store.workers_of(conn, volunteer))
-    assert row.streak == 3
 
 
 async def test_a_forgotten_volunteer_leaves_only_true_books(

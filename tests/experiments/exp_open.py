@@ -158,8 +158,7 @@ async def play(minutes: float, people: Sequence[str], noises: int) -> dict[str, 
                     kind = lazy if name in LAZY else None
                     await stack.enter_async_context(machine.working(kind))
                 attackers = [
-                    asyncio.create_task(noise(home, f"Eve {number}"))
-                    for number in range(noises)
+                    asyncio.create_task(noise(home, f"Eve {number}")) for number in range(noises)
                 ]
                 await asyncio.sleep(60.0 * minutes)
                 for attacker in attackers:

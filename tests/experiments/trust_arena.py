@@ -16,10 +16,10 @@ from coordinator.aggregation import step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
-from coordinator.rules import checks, likeness, standing, trust, validation
+from coordinator.rules import checks, likeness, standing, validation
 from coordinator.rules.checks import Redone
 from coordinator.rules.run_file import ValidationSettings
-from coordinator.rules.trust import TRUST_START
+from coordinator.rules.standing import TRUST_START
 from coordinator.rules.validation import Evidence, judge, measure
 from coordinator.rules.voices import Voice, shares
 from shared.protocol.base import Reason
@@ -198,7 +198,7 @@ class Arena:
         refused = self._subject.gather(weights, *split)
         for who in refused:
             account = self._accounts[who]
-            account.trust = trust.rejected(account.trust, 0)[0]
+            account.trust = standing.moved(account.trust, standing.LOSS)
         self.refused_games += len(refused.difference(range(bad)))
         chosen = [who for who in able if self._accounts[who].works]
         jobs = {who: self._subject.task() for who in chosen}
@@ -284,7 +284,7 @@ class Arena:
             return judged.reason
         sent.clip = judged.clip
         account.stake += PRICE
-        account.trust = trust.accepted(account.trust, 0)[0]
+        account.trust = standing.moved(account.trust, standing.GAIN)
         if self._cell.recompute and self._drawn(sent, account):
             account.draws += 1
             result = self._redone(weights, sent)

@@ -62,7 +62,6 @@ workers = Table(
     Column("state", String(16), nullable=False),  # online, training, paused, offline, left
     Column("last_seen_at", Double, nullable=False),
     # accepted in a row, see trust.py
-    Column("streak", Integer, nullable=False, server_default="0"),
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double, nullable=True),
     Column("rest_until", Double, nullable=True),  # no work before, after tasks given back as failed

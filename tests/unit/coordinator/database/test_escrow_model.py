@@ -121,8 +121,7 @@ class Books(RuleBasedStateMachine):
                 received_at=self.clock.now(),
             )  # fmt: skip
             row = contributions.by_id(conn, number)
-            same = lambda *before: before  # noqa: E731
-            volunteers.set_trust(conn, row.volunteer_id, same, accepted_micro=price)
+            volunteers.set_trust(conn, row.volunteer_id, 0.0, accepted_micro=price)
             payments.post_pending_many(conn, [Payment.of(row)], self.clock.now())
             if drawn:
                 draw(conn, number)

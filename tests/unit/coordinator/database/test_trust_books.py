@@ -23,7 +23,7 @@ from coordinator.database.recomputes import DrawTerms
 from coordinator.database.tables import trust as tables
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.rules.checks import Result
-from tests.contract.test_escrow import add, as_before
+from tests.contract.test_escrow import add
 from tests.support.account_rows import add_contribution, add_run
 from tests.support.examples import try_on_database
 from tests.support.trust_books import Account, Books, Draw
@@ -78,7 +78,7 @@ class Histories(RuleBasedStateMachine):
                 order = DrawTerms(wanted=["f"], work="{}", flops=flops, kind="cpu", due_at=1e12)
                 recomputes.add(conn, row, order)
                 volunteers.count_draw(conn, row.volunteer_id)
-            volunteers.set_trust(conn, row.volunteer_id, as_before, accepted_micro=price)
+            volunteers.set_trust(conn, row.volunteer_id, 0.0, accepted_micro=price)
             payments.post_pending_many(conn, [Payment.of(row)], self.now)
             return number
 
