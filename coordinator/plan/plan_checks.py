@@ -175,8 +175,8 @@ def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             f"1; set {key} = {math.ceil(100 / quorum) / 100} or more, or raise quorum",
         ),
         (
-            rule in COORDINATE_RULES and plan.codec == "topk-int4",
-            f'aggregate = "{rule}" over codec = "topk-int4" gives zero nearly everywhere, for most '
+            rule in COORDINATE_RULES and plan.codec == "topk-2bit",
+            f'aggregate = "{rule}" over codec = "topk-2bit" gives zero nearly everywhere, for most '
             'contributions are zero there: set codec = "int4", or aggregate = "centred-clip"',
         ),
     )

@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # Mini-batches between two looks for a newer version (async-sgd's m); 0 = only when a task
     # begins.
     pull_every: CountOrOff = 0
-    codec: Literal["float32", "bf16", "int8", "int4", "topk-int4"] = "int8"
+    codec: Literal["float32", "bf16", "int8", "int4", "topk-2bit"] = "int8"
     # What volunteers get of a version: the exact weights, or a chain of quantised differences with
     # a bfloat16 snapshot of every so many versions. The server keeps the exact weights either way.
     downlink: Literal["float32", "chain"] = "float32"

@@ -81,6 +81,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
     "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov", "phases": [*EARLY_MOMENTUM]},
+    # The feedback of what is not sent yet takes the place of outer momentum.
+    "sparseloco": _AVERAGING | {"codec": "topk-2bit", "snapshot_every": 1_000_000},
     "fedbuff": _OUTER_MOMENTUM
     | {
         "optimizer": "nesterov",

@@ -20,7 +20,7 @@ from coordinator.database import datasets
 from coordinator.runs.version_files import Content
 from shared.decoding import decode
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
-from shared.tensors.downlink import LINK_CODEC, Following, round_weights, write_link
+from shared.tensors.downlink import LINK_CODEC, LINK_CODECS, Following, round_weights, write_link
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.snapshot import write_snapshot
@@ -121,7 +121,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
     if order.base is None:
         return round_weights(order.master, order.schema, path), None
     rounded = order.version % order.plan.snapshot_every == 0
-    chosen = codec(LINK_CODEC)
+    chosen = codec(LINK_CODECS.get(order.plan.codec, LINK_CODEC))
     how = Following(codec=chosen, rounded=rounded, sync=True)
     encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
     if written.sha256 == order.base.weights.sha256:  # nothing that a volunteer would see
@@ -130,7 +130,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
         base=order.base.weights.sha256,
         weights=written.sha256,
         blob=BlobRef(sha256=encoded.sha256, size=encoded.size),
-        codec=LINK_CODEC,
+        codec=chosen.name,
         rounded=rounded,
     )
     return written, step

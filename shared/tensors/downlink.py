@@ -37,6 +37,7 @@ from shared.tensors.slices import (
 from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
 from shared.tensors.update import delta
 
+LINK_CODECS = {"topk-2bit": "topk-int8"}  # by the codec of uploads, where they are sparse
 LINK_CODEC = "int8"
 
 

@@ -65,6 +65,10 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def decay(self) -> float:
+        """Return the factor of a residual where it is added to the next update."""
+
     def wire_schema(self, schema: Schema) -> Schema:
         """Return the tensors that a file of this codec must hold, in their order."""
 
@@ -79,9 +83,9 @@ class Codec(Protocol):
     ) -> EncodedUpdate:
         """Write an update (a mapping of arrays, or a `Delta`) to `path`.
 
-        A `residual`, `{}` the first time, turns error feedback on: e = residual + update, the file
-        says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`. `echo` hears
-        Q(e) of every parameter, in order and piece by piece. Raises InvalidFrame, StorageFull.
+        A `residual`, `{}` the first time, turns error feedback on: e = decay x residual + update,
+        the file says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`.
+        `echo` hears Q(e) of every parameter, in order and piece by piece. Raises InvalidFrame, StorageFull.
         """
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
@@ -215,6 +219,7 @@ class FrameCodec:
     name: str
     kernel: Kernel
     durable: bool = True  # what is written survives a power cut
+    decay: float = 1.0
 
     def wire_schema(self, schema: Schema) -> Schema:
         carried = [_carried(spec) for spec in schema if spec.role != "parameter"]
@@ -240,7 +245,9 @@ class FrameCodec:
             about = {"codec": self.name}
             writer = stack.enter_context(FrameWriter(path, wire, about, sync=self.durable))
             feedback = (
-                _Feedback(schema, residual, residual_path, stack) if residual is not None else None
+                _Feedback(schema, residual, residual_path, stack, self.decay)
+                if residual is not None
+                else None
             )
             for spec in wire:
                 if spec.role != "parameter":
@@ -293,6 +300,10 @@ class PackedCodec:
     name: str
     inner: FrameCodec
 
+    @property
+    def decay(self) -> float:
+        return self.inner.decay
+
     def wire_schema(self, schema: Schema) -> Schema:
         """Return the schema of the packed codec."""
         return self.inner.wire_schema(schema)
@@ -324,8 +335,14 @@ class _Feedback:
     """Residual during one encoding: read, added, replaced."""
 
     def __init__(
-        self, schema: Schema, previous: Residual, path: Path | None, stack: ExitStack
+        self,
+        schema: Schema,
+        previous: Residual,
+        path: Path | None,
+        stack: ExitStack,
+        decay: float,
     ) -> None:
+        self._decay = np.float32(decay)
         self._schema = residual_schema(schema)
         self._previous = ArrayReader(previous, self._schema)
         self._known = frozenset(previous)
@@ -337,7 +354,8 @@ class _Feedback:
         if name not in self._known:
             return numbers
         with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked next
-            return numbers + self._previous.read(name, start, start + numbers.size)
+            before = self._previous.read(name, start, start + numbers.size)
+            return numbers + (before if self._decay == 1 else self._decay * before)
 
     def keep(self, name: str, left: F32) -> None:
         if self._writer:
@@ -395,7 +413,8 @@ CODECS: Mapping[str, Codec] = {
         PackedCodec("bf16-zstd", FrameCodec("bf16", Bfloat16(), durable=False)),
         FrameCodec("int8", Blocks(limit=127, block=256)),
         FrameCodec("int4", Blocks(limit=7, block=64)),
-        FrameCodec("topk-int4", TopK()),
+        FrameCodec("topk-2bit", TopK(keep=64, coarse=True), decay=0.95),
+        FrameCodec("topk-int8", TopK(keep=256, coarse=False)),
     )
 }
 

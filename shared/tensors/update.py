@@ -54,12 +54,18 @@ class Delta(Mapping[str, Array]):
 
 class CodecInput:
     """Update before its codec: the written update plus the residual left behind, less the residual
-    that was added before. Exact but for rounding, however little the codec wrote.
+    that was added before, times its `decay`. Exact but for rounding, however little was written.
     """
 
     def __init__(
-        self, written: SliceReader, kept: Mapping[str, Any], before: Mapping[str, Any], left: Schema
+        self,
+        written: SliceReader,
+        kept: Mapping[str, Any],
+        before: Mapping[str, Any],
+        left: Schema,
+        decay: float,
     ) -> None:
+        self._decay = np.float32(decay)
         self._written = written
         self._names = frozenset(spec.name for spec in left)
         self._kept, self._before = ArrayReader(kept, left), ArrayReader(before, left)
@@ -71,7 +77,7 @@ class CodecInput:
         if name not in self._names:
             return found  # buffers and counters travel whole
         found = found + self._kept.read(name, start, stop)
-        return found - self._before.read(name, start, stop) if self._had else found
+        return found - self._decay * self._before.read(name, start, stop) if self._had else found
 
 
 @contextmanager
@@ -88,7 +94,10 @@ def opened(
             {} if file is None else stack.enter_context(open_frame(file, left))
             for file in (kept, before)
         )
-        yield written, written if kept is None else CodecInput(written, behind, had, left)
+        yield (
+            written,
+            written if kept is None else CodecInput(written, behind, had, left, chosen.decay),
+        )
 
 
 def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> Delta:

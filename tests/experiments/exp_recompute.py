@@ -33,7 +33,7 @@ from tests.experiments.learning import corpus, local
 from tests.support.workloads import tiny_causal, tiny_dcgan
 
 Tensors = Mapping[str, torch.Tensor]
-CODECS = ("float32", "bf16", "int8", "int4", "topk-int4")
+CODECS = ("float32", "bf16", "int8", "int4", "topk-2bit")
 OTHERS = ("causal-lm", "dcgan")
 STRETCHES = (32, 128)  # of which the sums of an audit are made
 HALVINGS = 4  # by none to three times: a worker that is more and more short of memory

@@ -34,12 +34,13 @@ class Versions:
         downlink: str = "chain",
         snapshot_every: int = 1000,
         schema: Schema = SCHEMA,
+        codec: str = "int8",
     ) -> None:
         path.mkdir()
         self._path = path
         self.schema = schema
         self._rng = np.random.default_rng(5)
-        self._plan = plan({"downlink": downlink, "snapshot_every": snapshot_every})
+        self._plan = plan({"downlink": downlink, "snapshot_every": snapshot_every, "codec": codec})
         self.weights: dict[str, Array] = {
             spec.name: np.zeros(spec.shape, np.int64)
             if spec.role == "counter"

@@ -43,11 +43,13 @@ async def _said(house: Answering, env: dict[str, str], *command: str) -> str:
 
 
 LITELLM = """
-import os, sys, litellm
-wish = dict(model="openai/tiny", messages=[{"role": "user", "content": "Hello"}], api_base=sys.argv[1])
-wish |= dict(max_tokens=4, seed=2, temperature=0.7, presence_penalty=0, user="ann")
+import sys, litellm
+said = [{"role": "user", "content": "Hello"}]
+wish = dict(model="openai/tiny", messages=said, api_base=sys.argv[1], user="ann")
+wish |= dict(max_tokens=4, seed=2, temperature=0.7, presence_penalty=0)
 print(repr(litellm.completion(**wish).choices[0].message.content))
-print(repr("".join(p.choices[0].delta.content or "" for p in litellm.completion(**wish, stream=True))))
+parts = litellm.completion(**wish, stream=True)
+print(repr("".join(part.choices[0].delta.content or "" for part in parts)))
 """
 LANGCHAIN = """
 import sys

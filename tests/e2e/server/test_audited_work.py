@@ -137,7 +137,7 @@ async def lent(home: LocalCoordinator) -> AuditLease:
 
 
 KINDS = [
-    ("gpt", "fedavg", "topk-int4"),
+    ("gpt", "fedavg", "topk-2bit"),
     ("gpt", "sync-sgd", "int8"),
     ("dcgan", "gradient-average", "int8"),
     ("causal-lm", "lora", "int8"),

@@ -120,7 +120,7 @@ async def balances(home: LocalCoordinator, name: str) -> tuple[str, int, int]:
         ("float32", "fedavg", "float32"),
         ("int8", "fedavg", "float32"),
         ("int4", "fedavg", "float32"),
-        ("topk-int4", "fedavg", "float32"),
+        ("topk-2bit", "fedavg", "float32"),
         ("int8", "fedavg", "bfloat16"),
         ("int8", "sync-sgd", "float32"),
     ],

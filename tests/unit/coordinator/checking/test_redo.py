@@ -60,11 +60,11 @@ def beside(files: RecomputeFiles, ours: Row) -> Redone:
     return Redone(cosine=found.cosine, norm_ratio=found.norm_ratio, written=same)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "topk-int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "topk-2bit"])
 def test_half_of_the_work_is_told_apart_however_much_a_codec_leaves_behind(
     tmp_path: Path, name: str
 ) -> None:
-    """Of 4,096 numbers topk-int4 sends 64, and which ones is a matter of rounding: as they were
+    """Of 4,096 numbers topk-2bit sends 64, and which ones is a matter of rounding: as they were
     sent, honest work in bfloat16 and half of the work were nearly as far from the same task.
     """
     drawn = np.random.default_rng(1)
@@ -86,7 +86,7 @@ def test_what_is_left_behind_hides_nothing_that_was_sent(tmp_path: Path) -> None
     """The sum of both is the honest update, and what was sent is not."""
     drawn = np.random.default_rng(1)
     honest = drawn.standard_normal(COUNT).astype(np.float32)
-    files = handed_in(tmp_path, "topk-int4", 0, -honest)
+    files = handed_in(tmp_path, "topk-2bit", 0, -honest)
     kept = honest - written(files)
     assert files.kept is not None
     with FrameWriter(files.kept, residual_schema(SCHEMA)) as writer:
@@ -98,7 +98,7 @@ def test_what_is_left_behind_hides_nothing_that_was_sent(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("times", [10.0, 1.4, 0.5])
-@pytest.mark.parametrize("name", ["int8", "topk-int4"])
+@pytest.mark.parametrize("name", ["int8", "topk-2bit"])
 def test_what_was_sent_is_as_long_as_what_a_codec_makes_of_it(
     tmp_path: Path, name: str, times: float
 ) -> None:

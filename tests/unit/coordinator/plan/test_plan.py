@@ -116,7 +116,7 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"aggregate": "median", "quorum": 2}, 'set aggregate = "norm-clip"'),
         ({"aggregate": "trimmed-mean"}, "set trim = 0.34 or more"),
         ({"aggregate": "krum", "quorum": 9, "byzantine": 0.1}, "set byzantine = 0.12 or more"),
-        ({"aggregate": "median", "codec": "topk-int4"}, 'set codec = "int4"'),
+        ({"aggregate": "median", "codec": "topk-2bit"}, 'set codec = "int4"'),
         ({"phases": 5}, "[plan] phases: expected a list"),
         ({"phases": [3]}, "[plan] phases[0]: expected a table"),
         (

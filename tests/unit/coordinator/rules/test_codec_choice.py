@@ -16,7 +16,7 @@ from coordinator.rules.codec_choice import Agreements, agreed, grantable
     [
         ("int8", {"int8", "float32"}, "int8"),
         ("int4", {"int8", "bf16", "float32"}, "int8"),
-        ("topk-int4", {"float32", "bf16"}, "bf16"),
+        ("topk-2bit", {"float32", "bf16"}, "bf16"),
         ("int8", {"float32"}, "float32"),
         ("int8", {"ternary"}, ""),
         ("int8", set(), "int8"),

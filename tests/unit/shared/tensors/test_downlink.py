@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
 from shared.signing import canonical, digest
-from shared.tensors.blocks import SCALE, Blocks
+from shared.tensors.blocks import SCALE, Blocks, Kernel
 from shared.tensors.downlink import (
     Following,
     follow_link,
@@ -28,6 +28,7 @@ from shared.tensors.frame import NUMPY, FrameWriter, Written, frame_bytes, open_
 from shared.tensors.quantize import Codec, FrameCodec, codec
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_float32
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
+from shared.tensors.sparse import TopK
 from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec
 from shared.tensors.update import delta, inspect
 from tests.support.examples import examples
@@ -95,11 +96,11 @@ def tensors(path: Path) -> Mapping[str, Array]:
 
 @pytest.mark.parametrize(
     "kernel",
-    [Blocks(127, 256), Blocks(127, 32), Blocks(7, 64), Blocks(127, 4096)],
-    ids=["int8", "small blocks", "int4", "large blocks"],
+    [Blocks(127, 256), Blocks(127, 32), Blocks(7, 64), Blocks(127, 4096), TopK(256, coarse=False)],
+    ids=["int8", "small blocks", "int4", "large blocks", "sparse"],
 )
 def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(
-    tmp_path: Path, kernel: Blocks
+    tmp_path: Path, kernel: Kernel
 ) -> None:
     chosen = FrameCodec("int8", kernel)
     server = Chain(tmp_path / "server", chosen)

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from shared.errors import InvalidFrame
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec, residual_schema
+from shared.tensors.update import CodecInput
 from tests.support.examples import examples
 from tests.support.tensor_samples import EACH, MODEL, model, vector
+
+LEFT = residual_schema(MODEL)
 
 
 @EACH
@@ -22,19 +25,22 @@ from tests.support.tensor_samples import EACH, MODEL, model, vector
 def test_with_error_feedback_what_was_sent_and_what_is_left_are_what_was_learned(
     tmp_path_factory: pytest.TempPathFactory, name: str, seeds: list[int]
 ) -> None:
-    folder = tmp_path_factory.mktemp("ef")
-    learned, sent = np.zeros((7, 300)), np.zeros((7, 300))
+    folder, chosen = tmp_path_factory.mktemp("ef"), codec(name)
+    due = np.zeros((7, 300))  # what decays is lost
     residual: dict[str, np.ndarray] = {}
     for seed in seeds:
         tensors = model(seed)
-        encoded = codec(name).encode(tensors, MODEL, folder / "u", residual)
-        learned += tensors["w"]
-        sent += codec(name).decode(folder / "u", MODEL)["w"]
+        encoded = chosen.encode(tensors, MODEL, folder / "u", residual)
+        due = chosen.decay * due + tensors["w"]
+        sent = chosen.decode(folder / "u", MODEL)
         assert encoded.residual is not None
+        given_in = CodecInput(sent, encoded.residual, residual, LEFT, chosen.decay)
+        assert np.allclose(given_in.read("w", 0, 2100), tensors["w"].reshape(-1), atol=1e-8)
+        due -= sent["w"]
         residual = dict(encoded.residual)
         assert set(residual) == {"w", "bn.weight", "head", "none"}
     rounding = 1e-9  # of one sum in float32
-    assert np.allclose(sent + residual["w"], learned, rtol=0, atol=rounding * len(seeds))
+    assert np.allclose(residual["w"], due, rtol=0, atol=rounding * len(seeds))
 
 
 def test_error_feedback_sends_small_coordinates_in_the_end(tmp_path: Path) -> None:

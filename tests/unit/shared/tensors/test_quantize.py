@@ -19,6 +19,8 @@ from tests.support.examples import examples
 from tests.support.sources import ROOT
 from tests.support.tensor_samples import EACH, MODEL, PACKED, model, numbers, vector
 
+TWO = "topk-2bit"
+SPARSE = {TWO: 64, "topk-int8": 256}  # of 4,096
 GOLDEN = ROOT / "tests" / "golden"
 
 
@@ -54,26 +56,37 @@ def test_no_number_moves_further_than_half_a_step(
     assert (np.abs(back.astype("f8") - x) <= bound(name, x)).all()
 
 
+@pytest.mark.parametrize("name", SPARSE)
 @settings(deadline=None, max_examples=examples(80))
 @given(x=numbers(), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_top_k_sends_the_largest_of_each_chunk(
-    tmp_path_factory: pytest.TempPathFactory, x: np.ndarray, cut: tuple[float, float]
+    tmp_path_factory: pytest.TempPathFactory, name: str, x: np.ndarray, cut: tuple[float, float]
 ) -> None:
     path = tmp_path_factory.mktemp("u") / "u"
-    codec("topk-int4").encode({"w": x}, vector(x.size), path)
-    with codec("topk-int4").decode(path, vector(x.size)) as update:
+    codec(name).encode({"w": x}, vector(x.size), path)
+    with codec(name).decode(path, vector(x.size)) as update:
         back = update["w"].copy()
         start, stop = sorted(int(edge * x.size) for edge in cut)
         assert update.read("w", start, stop).tobytes() == back[start:stop].tobytes()
     for begin in range(0, x.size, 4096):
         part, got = x[begin : begin + 4096].astype("f8"), back[begin : begin + 4096]
-        peak, size = np.abs(part).max(), np.sort(np.abs(part))[::-1]
-        kept = -(-part.size // 64)
+        size = np.sort(np.abs(part))[::-1]
+        kept = -(-part.size * SPARSE[name] // 4096)
         assert np.count_nonzero(got) <= kept
         largest = np.abs(part) > (size[kept] if kept < part.size else -1)  # without ties
-        limit = max(peak / 7 * (0.5 + 2**-9) * (1 + 1e-5), peak if peak / 7 < 1.2e-38 else 0)
-        assert (np.abs(got - part)[largest] <= limit).all()
-        assert ((got == 0) | (np.abs(got - part) <= limit)).all()
+        error = np.abs(got - part) * (largest | (got != 0))
+        if name == "topk-int8":
+            peak = size[0]
+            limit = max(peak / 127 * (0.5 + 2**-9) * (1 + 1e-5), peak * (peak / 127 < 1.2e-38))
+            assert (error <= limit).all()
+            continue
+        assert set(np.sign(got[largest] * part[largest])) <= {0.0, 1.0}
+        assert len(set(np.abs(got)) - {0.0}) <= 2
+        top, mean = size[:kept], size[:kept].mean()
+        for side in (top[top > mean], top[top <= mean]):
+            if side.size and side.mean() > 1.2e-38:  # the mean of a side, as bfloat16
+                near = np.abs(np.abs(got[got != 0]) - side.mean()).min()
+                assert near <= side.mean() * (2**-8 + 1e-5) or np.ptp(side) < mean * 1e-6
 
 
 @EACH
@@ -90,7 +103,7 @@ def test_slices_across_chunks_and_spans_agree_with_the_whole(tmp_path: Path, nam
             (size - 3, size),
         ]:
             assert update.read("w", start, stop).tobytes() == back[start:stop].tobytes()
-        if name != "topk-int4":
+        if name not in SPARSE:
             assert (np.abs(back - x) <= bound(name, x)).all()
         else:
             assert np.count_nonzero(back) > size // 70
@@ -139,7 +152,8 @@ def test_bytes_a_parameter(tmp_path: Path) -> None:
         name: found.encode({"w": x}, vector(x.size), tmp_path / name).size / x.size
         for name, found in CODECS.items()
     }
-    reach = {"float32": 4.001, "bf16": 2.001, "int8": 1.02, "int4": 0.55, "topk-int4": 0.041}
+    reach = {"float32": 4.001, "bf16": 2.001, "int8": 1.02, "int4": 0.55}
+    reach |= {"topk-2bit": 0.0365, "topk-int8": 0.189}
     assert all(spent[name] <= reach[name] for name in reach), spent
 
 
@@ -197,7 +211,7 @@ def bf16(values: list[float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0, -0.0])
-@pytest.mark.parametrize(("name", "blocks"), [("int8", 20), ("int4", 79), ("topk-int4", 2)])
+@pytest.mark.parametrize(("name", "blocks"), [("int8", 20), ("int4", 79), ("topk-int8", 2)])
 def test_a_scale_that_is_no_positive_number_is_refused(
     tmp_path: Path, name: str, blocks: int, value: float
 ) -> None:
@@ -216,17 +230,17 @@ def test_positions_outside_their_chunk_or_out_of_order_are_refused(
 ) -> None:
     positions = np.arange(64 + 15, dtype="u2") % 64
     positions[64 - len(index) : 64] = index
-    path = hostile(tmp_path / "u", "topk-int4", {"w#index": positions})
+    path = hostile(tmp_path / "u", "topk-2bit", {"w#index": positions})
     with pytest.raises(InvalidFrame, match="positions"):
-        codec("topk-int4").decode(path, vector(5000))["w"]
+        codec("topk-2bit").decode(path, vector(5000))["w"]
     positions = np.arange(64 + 15, dtype="u2") % 64
     positions[-1] = 5000 - 4096  # one behind the end of the short last chunk
-    path = hostile(tmp_path / "u", "topk-int4", {"w#index": positions})
+    path = hostile(tmp_path / "u", "topk-2bit", {"w#index": positions})
     with pytest.raises(InvalidFrame, match="positions"):
-        codec("topk-int4").decode(path, vector(5000))["w"]
+        codec("topk-2bit").decode(path, vector(5000))["w"]
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "topk-int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", *SPARSE])
 @settings(deadline=None, max_examples=examples(60))
 @given(noise=st.binary(min_size=1, max_size=40), at=st.floats(0, 1))
 def test_noise_in_an_update_is_refused_or_harmless(
