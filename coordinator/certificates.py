@@ -32,9 +32,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pin_of(pem: str) -> str:
-    """Return the SHA-256 over the DER form of the first certificate of a PEM text. Raises
-    Configuration.
-    """
+    """Return the SHA-256 of the first certificate of a PEM text, as DER. Raises Configuration."""
     try:
         der = ssl.PEM_cert_to_DER_cert(_first(pem))
     except ValueError as error:
@@ -52,10 +50,7 @@ def _first(pem: str) -> str:
 
 
 def given(cert: Path, key: Path) -> Certificate:
-    """Return the organiser's own certificate.
-
-    Raises Configuration when the files do not belong together.
-    """
+    """Return the organiser's own certificate. Raises Configuration for files of two kinds."""
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key)

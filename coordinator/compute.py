@@ -188,9 +188,7 @@ def _limit_threads(count: int) -> None:
 
 
 def _stop(paused: Flag, ends: Stop) -> Stop:
-    """Return the check that work makes at each step: it waits through a pause, then tells whether
-    to end.
-    """
+    """Return the check of each step: it waits through a pause, then tells whether to end."""
 
     def asked() -> bool:
         while paused.value and not ends():

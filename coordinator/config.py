@@ -49,10 +49,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of this coordinator.
-
-    Paths are texts as given; use the properties for what they mean.
-    """
+    """Settings of this coordinator. Paths are texts as given; properties resolve them."""
 
     constants: Constants = Constants()
     data_dir: Annotated[str, Meta(description="Data directory (default: the user's).")] = ""
@@ -257,9 +254,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def by_invitation(self) -> bool:
-        """Return True if registration needs a code: by setting, or on a reachable server that is
-        not open.
-        """
+        """Return True if registration needs a code: by setting, or if reachable and not open."""
         beyond = bool(self.url) or not is_loopback(self.host)
         return self.invite_only or (beyond and not self.open)
 
@@ -270,9 +265,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def admin_token_file(self) -> Path:
-        """Return the file of the secret for the organiser's commands over HTTP; written at the
-        start, 0600.
-        """
+        """Return the file of the secret for commands over HTTP; written at the start, 0600."""
         return self.directory / "admin.token"
 
     @property

@@ -27,9 +27,7 @@ _CONTROL = re.compile(
 
 
 def hide(value: Any) -> Any:
-    """Return a value for the log, without bearer tokens, codes of join links and passwords of
-    URLs.
-    """
+    """Return a value for the log, without bearer tokens, codes of join links, passwords in URLs."""
     if isinstance(value, str):
         value = _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)
         return _SECRET_TEXT.sub(lambda m: (m[1] or m[2] or m[3]) + HIDDEN, value)
@@ -50,9 +48,7 @@ def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[
 
 
 class Unfailing:
-    """File for lines that may get lost: a full disk or a closed pipe behind the log must not fail a
-    request.
-    """
+    """File for lines that may get lost: a full disk or a closed pipe must not fail a request."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -69,10 +69,7 @@ async def body_stream(scope: Scope, receive: Receive) -> AsyncGenerator[bytes, N
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_MAX) -> bytes:
-    """Read the whole body, counted as it arrives.
-
-    Raises TooLarge before more than `bytes_max` are held.
-    """
+    """Read the whole body, counted as it arrives. Raises TooLarge before it exceeds `bytes_max`."""
     sentence = f"this body is larger than the {bytes_max} bytes allowed here"
     announced = header(scope, b"content-length")
     if announced and (len(announced) > INTEGER_DIGITS_MAX or int(announced) > bytes_max):

@@ -35,10 +35,7 @@ class Signals:
         self._send = await db.bridge(self.deliver)
 
     def notify(self, topic: str) -> None:
-        """Wake every waiter of `topic`, here and elsewhere.
-
-        Call it on the loop, after the commit.
-        """
+        """Wake every waiter of `topic`, here and beyond. Call it on the loop after the commit."""
         self.deliver(topic)
         self._send(topic)
 
@@ -93,9 +90,7 @@ class TopicWatch:
         self._since = signals._moment
 
     async def wait(self, timeout_s: float) -> bool:
-        """Return True as soon as a topic was notified since `watch` or the last `wait`; False when
-        time is up.
-        """
+        """Return True once a topic was notified since `watch` or the last `wait`, else False."""
         if not self._news() and timeout_s > 0:
             await self._signals._sleep(self.topics, timeout_s)
         news = self._news()

@@ -18,9 +18,7 @@ class Clock(Protocol):
 
 
 def machine_time(clock: Clock) -> float:
-    """Return the machine's own time, without a database's shift: the one that other machines
-    compare with.
-    """
+    """Return the machine's own time, without a database's shift, as other machines compare it."""
     return clock.now() - getattr(clock, "offset_s", 0.0)
 
 

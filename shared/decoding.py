@@ -78,10 +78,7 @@ def convert(value: Any, kind: type[T], *, strict: bool = True) -> T: ...
 @overload
 def convert(value: Any, kind: Any, *, strict: bool = True) -> Any: ...
 def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
-    """A value of plain Python (dicts, lists, numbers) as one of this type.
-
-    Raises msgspec.ValidationError.
-    """
+    """Plain Python (dicts, lists, numbers) as one of this type. Raises msgspec.ValidationError."""
     decoder(kind)
     return msgspec.convert(value, kind, strict=strict, dec_hook=heard)
 
@@ -127,9 +124,7 @@ def _inside(kind: Any, name: str) -> Iterator[Any]:
 
 
 def in_words(what: str, right: Sequence[str] = ()) -> Sentence:
-    """Return the expectation in plain words, from msgspec's; `right` are the valid texts, where
-    only some are.
-    """
+    """Return msgspec's expectation in plain words; `right` are the only valid texts, if any."""
     wrong = _CHOICE.fullmatch(what)
     if wrong is not None:
         return _no_choice(wrong[1], right)

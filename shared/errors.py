@@ -250,9 +250,7 @@ LOCAL = (Configuration, Unreachable)
 
 
 def of_code(code: str, message: str) -> VolunteerError:
-    """Return the error of a code from another program on this machine; a plain one for an unknown
-    code.
-    """
+    """Return the error of a code from another program here; a plain one for an unknown code."""
     return BY_CODE.get(code, VolunteerError)(message)
 
 

@@ -20,9 +20,7 @@ _REQUIREMENT = re.compile(r"([^;]+);.*\bextra == ['\"]([\w-]+)['\"]")
 
 
 def tool() -> str:
-    """Return the tool that manages this environment: "pipx", "uv" (also a plain one without pip) or
-    "pip".
-    """
+    """Return the tool that manages this environment: "pipx", "uv" (or none has pip) or "pip"."""
     if Path(sys.prefix, "pipx_metadata.json").exists():
         return "pipx"
     if Path(sys.prefix, "uv-receipt.toml").exists() or not importlib.util.find_spec("pip"):

@@ -103,9 +103,7 @@ def cores(root: Path = ROOT) -> int:
 
 
 def machine_cores() -> int:
-    """Return the physical cores of the whole machine, including ones that this process may not
-    use.
-    """
+    """Return the physical cores of the whole machine, also ones that this process may not use."""
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 

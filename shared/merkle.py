@@ -66,9 +66,7 @@ def peaks(size: int) -> list[tuple[int, int]]:
 
 
 def finished(size: int) -> list[tuple[int, int]]:
-    """Return (level, index) of the subtrees that the last of `size` entries completes, leaf
-    first.
-    """
+    """Return (level, index) of the subtrees that the last of `size` entries ends, leaf first."""
     found, level, count = [], 0, size
     while True:
         found.append((level, count - 1))
@@ -145,9 +143,7 @@ def proves_inclusion(
 def proves_consistency(
     old: int, new: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes
 ) -> bool:
-    """Return True if the proof shows that nothing of the old tree was changed (RFC 9162,
-    2.1.4.2).
-    """
+    """Return True if the proof shows that the old tree was not changed (RFC 9162, 2.1.4.2)."""
     if not 0 < old <= new or any(len(node) != HASH_BYTES for node in proof):
         return False
     if old == new:

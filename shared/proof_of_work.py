@@ -65,9 +65,7 @@ def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
 
 
 def likely_done(tried: int, bits: int) -> float:
-    """Return the probability that a nonce was found after this many hashes, 0..1: the only measure
-    of progress.
-    """
+    """Return the probability that a nonce was found after so many hashes: the only progress."""
     return 1.0 - math.exp(-tried / 2.0**bits)
 
 

@@ -89,9 +89,7 @@ def identity_payload(nonce: str) -> bytes:
 
 
 def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
-    """Raise BadSignature unless `signature` was made over exactly `payload` with the key of
-    `public_key`.
-    """
+    """Raise BadSignature unless `signature` is that of `payload` by the key of `public_key`."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -122,9 +120,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def fits(public_key: bytes, expected: str) -> bool:
-    """Return True if `expected` is the fingerprint of the key, however it was typed (case, spaces,
-    hyphens).
-    """
+    """Return True if `expected` is the key's fingerprint, however typed (case, spaces, hyphens)."""
     typed = "".join(expected.split()).replace("-", "").lower()
     return secrets.compare_digest(fingerprint(public_key).replace("-", "").encode(), typed.encode())
 
@@ -164,9 +160,7 @@ def _create_private(path: Path, data: bytes) -> None:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Link the file under its name; unlike a rename, a link never replaces the key of another
-    process.
-    """
+    """Link the file under its name; unlike a rename, it never replaces another process's key."""
     try:
         os.link(temporary, path)
     except FileExistsError:

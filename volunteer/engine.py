@@ -126,10 +126,7 @@ class Engine:
         return config.load(self._flags, path=self._directories.config / "config.toml")
 
     async def run(self) -> int:
-        """Wait until this profile has joined a coordinator, then work for it.
-
-        Returns the exit code.
-        """
+        """Wait until this profile has joined a coordinator, work for it, return the exit code."""
         try:
             if not self.world.listen:
                 return await self._to_the_end()

@@ -91,10 +91,7 @@ def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """Return the struct stored in `path`; None without the file.
-
-    Raises Configuration for a damaged one.
-    """
+    """Return the struct stored in `path`, None without it. Raises Configuration if damaged."""
     try:
         with path.open("rb") as file:
             data = file.read(RECORD_BYTES_MAX + 1)

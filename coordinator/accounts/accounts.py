@@ -203,9 +203,7 @@ class Volunteers:
         )
 
     async def link_code(self, principal: Principal) -> NewCode:
-        """Return a ten-minute code that adds one machine to this account; an earlier code stops
-        working.
-        """
+        """Return a ten-minute code for one more machine of this account; earlier ones end."""
         now = self._clock.now()
         code, until = codes.new_code(codes.LINK_CHARS), now + LINK_S
         volunteer_id, hashed = principal.volunteer_id, codes.code_hash(code)
@@ -271,9 +269,7 @@ class Volunteers:
         *,
         seldom: bool = False,
     ) -> tuple[LeaderRow, ...]:
-        """Return the first hundred by credits earned, and `me` (a volunteer's id); see
-        leaderboard.py.
-        """
+        """Return the first hundred by credits earned, and `me`, a volunteer's id."""
         return await self._board.rows(run, window_days, me, seldom=seldom)
 
     async def public(self, nickname: str) -> tuple[str, str]:
@@ -406,9 +402,7 @@ class Volunteers:
         return await self._write(change)
 
     async def reissue(self, who: str) -> NewCode:
-        """Revoke all secrets of an account and return a one-day code that lets its owner in
-        again.
-        """
+        """Revoke all secrets of an account; return a one-day code that admits its owner again."""
         now = self._clock.now()
         code, until = codes.new_code(codes.INVITE_CHARS), now + REISSUE_S
         hashed = codes.code_hash(code)
@@ -456,9 +450,7 @@ class Volunteers:
 
 
 def not_shown(nickname: str) -> NotFound:
-    """Return the same error for an absent volunteer and a hidden one, so that nobody learns
-    which.
-    """
+    """Return the same error for an absent volunteer and a hidden one, so nobody learns which."""
     return NotFound(f'there is no volunteer "{escaped(nickname)}" to show here')
 
 

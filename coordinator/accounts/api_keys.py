@@ -76,9 +76,7 @@ class ApiKeys:
         self._gift_micro = round(settings.gift_credits_per_day * MICRO)
 
     async def sign_in(self, key: str) -> Asker:
-        """Return the account of a key. Raises Unauthorized, Forbidden for an account without the
-        right.
-        """
+        """Return the account of a key. Raises Unauthorized, or Forbidden without the right."""
         hashed, now = _hash(key), self._clock.now()
         found = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
         if found is None:
@@ -248,9 +246,7 @@ def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
 
 
 def _taker(conn: Connection, who: str, key: str) -> store.VolunteerRow:
-    """Return the receiving account; a banned or forgotten one counts as missing. Raises
-    NotFound.
-    """
+    """Return the receiving account; banned or forgotten is missing. Raises NotFound."""
     try:
         found = store.find(conn, who, key)
     except NotFound:

@@ -64,9 +64,7 @@ class Tokens:
         return await self._db.read(lambda conn: key_values.get(conn, key_values.ACCOUNTS)) or ""
 
     def recall(self, header: bytes) -> Principal | None:
-        """Return the cached sender of `Bearer <worker id>.<secret>`, unless accounts changed
-        since.
-        """
+        """Return the cached sender of `Bearer <worker id>.<secret>`, unless accounts changed."""
         hit = self._known.get(sha256(header).digest())
         if hit is None or hit.stamp != self._stamp.peek() or hit.until < self._clock.monotonic():
             return None
@@ -111,7 +109,5 @@ class Tokens:
 
 
 def changed(conn: Connection) -> None:
-    """Tell all processes to read the accounts anew; written in the transaction that shuts one
-    out.
-    """
+    """Tell all processes to read the accounts anew; part of the transaction that shuts one out."""
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

@@ -75,9 +75,7 @@ class Invites:
         uses: int = 1,
         expires_s: float | None = None,
     ) -> tuple[NewCode, ...]:
-        """Make one invite for each name of a class, or `count` without a name. Raises
-        BadRequest.
-        """
+        """Make an invite for each name of a class, or `count` without a name. Raises BadRequest."""
         labels = [reports.line(name) for name in names[: COUNT_MAX + 1]] or [""] * count
         _check(labels, bool(names), uses, expires_s)
         now = self._clock.now()

@@ -35,16 +35,12 @@ class Ledger:
     async def history(
         self, volunteer_id: str, before: int | None = None, limit: int = ROWS
     ) -> tuple[LedgerRow, ...]:
-        """Return a volunteer's ledger lines, newest first; the id of the last one continues the
-        listing.
-        """
+        """Return a volunteer's ledger lines, newest first; the last one's id continues it."""
         rows = await self._db.read(lambda conn: store.history(conn, volunteer_id, before, limit))
         return tuple(rows)
 
     async def check(self) -> tuple[str, ...]:
-        """Return a sentence for each breach in ledger, record and their tree; empty without a
-        breach.
-        """
+        """Return a sentence for each breach in ledger, record and their tree; empty if none."""
 
         def read(conn: Connection) -> tuple[str, ...]:
             chains = store.check_ledger(conn) + record.check(conn)

@@ -82,9 +82,7 @@ class Reversals:
     def _batch(
         self, conn: Connection, volunteer_id: str, since: float, after: int, why: str
     ) -> tuple[TakenBack, int]:
-        """Reverse the next contributions; return the number of the last, 0 when there are no
-        more.
-        """
+        """Reverse the next contributions; return the number of the last, 0 at the end."""
         now = self._clock.now()
         rows = contributions.good_of(conn, volunteer_id, since, after, BATCH)
         for row in rows:

@@ -50,9 +50,7 @@ class CommandCall(Protocol):
 
 
 class BlobFolder:
-    """Blobs of a running server as files of a folder; the oldest are deleted when there are too
-    many.
-    """
+    """Blobs of a running server as files of a folder; the oldest go when there are too many."""
 
     def __init__(self, server: RemoteServer, folder: Path, most: int = CACHE_BYTES) -> None:
         self._server = server
@@ -218,9 +216,7 @@ class Checker:
         return settled
 
     async def _made(self, task: CheckerTask, hold: str, stop: asyncio.Event) -> CheckerOutcome:
-        """Return the outcome of a task; it is given back where this checker stops or has lost
-        it.
-        """
+        """Return the outcome of a task; it is given back if this checker stops or lost it."""
         ended = Event()
         working = asyncio.ensure_future(self._redone(task, ended))
         others = [asyncio.ensure_future(each) for each in (stop.wait(), self._lost(task, hold))]

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 class ListRecord(CommandRequest, frozen=True, kw_only=True):
-    """Request for lines of the record, newest first; `before` is the number of the last line
-    seen.
-    """
+    """Request for record lines, newest first; `before` is the number of the last line seen."""
 
     before: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     limit: Annotated[int, Meta(ge=1, le=LISTING_MAX)] = 100

@@ -60,9 +60,7 @@ class Aggregator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Weighted mean: sum of w_i x_i in task order, multiply then add; with `norms` it measures each
-    on the way.
-    """
+    """Weighted mean: sum of w_i x_i in task order, multiply then add; `norms` measures each."""
 
     norms: bool = False
     surveys: ClassVar[bool] = False
@@ -83,10 +81,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """One merged piece.
-
-    `values` (N,) may be written to, and is reused once the next piece is asked for.
-    """
+    """One merged piece. `values` (N,) may be written to, and is reused for the next piece."""
 
     piece: TensorPiece
     values: Floats
@@ -95,9 +90,7 @@ class Merged:
 
 
 def aggregator(plan: Plan, contributions: int) -> Aggregator:
-    """Return the aggregation rule of a plan, for a merge of this many contributions: for too few
-    the mean.
-    """
+    """Return the aggregation rule of a plan, for a merge of this size: for too few the mean."""
     if contributions < plan.aggregate_from:
         return Mean()
     match plan.aggregate:
@@ -127,10 +120,7 @@ def prepare(
 def survey(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Iterator[Doubles | None]:
-    """The rule's survey of each piece, parameters only.
-
-    Raises NotFinite when a contribution is not finite.
-    """
+    """The rule's survey of each piece, parameters only. Raises NotFinite for NaN, infinity."""
 
     def look(piece: TensorPiece) -> Doubles | None:
         if piece.spec.role != "parameter":

@@ -26,9 +26,7 @@ class DeltaReader(Protocol):
     """One contribution as decoded float32, read slice by slice from its (memory-mapped) file."""
 
     def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
-        """Return elements [start, stop) of the flattened tensor `name`; `room` is optional scratch
-        for them.
-        """
+        """Return elements [start, stop) of the flattened tensor `name`; `room` is scratch."""
 
 
 class NotFinite(InvalidFrame):

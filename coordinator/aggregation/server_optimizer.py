@@ -61,9 +61,7 @@ class ServerOptimizer(Protocol):
         """Advance the counters (a missing one is zero) and fix the numbers of this merge's step."""
 
     def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
-        """Move one piece of the weights and its state (slot -> array), all (N,) float32, in
-        place.
-        """
+        """Move a piece of the weights and its state (slot -> array), all (N,) float32, in place."""
 
 
 def server_optimizer(plan: Plan) -> ServerOptimizer:
@@ -123,9 +121,7 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """m = mu m + g; then p -= lr m (FedAvgM), or with `ahead` p -= lr (g + mu m) (Nesterov,
-    DiLoCo).
-    """
+    """m = mu m + g; then p -= lr m (FedAvgM), or with `ahead` p -= lr (g + mu m) (Nesterov)."""
 
     lr: float
     momentum: float

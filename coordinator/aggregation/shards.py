@@ -74,9 +74,7 @@ def file_name(piece: TensorPiece) -> str:
 
 
 def shard_schema(shard: Shard) -> Schema:
-    """Return the schema of a shard's file: whole tensors under their name, others flat as
-    "name[start:stop]".
-    """
+    """Return the schema of a shard's file: whole tensors by name, parts as `name[start:stop]`."""
     return tuple(piece.spec if piece.whole else _slice_spec(piece) for piece in shard)
 
 

@@ -19,9 +19,7 @@ Needed: TypeAlias = tuple[int, int, bool, bool]  # wires, is the minimum needed,
 
 
 class Network(NamedTuple):
-    """Steps between rows: the K contributions, which are read only, then scratch, and last, as row
-    -1, the sum.
-    """
+    """Steps between rows: the K contributions, read only, then scratch, and as row -1 the sum."""
 
     rows: int  # contributions and scratch, without the sum
     steps: tuple[tuple[np.ufunc, int, int, int], ...]  # minimum, maximum or sum of two, where to
@@ -75,9 +73,7 @@ def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
 
 
 def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Needed | int]:
-    """Order the comparators so that a written wire is read soon; yield each wanted wire once it has
-    its value.
-    """
+    """Order the comparators so that a written wire is read soon; yield wires with their value."""
     last: dict[int, int] = {}  # the latest comparator on a wire
     before: list[tuple[int | None, int | None]] = []
     for index, (left, right, _, _) in enumerate(kept):

@@ -88,9 +88,7 @@ class MergeOrder:
 
 
 class MomentumFigures(NamedTuple):
-    """Figures of a piece's first elements: squared norms of momentum and update, and their
-    products.
-    """
+    """Figures of a piece's first elements: squared norms of momentum and update, products."""
 
     momentum: float  # its squared norm
     update: float  # that of the merged update
@@ -186,10 +184,7 @@ def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | 
 def merge_shard(
     order: MergeOrder, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> MergeOutput:
-    """Write a shard's part of the next version, given the surveys of all shards.
-
-    Raises as `run`.
-    """
+    """Write a shard's part of the next version, by the surveys of all shards. Raises as `run`."""
     with ExitStack() as files:
         gathered = _gather(files, order)
         frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
@@ -206,10 +201,7 @@ def assemble(
     path: Path,
     metadata: Mapping[str, str],
 ) -> Written:
-    """Join the weights of all shards into the file that `run` would have written.
-
-    Raises InvalidFrame.
-    """
+    """Join all shards' weights into the file that `run` would have written. Raises InvalidFrame."""
     with ExitStack() as files:
         frames = {
             index: files.enter_context(open_frame(part, shard_schema(shards[index])))
@@ -239,9 +231,7 @@ class _Clipped:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """Order and its contributions, open as long as `files` are; packed ones are unpacked to a file
-    first.
-    """
+    """Order and its contributions, open while `files` are; packed ones are unpacked first."""
 
     files: ExitStack
     order: MergeOrder

@@ -204,9 +204,7 @@ class Audits(PlatformService):
         sums: bytes,
         found: Likeness | None,
     ) -> None:
-        """Store an answer: an agreeing one ends the recompute, unless it is drawn for
-        confirmation.
-        """
+        """Store an answer: an agreeing one ends the recompute, unless drawn for confirmation."""
         now, agrees = self._clock.now(), found is not None and rules.agree(found)
         order = recomputes.get(conn, audit.contribution_id)
         assert order is not None

@@ -58,9 +58,7 @@ class Case(_StoredCase, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
-        """Return the case of a contribution without a verdict; None unless it is an update on one
-        base.
-        """
+        """Return the case of a contribution without a verdict; None unless it has one base."""
         if row.kind not in ("delta", "gradient"):
             return None
         task = tasks.holder(conn, row.task_id, for_update=False)
@@ -170,9 +168,7 @@ def silent(row: ContributionRow, *, keeps: bool) -> bool:
 
 
 class Draws:
-    """Draws of one server, by its secret. `usual` is the least probability where a run file names
-    none.
-    """
+    """Draws of one server, by its secret. `usual`: the least probability where a run names none."""
 
     def __init__(self, key: SigningKey, usual: float) -> None:
         self._secret = key.secret("secret of checks")

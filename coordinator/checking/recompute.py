@@ -138,9 +138,7 @@ class Recomputes(PlatformService):
         return len(late)
 
     async def forfeit(self, principal: Principal) -> Forfeited:
-        """Forfeit an account's stake, where one of its machines is asked for evidence that it
-        lost.
-        """
+        """Forfeit an account's stake, if one of its machines is asked for evidence it lost."""
         who = principal.volunteer_id
 
         def read(conn: Connection) -> tuple[list[RecomputeRow], int]:

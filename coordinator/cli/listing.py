@@ -58,9 +58,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def write_csv(rows: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:
-    """Print CSV; a cell that a spreadsheet would take for a formula is quoted with an
-    apostrophe.
-    """
+    """Print CSV; cells that a spreadsheet would take for formulas get an apostrophe."""
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:

@@ -41,9 +41,7 @@ for part in (serve, simulate, runs, datasets, tasks, people, checker, record, ma
 
 
 def main() -> None:
-    """Entry of the console script: 0 done, 1 failed, 2 usage, 75 try again later, 78
-    configuration.
-    """
+    """The console script: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration."""
     try:
         result = app(sys.argv[1:])
         sys.stdout.flush()

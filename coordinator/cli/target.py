@@ -35,9 +35,7 @@ URLS = ("database", "blobs")  # which may hold a password
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Coordinator that a command is about: a data directory (the default), a database, or a running
-    server.
-    """
+    """Coordinator of a command: a data directory (the default), a database, or a running server."""
 
     data_dir: Annotated[str | None, Parameter(group=TARGET, help="Its data directory.")] = None
     database: Annotated[str | None, Parameter(group=TARGET, help="Its database URL.")] = None

@@ -128,9 +128,7 @@ _SIZES = select(uploads.c.sha256, uploads.c.size).where(
 
 
 def get(conn: Connection, contribution_id: int, *, lock: bool = False) -> AuditRow | None:
-    """Return the audit of a contribution; None without one. Lock order: the audit, then its
-    recompute.
-    """
+    """Return the audit of a contribution; None without one. Lock order: audit, recompute."""
     query = _GET.with_for_update() if lock else _GET
     row = conn.execute(query, {"its_contribution_id": contribution_id}).mappings().first()
     return None if row is None else AuditRow(**row)
@@ -200,9 +198,7 @@ def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:
 
 
 def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
-    """Withhold an audit from an account that gave it back, or could not do it, on any of its
-    machines.
-    """
+    """Keep an audit from an account that gave it back, or could not do it, on all its machines."""
     row = by_task(conn, task_id, lock=True)
     if row is not None:
         work = decode(row.work, AuditLease)

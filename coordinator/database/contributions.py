@@ -162,9 +162,7 @@ def proved(conn: Connection, contribution_id: int, weight: float) -> None:
 
 
 def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
-    """Return waiting updates that began below version `base`, or are not of the kind that is merged
-    now.
-    """
+    """Return waiting updates that began below version `base`, or are not of the kind merged now."""
     given = {"its_run_id": run_id, "base": base, "kind": kind}
     return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
 
@@ -298,9 +296,7 @@ def checked(conn: Connection, contribution_id: int, seconds: float) -> None:
 def merged_by(
     conn: Connection, run_id: int, volunteer_id: str, first: int, last: int
 ) -> dict[int, int]:
-    """Return how many of a volunteer's contributions were merged into each of the versions [first,
-    last].
-    """
+    """Return how many of a volunteer's contributions each of the versions [first, last] merged."""
     c = contributions.c
     mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
     query = select(c.version, func.count()).where(mine, c.version.between(first, last))

@@ -23,9 +23,7 @@ _SKIPPED = "dataset.skipped."  # and the number of the dataset: a key of `meta`
 
 
 class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `datasets`, its manifest decoded (with the held-out split: never send it as it
-    is).
-    """
+    """One row of `datasets`, its manifest decoded (with the held-out split: never sent as is)."""
 
     id: int
     name: str
@@ -41,10 +39,7 @@ def _row(mapping: dict[str, Any]) -> DatasetRow:
 
 
 def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: float) -> int:
-    """Insert a dataset with references to its blobs.
-
-    Raises Conflict when the name stands for other content.
-    """
+    """Insert a dataset with references to its blobs. Raises Conflict for other content."""
     row = conn.execute(select(datasets).where(datasets.c.name == manifest.name)).mappings().first()
     if row is not None:
         if row["manifest_sha256"] == manifest_sha256:

@@ -155,9 +155,7 @@ def _shown(run_id: int) -> ColumnElement[bool]:
 
 
 def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled | None:
-    """Return the sample of a version, or the newest of the run; one row, however long the
-    history.
-    """
+    """Return the sample of a version, or the newest of the run; one row for any history."""
     query = select(_E.version, _E.sample, _E.sample_sha256).where(_shown(run_id))
     if version is not None:
         query = query.where(_E.version == version)
@@ -181,9 +179,7 @@ def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
 
 
 def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
-    """Return the losses of these versions, where measured, and of the newest measured one, oldest
-    first.
-    """
+    """Return the losses of these versions, where measured, and of the newest one, oldest first."""
     columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
     newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
     # What was measured is picked out here: SQLite would read an index of all losses for it.
@@ -196,9 +192,7 @@ def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list
 
 
 def some_sampled(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
-    """Return the versions among these that made a sample, and the first and newest version with
-    one.
-    """
+    """Return the versions among these that made a sample, and the first and newest with one."""
     query = select(_E.version).where(_shown(run_id))
     found = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
     for order in (_E.version, _E.version.desc()):

@@ -94,9 +94,7 @@ def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
 
 
 def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
-    """Add a chunk and mark its harvests sealed: all, or False when some were sealed elsewhere
-    meanwhile.
-    """
+    """Add a chunk and mark its harvests sealed: all, or False if some were sealed elsewhere."""
     h = harvests.c
     mine = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
     marked = conn.execute(update(harvests).where(mine).values(chunk=row.number)).rowcount
@@ -208,9 +206,7 @@ def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
 
 
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
-    """Return the condition for tasks of a kind outside the pass, which have an index of their
-    own.
-    """
+    """Return the condition for tasks of a kind outside the pass, which have their own index."""
     t = tasks.c
     of_no_pass = t.pass_no == literal_column("0")  # SQLite must see it to use that index
     return (t.run_id == run_id) & (t.kind == kind) & of_no_pass
@@ -245,9 +241,7 @@ def matches_of(conn: Connection, run_id: int) -> list[MatchRow]:
 
 
 def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
-    """Return how many there were, and the newest version that played one; (0, 0) before the
-    first.
-    """
+    """Return their number, and the newest version that played one; (0, 0) before the first."""
     newest = func.coalesce(func.max(matches.c.version), 0)
     count, version = conn.execute(
         select(func.count(), newest).where(matches.c.run_id == run_id)

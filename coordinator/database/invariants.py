@@ -94,9 +94,7 @@ def _versions(conn: Connection) -> Iterator[str]:
 
 
 def _merged(conn: Connection) -> Iterator[str]:
-    """Check that each contribution is merged exactly when one version lists it, and no task is
-    merged twice.
-    """
+    """Check that contributions are merged exactly when a version lists them, and no task twice."""
     said: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     per_task: defaultdict[int, int] = defaultdict(int)
     c, t = contributions.c, tasks.c

@@ -50,9 +50,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
-    """Write assignments as leases, in their order, with one statement for reissued and one for new
-    ones.
-    """
+    """Write assignments as leases, in their order, one statement for reissued ones, one for new."""
     again = [item for item in wanted if item.assignment.task_id is not None]
     fresh = [item for item in wanted if item.assignment.task_id is None]
     made = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}

@@ -133,9 +133,7 @@ def finish(conn: Connection, part: PartRow, made: MergedPart) -> bool:
 
 
 def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> None:
-    """Fail the merge for unmergeable content; a fault of disk or network gets a second try, by any
-    process.
-    """
+    """Fail the merge for unmergeable content; disk or network faults get a second try."""
     over = content or part.failures + 1 >= FAILURES_MAX
     values = {"state": "failed" if over else "todo", "failures": part.failures + 1}
     conn.execute(update(merge_parts).where(_ours(part)).values(message=message, **values))

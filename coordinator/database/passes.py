@@ -19,10 +19,7 @@ PACE_MIN = 3  # fewer say nothing
 
 
 def open_pass(conn: Connection, run_id: int) -> int:
-    """Open the next pass at its first sample, with its own order.
-
-    Gives its number, 1 for the first.
-    """
+    """Open the next pass at its first sample, with its own order. Return its number, from 1."""
     pass_no = conn.execute(select(runs.c.pass_no).where(runs.c.id == run_id)).scalar()
     if pass_no is None:
         raise NotFound(f"there is no run {run_id}")

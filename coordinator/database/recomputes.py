@@ -159,9 +159,7 @@ _FOR_CHECKER = _line(
 
 
 def _turn(conn: Connection, now: float, under_way: RecomputeRow | None = None) -> int:
-    """Return 1 while newcomers have had less than half of the recent and running recomputes, else
-    0.
-    """
+    """Return 1 while newcomers have had under half of the recent and running recomputes, else 0."""
     done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
     if under_way is not None:
         number = {"its_contribution_id": under_way.contribution_id}

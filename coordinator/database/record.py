@@ -37,10 +37,7 @@ def append(
     detail: str | Mapping[str, Any],
     now: float,
 ) -> None:
-    """Append a line, in the transaction of the action that it records.
-
-    Too long a detail is cut, never refused.
-    """
+    """Append a line, in the transaction of the action that it records. Long details are cut."""
     said = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
     conn.execute(
         insert(record_lines).values(

@@ -261,9 +261,7 @@ def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Tur
 
 
 def running(conn: Connection) -> list[tuple[RunRow, bool]]:
-    """Return the runs that are on, oldest first, each with True if anything waits for its next
-    merge.
-    """
+    """Return the runs that are on, oldest first, each with True if something waits for a merge."""
     found = [dict(row) for row in conn.execute(_RUNNING).mappings()]
     waits = [bool(row.pop("waits")) for row in found]
     return [(_row(row), each) for row, each in zip(found, waits, strict=True)]

@@ -105,9 +105,7 @@ def work(
     run_id: int | None = None,
     since: float | None = None,
 ) -> dict[str, WorkTotals]:
-    """Return totals by volunteer: of one or all, of one run or all, decided since an instant or
-    ever.
-    """
+    """Return totals by volunteer: of one or all, in one run or all, since an instant or ever."""
     c = contributions.c
     query = select(c.volunteer_id, c.state, c.reason, func.count(), func.sum(c.train_s))
     for wanted, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
@@ -147,9 +145,7 @@ _CHANGED = (
 
 
 def since_verdict(conn: Connection, volunteer_id: str, after: int) -> WorkTotals:
-    """Return the change of a volunteer's totals by the verdicts after `after`: new states less old
-    ones.
-    """
+    """Return changes of a volunteer's totals by the verdicts after `after`: new less old."""
     total = WorkTotals()
     given = {"its_volunteer_id": volunteer_id, "after": after}
     for state, reason, was, was_for, count, seconds in conn.execute(_CHANGED, given):
@@ -186,9 +182,7 @@ def _with(work: WorkTotals, state: str, reason: str, count: int, seconds: float)
 
 
 def stretches(conn: Connection, run_id: int, since: float, width_s: float) -> list[Stretch]:
-    """Return a run's work in stretches of `width_s` seconds, the oldest first; empty ones are left
-    out.
-    """
+    """Return a run's work in stretches of `width_s` seconds, oldest first, without empty ones."""
     c = contributions.c
     # Never negative, so that both databases round it the same way.
     number = cast(func.floor((c.decided_at - since) / width_s), Integer).label("number")
@@ -278,9 +272,7 @@ def pending(conn: Connection, run_id: int) -> dict[str, int]:
 def standings(
     conn: Connection, run_id: int | None = None, since: float | None = None
 ) -> list[LeaderboardStanding]:
-    """Return all volunteers with earned credits, the most first; forgotten and banned accounts are
-    left out.
-    """
+    """Return volunteers by earned credits, most first, without forgotten and banned accounts."""
     totals = {who: micro for who, micro in earned(conn, run_id, since).items() if micro > 0}
     done = work(conn, run_id=run_id, since=since)
     machines = _machines(conn)
@@ -365,9 +357,7 @@ def summed(conn: Connection, found: Iterable[VolunteerSummary]) -> list[Voluntee
 
 
 def of_run(conn: Connection, run_id: int) -> list[VolunteerSummary]:
-    """Return the report of a run: its workers, consenting and invited volunteers, and the unused
-    invites.
-    """
+    """Return the report of a run: workers, consenting and invited volunteers, unused invites."""
     totals, waiting, done = earned(conn, run_id), pending(conn, run_id), work(conn, run_id=run_id)
     agreed = select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
     part = {*totals, *waiting, *done, *conn.execute(agreed).scalars()}

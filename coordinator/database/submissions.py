@@ -211,9 +211,7 @@ def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
 
 
 def held(conn: Connection, row: ContributionRow) -> TaskRow | None:
-    """Return the task of a contribution, locked; None unless the submitting attempt is still
-    current.
-    """
+    """Return the task of a contribution, locked; None unless its attempt is still current."""
     task = holder(conn, row.task_id)
     ours = task.attempt == row.attempt and task.state in ("doing", "todo", "cancelled")
     return task if ours else None
@@ -261,9 +259,7 @@ def goes_on(conn: Connection, row: ContributionRow) -> bool:
 
 
 def task_of(conn: Connection, row: ContributionRow) -> int:
-    """Return the task that a good contribution completed: the split-off part, or its lease's
-    own.
-    """
+    """Return the task that a contribution completed: the split-off part, or its lease's own."""
     query = select(tasks.c.id).where(tasks.c.contribution_id == row.id)
     found = conn.execute(query).scalar()
     return row.task_id if found is None else int(found)

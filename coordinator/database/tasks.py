@@ -293,10 +293,7 @@ _DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
 
 
 def finish(conn: Connection, task_id: int, now: float) -> bool:
-    """doing (or returned) -> done: its contribution was accepted.
-
-    False when the task had ended already.
-    """
+    """doing (or returned) -> done: its contribution was accepted. False if the task had ended."""
     return conn.execute(_FINISH, {"its_id": task_id, "ended_at": now} | _DONE).rowcount == 1
 
 
@@ -394,9 +391,7 @@ def _at_work(conn: Connection, run_id: int, now: float) -> dict[str, bool]:
 
 
 def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
-    """Requeue the tasks whose time ran out, counting a timeout each; their holders may submit
-    late.
-    """
+    """Requeue the tasks whose time ran out, a timeout counted each; holders may submit late."""
     late = and_(tasks.c.state == "doing", (tasks.c.renew_by < now) | (tasks.c.finish_by < now))
     picked = select(tasks.c.id).where(late).order_by(tasks.c.id).limit(limit)
     ids = conn.execute(picked.with_for_update(skip_locked=True)).scalars().all()
@@ -453,9 +448,7 @@ def overtake(conn: Connection, run_id: int, *, head: int) -> int:
 
 
 def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int:
-    """Return tasks of these bases to the queue; the attempt grows, so that their holders get
-    410.
-    """
+    """Return tasks of these bases to the queue; the attempt grows, so their holders get 410."""
     taken = and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, _unsubmitted())
     values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
     values |= {"begun_at": None, "base_version": None, **FREE}
@@ -505,10 +498,7 @@ def failed(conn: Connection, run_id: int | None = None, limit: int = 1000) -> li
 
 
 def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
-    """discarded -> todo with a clean slate: the given tasks, or all of a run.
-
-    Gives those that went back.
-    """
+    """discarded -> todo with a clean slate: given tasks, or all of a run. Return those requeued."""
     wanted = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]
     if ids is not None:
         wanted.append(tasks.c.id.in_(ids))

@@ -151,9 +151,7 @@ def abandoned(conn: Connection, before: float, limit: int) -> list[str]:
 
 
 def arrived(conn: Connection) -> set[str]:
-    """Return complete uploads that may still be submitted: no orphans, though nothing else refers
-    to them.
-    """
+    """Return complete uploads that may still be submitted: no orphans, though unreferenced."""
     open_ = uploads.c.evidence_of.is_not(None) | ~_handed_in()
     query = select(uploads.c.sha256).where(uploads.c.complete, open_)
     return set(conn.execute(query).scalars())

@@ -51,10 +51,7 @@ _DECIDE = update(contributions).where(its(contributions.c.id), its(contributions
 def decide(
     conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
 ) -> None:
-    """Change the state and record the verdict.
-
-    Raises Conflict when it is no longer where `row` says.
-    """
+    """Change the state and record the verdict. Raises Conflict when it is not as `row` says."""
     if (row.state, state) not in TRANSITIONS:
         raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {state}")
     where = {"its_id": row.id, "its_state": row.state}
@@ -135,9 +132,7 @@ _UNPAID = (
 
 
 def unpaid(conn: Connection, ids: Sequence[int], why: str) -> None:
-    """Add to this transaction's verdicts on merged or superseded work the reason why it is not
-    paid.
-    """
+    """Add to this transaction's verdicts the reason why merged or superseded work is not paid."""
     conn.execute(_UNPAID, {"ids": ids, "why": why})
 
 

@@ -55,9 +55,7 @@ _ADD_EVALUATION = insert(evaluations)
 def add(
     conn: Connection, values: dict[str, Any], *, evaluate: bool = True, ways: Sequence[str] = ()
 ) -> None:
-    """Insert a version, the blobs of shorter ways to its weights, and the place for its
-    evaluation.
-    """
+    """Insert a version, the blobs of shorter ways to its weights, and a row for its evaluation."""
     conn.execute(_ADD, values)
     if ways:
         key = {"run_id": values["run_id"], "version": values["version"]}
@@ -272,8 +270,6 @@ _PUBLIC = tuple(
 
 
 def is_published(conn: Connection, sha256: str) -> bool:
-    """Return True if volunteers may fetch this blob: published weights, a link or snapshot, or a
-    sample.
-    """
+    """Return True if volunteers may fetch this blob: weights, a link or snapshot, or a sample."""
     given = {"sha256": sha256}
     return any(conn.execute(statement, given).first() is not None for statement in _PUBLIC)

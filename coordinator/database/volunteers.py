@@ -154,9 +154,7 @@ _WAITING = update(contributions).where(
 
 
 def vet(conn: Connection, volunteer_id: str) -> None:
-    """Vet an account and its waiting contributions, which otherwise wait for another vetted
-    account's work.
-    """
+    """Vet an account and its waiting contributions, else they wait for vetted work."""
     set_volunteer(conn, volunteer_id, standing="vetted", suspended_reason="")
     conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": True})
 

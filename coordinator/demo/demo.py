@@ -170,9 +170,7 @@ def _command(name: str) -> list[str]:
 async def _process(
     command: Sequence[str], log: Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a child process that never outlives us; standard output goes to `log`, standard error to
-    `.err`.
-    """
+    """Run a child process that never outlives us; its output goes to `log` and to `.err`."""
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **environment}
     with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
         child = await asyncio.create_subprocess_exec(

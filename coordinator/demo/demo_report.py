@@ -144,9 +144,7 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
 
 
 async def strength(services: Any, name: str) -> Strength | None:
-    """Return the strength of the newest version of a run; None where versions do not play, or only
-    one exists.
-    """
+    """Return the strength of a run's newest version; None where versions do not play, or of one."""
     run = await services.db.read(lambda conn: runs.by_name(conn, name))
     if definition(run).workload.games is None or run.head == ANCHOR:
         return None

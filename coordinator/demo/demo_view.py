@@ -194,9 +194,7 @@ def played(strength: Strength) -> list[str]:
 
 
 def table(history: Sequence[VersionInfo]) -> list[str]:
-    """Return a table of rating and other figures for some versions, including the first and the
-    last.
-    """
+    """Return a table of rating and other figures for some versions, with the first and the last."""
     count = min(len(history), TABLE_ROWS)
     rows = [history[index * (len(history) - 1) // max(1, count - 1)] for index in range(count)]
     every = dict.fromkeys(name for row in rows for name in row.metrics)

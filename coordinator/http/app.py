@@ -35,9 +35,7 @@ log = structlog.get_logger("http")
 
 
 class Door:
-    """Outermost application: names each request, counts it, and turns every exception into a
-    reply.
-    """
+    """Outermost application: names each request, counts it, turns every exception into a reply."""
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:
         self._app = app

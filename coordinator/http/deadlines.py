@@ -249,9 +249,7 @@ class _Watched:
         return self.transport.get_write_buffer_size()
 
     def refuse(self, status: int, message: str) -> None:
-        """Send the reason, unless it could be taken for the answer to another request, and
-        close.
-        """
+        """Send the reason, unless it could pass for the answer to another request, and close."""
         self._refused = True
         if self.transport.is_closing():
             return

@@ -211,9 +211,7 @@ def connections_possible(wanted: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our signals: one SIGTERM is enough, and none is passed on
-    afterwards.
-    """
+    """uvicorn's server with our signals: one SIGTERM is enough, none is passed on afterwards."""
 
     def __init__(
         self, config: uvicorn.Config, coordinator: Coordinator, say: Callable[[str], None]
@@ -225,9 +223,7 @@ class _Server(uvicorn.Server):
         self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, with a deadline for TLS handshakes, which uvicorn lacks below
-        HTTP.
-        """
+        """Start as uvicorn does, with a deadline for TLS handshakes, which uvicorn lacks."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise Internal("the background jobs could not begin; the log says why")

@@ -81,9 +81,7 @@ class AnswerPart:
         return not self.finish
 
     async def arriving(self) -> AsyncGenerator[int]:
-        """Yield tokens as they arrive, until the end. Raises Silent, also for a far too slow
-        machine.
-        """
+        """Yield tokens as they arrive, until the end. Raises Silent, also for far too slow ones."""
         told, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
         began = now()
         while True:

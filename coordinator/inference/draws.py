@@ -171,9 +171,7 @@ class AnswerDraws:
             log.warning("an answer was not the model's", volunteer=who)
 
     async def _found(self, made: AccountParts) -> tuple[int, int] | None:
-        """Return how many tokens were compared, and how many are wrong; None where no comparison is
-        possible.
-        """
+        """Return how many tokens were compared and how many are wrong; None if none can be."""
         looked = wrong = 0
         try:
             if self._compare is None:

@@ -29,9 +29,7 @@ log = structlog.get_logger("metering")
 
 
 class _StreamSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """Log slot of one request: its streamed tokens, as JSON and a newline at the slot's
-    beginning.
-    """
+    """Log slot of one request: its streamed tokens, as JSON and a newline at the slot's start."""
 
     id: str
     streamed: Streamed

@@ -66,9 +66,7 @@ log = structlog.get_logger("inference")
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """Server at the address, and its names of models by run (with {version}) or by version
-    (RUN@40).
-    """
+    """Server at the address, its names of models by run (with {version}) or by version (RUN@40)."""
 
     url: str
     names: Mapping[str, str] = {}

@@ -375,9 +375,7 @@ class Intake(PlatformService):
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
     ) -> None:
-        """Reject a contribution; its task is requeued, with a failure counted only for bad
-        content.
-        """
+        """Reject a contribution; requeue its task, a failure counted only for bad content."""
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
         self._put_back(conn, row, run, kind, judgement.message, now)
@@ -385,9 +383,7 @@ class Intake(PlatformService):
             accounts.set_trust(conn, row.volunteer_id, LOSS)
 
     async def recheck(self) -> int:
-        """Decide the contributions that an earlier process left in checking; return their
-        number.
-        """
+        """Decide the contributions that an earlier process left checking; return their number."""
         left = await self._db.read(
             lambda conn: contributions.in_state(conn, "checking", limit=RECHECK_MAX)
         )

@@ -103,9 +103,7 @@ class _PartialFile:
         self._syncing = Syncing(self._file.fileno())
 
     def append(self, data: memoryview) -> None:
-        """Write and hash in one piece each: every return from such a call waits for the interpreter
-        lock.
-        """
+        """Write and hash in one piece each: each such call waits for the interpreter lock."""
         size, left = len(data), data
         with storage_errors():
             while left:
@@ -218,9 +216,7 @@ class Uploads(PlatformService):
         return row, True
 
     def _check_grant(self, row: UploadRow, use: Use, granted: int) -> None:
-        """Raise TooLarge beyond the grant of a lease, Conflict and TooManyRequests beyond the
-        quota.
-        """
+        """Raise TooLarge beyond a lease's grant, Conflict and TooManyRequests beyond the quota."""
         if row.size > granted:
             raise TooLarge(f"{row.size} bytes were announced, task {row.task_id} grants {granted}")
         if use.in_place >= PLACE_MAX:

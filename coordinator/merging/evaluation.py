@@ -133,9 +133,7 @@ class Evaluation(PlatformService):
         return await self.measure(run, path, sample=version.version % every == 0)
 
     async def measure(self, run: RunRow, path: Path, *, sample: bool) -> EvaluatedVersion | None:
-        """Return the metrics of a weights file on the held-out data; None when the server stops
-        meanwhile.
-        """
+        """Return the metrics of a weights file on the held-out data; None if the server stops."""
         data = await self._heldout(run)
         try:
             return await self._compute.run(measure, run, path, data, sample)
@@ -153,9 +151,7 @@ class Evaluation(PlatformService):
         return await heldout(row.manifest, self._blobs, about.workload.files(about.file.model))
 
     async def _try_suites(self, run: RunRow, version: VersionRow) -> None:
-        """Measure a version on the due suites. A failing suite fails alone: the version keeps its
-        loss.
-        """
+        """Measure a version on the due suites. One fails alone: the version keeps its loss."""
         now = await self._db.read(lambda conn: runs.by_id(conn, run.id))
         wanted = await self._db.read(lambda conn: due(conn, now, version.version))
         if not wanted:
@@ -184,9 +180,7 @@ class Evaluation(PlatformService):
         self._signals.notify(f"run:{run.id}")
 
     def _look(self, conn: Connection) -> tuple[bool, tuple[RunRow, VersionRow] | None]:
-        """Return True if a version waits for its evaluation; otherwise the version that waits for
-        its suites.
-        """
+        """Return True if a version waits for its evaluation; else one that waits for suites."""
         if evaluations.next_evaluation(conn) is not None:
             return True, None
         return False, self._left(conn)

@@ -259,9 +259,7 @@ class Merger(PlatformService):
     def _left_behind(
         self, conn: Connection, run: RunRow, merge: MergeRow | None
     ) -> MergeRecipe | None:
-        """Return the recipe of an abandoned merge in shards, to be resumed with the same
-        contributions.
-        """
+        """Return the recipe of an abandoned merge in shards, to resume with the same updates."""
         if merge is None or merge.state not in ("leased", "abandoned"):
             return None
         if not part_rows.of_merge(conn, merge.id):
@@ -312,10 +310,7 @@ class Merger(PlatformService):
         )
 
     async def _gate(self, run: RunRow, weights: Path) -> None:
-        """Measure before publishing, where `gate = true`.
-
-        Raises InvalidFrame when the model got much worse.
-        """
+        """Measure before publishing, where `gate = true`. Raises InvalidFrame if much worse."""
         before = await self._db.read(lambda conn: evaluations.newest_loss(conn, run.id))
         measured = await self._evaluation.measure(run, weights, sample=False)
         if measured is None:

@@ -89,10 +89,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Return the model in shards; some may be empty.
-
-        Raises InvalidPlan for more shards than pieces.
-        """
+        """Return the model in shards; some may be empty. Raises InvalidPlan for too many."""
         return split(self.about.schema, self.terms.shards, self.terms.shard_by)
 
     def alone(self, row: ContributionRow) -> MergeRecipe:
@@ -105,9 +102,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> list[float]:
-        """Return the weights of its contributions: work x staleness x trust, within the shares of a
-        merge.
-        """
+        """Return the weights of its contributions: work x staleness x trust, within its shares."""
         update = self.plan.update
         return shares(
             [
@@ -128,10 +123,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return [row.volunteer_id for row, weight in found if weight]
 
     async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.MergeOrder:
-        """Return the order with its files.
-
-        `part` marks files that are not a whole version. Raises NotFound.
-        """
+        """Return the order with its files; `part` marks those of one shard. Raises NotFound."""
         return await self.order_on(
             blobs,
             base=await blobs.local(self.base.master_sha256),
@@ -168,9 +160,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _push(self, plan: Plan) -> Push:
-        """Return the scale of this merge's step: staleness and few arrivals shorten it where the
-        plan says so.
-        """
+        """Return the scale of this merge's step, shortened by staleness and few arrivals."""
         terms = [
             Term(
                 work=_work(row, plan.update),

@@ -56,9 +56,7 @@ class VersionDraft:
     spent: tuple[str, ...] = ()  # blobs that nobody needs once the version is there
 
     async def store_state(self, blobs: BlobStore, path: Path) -> Written | None:
-        """Store a version's optimiser state; return the reference: the file itself, or the list of
-        its files.
-        """
+        """Store a version's optimiser state; return its reference: a file, or a list of files."""
         if self.states:
             listed = msgspec.json.encode([file._asdict() for file in self.states])
             return Written(sha256=await blobs.put_bytes(listed), size=len(listed))
@@ -129,10 +127,7 @@ class Parts(PlatformService):
             await watch.wait(POLL_S)
 
     async def help(self) -> bool:
-        """Make parts of other replicas' merges, as many at once as there are threads.
-
-        True when there were any.
-        """
+        """Make parts of other replicas' merges, one a thread. Return True if there were any."""
         found = await asyncio.gather(*(self._lend_a_hand() for _ in range(self.threads)))
         return any(found)
 

@@ -42,9 +42,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> str:
-        """Return points as `x:y:left:top` in thousandths of the picture, for the cursor of the
-        script.
-        """
+        """Return points as `x:y:left:top` in thousandths of the picture, for the script."""
         low, high = float(self.labels[-1]), float(self.labels[0])
         span = (self.last - self.first) or 1.0
         return " ".join(

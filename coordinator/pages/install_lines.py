@@ -26,9 +26,7 @@ class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uv(self) -> str:
-        """Return the line in which uv runs pipx: `uv tool install` ignores the hash of an address
-        (0.13).
-        """
+        """Return the line in which uv runs pipx: `uv tool install` ignores an address's hash."""
         return f"uvx {self.pipx}"
 
 

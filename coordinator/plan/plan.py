@@ -29,9 +29,7 @@ EXPONENT = 0.5  # late work counts (1 + gap)^-EXPONENT in the polynomial table o
 
 
 def plan(raw: Mapping[str, Any]) -> Plan:
-    """Return the whole plan of a `[plan]` table. Raises InvalidPlan, which names the mistake and
-    the remedy.
-    """
+    """Return the whole plan of a `[plan]` table. Raises InvalidPlan with mistake and remedy."""
     preset = known_preset(raw.get("preset", "fedavg"), PRESETS)
     base = {"preset": preset} | PRESETS[preset]
     if raw.get("table") == "s4":
@@ -130,9 +128,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the merge trigger; if not due: "merging after `needs` more contributions or in
-    `deadline_in_s`".
-    """
+    """State of the merge trigger; if not due, `needs` more contributions or `deadline_in_s`."""
 
     now: bool
     needs: int

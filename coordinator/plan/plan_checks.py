@@ -23,10 +23,7 @@ def known_preset(name: object, presets: Mapping[str, object]) -> str:
 
 
 def check(plan: Plan, where: str = "") -> None:
-    """Raise InvalidPlan for keys that cannot work together.
-
-    A plan that merely wastes work is refused too.
-    """
+    """Raise InvalidPlan for keys that cannot work together. Wasteful plans are refused too."""
     for applies, sentence in (*_timing_rules(plan), *_update_rules(plan), *_robust_rules(plan)):
         if applies:
             raise InvalidPlan(where + sentence)

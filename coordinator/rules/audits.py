@@ -82,9 +82,7 @@ def agree(found: Likeness) -> bool:
 
 
 def judge(found: Redone | None, *, comparable: bool) -> Result:
-    """Judge an answer by the organiser's own recompute, as far as its task drifts; None where there
-    is none.
-    """
+    """Judge an answer by the organiser's own recompute, as far as its task drifts; None if none."""
     if found is None or found.sums is None:
         return "unproven"
     widest = bound(found, "float32", comparable=False).difference

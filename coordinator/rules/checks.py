@@ -146,9 +146,7 @@ def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
 
 
 def precision_of(precision: str, kind: str) -> str:
-    """Return the precision whose tolerance applies: a graphics card may shorten the factors of
-    float32.
-    """
+    """Return the precision whose tolerance applies: a card may shorten the factors of float32."""
     return precision if kind == HERE else "bfloat16"
 
 

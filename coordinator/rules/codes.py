@@ -60,10 +60,7 @@ def normal(typed: str) -> str:
 
 
 def code_hash(typed: str) -> str:
-    """Return the stored form of a code, however it was typed.
-
-    Raises BadRequest for what cannot be one.
-    """
+    """Return the stored form of a code, however typed. Raises BadRequest for no code."""
     return hashlib.sha256(normal(typed).encode()).hexdigest()
 
 

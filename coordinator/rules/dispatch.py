@@ -60,10 +60,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Lease to be made.
-
-    `task_id` is None for a new range; `rest_stop` > stop when a task is split.
-    """
+    """Lease to make. `task_id` is None for a new range; `rest_stop` > stop if a task is split."""
 
     waiter: int  # position among the waiters
     run_id: int

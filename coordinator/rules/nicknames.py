@@ -64,10 +64,7 @@ _PAIRS = (("rn", "m"), ("vv", "w"))  # drawn like one letter
 
 
 def normal(raw: str) -> str:
-    """Return the stored form of a nickname: NFKC, single inner blanks.
-
-    Raises InvalidName with what to change.
-    """
+    """Return the stored form of a nickname: NFKC, single inner blanks. Raises InvalidName."""
     if len(raw) > RAW_MAX:
         raise InvalidName(f"a nickname has at most {NICKNAME_MAX} characters")
     name = " ".join(unicodedata.normalize("NFKC", raw).split(" ")).strip()

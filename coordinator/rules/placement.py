@@ -29,9 +29,7 @@ class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidate devices for tasks outside the pass, and since when each task is reserved for
-    them.
-    """
+    """Candidate devices for tasks outside the pass, since when each task is reserved for them."""
 
     peers: tuple[PeerDevice, ...] = ()
     left_s: Mapping[int, float] = {}  # by task
@@ -114,9 +112,7 @@ class Machines:
             self._seen[place] = (known, seen, until + needs)
 
     def bench(self, todo: Sequence[Todo], now: float) -> DeviceBench:
-        """Return the candidates for the waiting tasks outside the pass; empty without such a
-        task.
-        """
+        """Return candidates for the waiting tasks outside the pass; empty without one."""
         waiting = {task.id for task in todo if task.beside}
         if not waiting:
             return DeviceBench()

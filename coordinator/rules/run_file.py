@@ -204,9 +204,7 @@ class RunFile(Settings):
 
 
 def fits_a_path(name: str) -> bool:
-    """Return True if a run or dataset may have this name: it appears in paths, addresses and
-    command lines.
-    """
+    """Return True if a run or dataset may have this name: it goes into paths and addresses."""
     plain = all(c.isalnum() or c in "-_." for c in name)
     return 0 < len(name) <= NAME_CHARS_MAX and plain and name[0].isalnum()
 

@@ -89,9 +89,7 @@ def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
 
 
 def memory_bytes(parameters: int, fixed: int = 0) -> int:
-    """Return about how much memory a device needs to train a model of this size, plus `fixed`
-    bytes.
-    """
+    """Return how much memory a device needs to train a model of this size, plus `fixed` bytes."""
     return parameters * DEVICE_BYTES + fixed
 
 
@@ -191,9 +189,7 @@ def steps_for(run: Run, flops: float) -> int:
 
 
 def steps_of_update(plan: Plan, local_steps: int) -> int:
-    """Return the optimiser steps behind one full contribution; `local_steps` is the value in
-    `[task]`.
-    """
+    """Return the steps behind one full contribution; `local_steps` is the value in `[task]`."""
     whole = plan.local_steps or local_steps
     parted = plan.update == "gradient" and plan.gradient_every > 0
     return min(whole, plan.gradient_every) if parted else whole
@@ -252,9 +248,7 @@ class PhaseLength(NamedTuple):
 def phase_lengths(
     file: RunFile, plan: Plan, samples: int, sample_size: int = 1
 ) -> list[PhaseLength]:
-    """Return the length of each phase, and of the plan itself after them; none where `[stop]` names
-    no end.
-    """
+    """Return the length of each phase and of the plan after them; none if `[stop]` has no end."""
     stop = file.stop
     ends = [stop.passes * samples, stop.tokens / sample_size if samples else 0]
     most = min((end for end in ends if end), default=math.inf)  # samples

@@ -82,9 +82,7 @@ class Datasets(PlatformService):
         return await self._named(name, build_text, paths, options)
 
     async def add_chat(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """Add a dataset of dialogues from JSON lines; see
-        `shared.workloads.data.chat_dataset.build_chat`.
-        """
+        """Add a dataset of dialogues from JSON lines; see `chat_dataset.build_chat`."""
         from shared.workloads.data.chat_dataset import build_chat
 
         return await self._named(name, build_chat, paths, options)
@@ -131,10 +129,7 @@ class Datasets(PlatformService):
         paths: Iterable[Path],
         options: dict[str, Any],
     ) -> DatasetManifest:
-        """Build under a name that fits into paths and addresses.
-
-        Raises InvalidName, InvalidRunFile, Conflict.
-        """
+        """Build under a name that fits into paths. Raises InvalidName, InvalidRunFile, Conflict."""
         if not fits_a_path(name):
             raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
         return await self.add(
@@ -145,9 +140,7 @@ class Datasets(PlatformService):
         return await self._db.read(datasets.every)
 
     async def skipped(self, dataset_id: int) -> tuple[str, ...]:
-        """Return the files that the build of a dataset skipped, and the reasons: the first
-        thousand.
-        """
+        """Return the files that a dataset's build skipped, and the reasons: the first thousand."""
         return await self._db.read(lambda conn: datasets.skipped(conn, dataset_id))
 
     async def manifest(self, name: str) -> DatasetManifest:

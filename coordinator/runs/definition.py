@@ -63,9 +63,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
 
     def total_steps(self, run: RunRow, reached: Reached | None = None) -> int:
-        """Return the expected total of global steps, extrapolated from the head or `reached`; 0 =
-        unknown.
-        """
+        """Return the expected total of global steps, from the head or `reached`; 0 = unknown."""
         reached = reached or Reached(run.global_step, run.tokens)
         samples = self._samples(run)
         return total_steps(self.file, self.plan, samples, run.sample_size, reached)
@@ -122,9 +120,7 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
 
 
 def check_train(said: TrainSettings, whole: Plan) -> None:
-    """Refuse keys of `[train]` that nobody reads where the server alone makes steps. Raises
-    InvalidRunFile.
-    """
+    """Refuse unread keys of `[train]` where the server alone makes steps. Raises InvalidRunFile."""
     plans = (whole, *(in_phase(whole, index) for index in range(len(whole.phases))))
     if any(plan.update == "delta" for plan in plans):
         return
@@ -213,9 +209,7 @@ def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
 
 
 def check_model(parameters: int, available: Callable[[], int] = free_memory_bytes) -> None:
-    """Raise InvalidRunFile when making and evaluating a model of this size needs more memory than
-    available.
-    """
+    """Raise InvalidRunFile if making and evaluating the model needs more memory than there is."""
     wanted, free = parameters * BYTES_A_PARAMETER, available()
     if wanted > free:
         raise InvalidRunFile(

@@ -233,9 +233,7 @@ class RunQueries:
         return await self._db.read(lambda conn: landmarks(conn, runs.by_name(conn, name)))
 
     async def checks(self, name: str) -> CostOfChecks:
-        """Checks of a run's contributions, and the device time of the good ones. Raises
-        NotFound.
-        """
+        """Checks of a run's updates, and the device time of the good ones. Raises NotFound."""
         return await self._db.read(lambda conn: cost(conn, runs.by_name(conn, name).id))
 
     async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
@@ -312,9 +310,7 @@ class RunQueries:
 
 
 def merging_text(needs: int, merge_in_s: float | None) -> str:
-    """Return the public sentence about the next merge: "merging after 2 more contributions or
-    3:12".
-    """
+    """Return the public sentence on the next merge: "merging after 2 more updates or 3:12"."""
     if needs <= 0:
         return "merging now"
     text = f"merging after {needs} more contribution{'s' if needs > 1 else ''}"
@@ -355,9 +351,7 @@ def _memory(run: RunRow, about: Definition) -> int:
 def suite_courses(
     conn: Connection, run: RunRow, up_to: int | None = None
 ) -> tuple[SuiteCourse, ...]:
-    """Return the scores of a run's suites for its first and its newest version, or the newest up to
-    one.
-    """
+    """Return a run's scores of suites for its first and newest version, or the newest up to one."""
     names = definition(run).file.evaluation.suites
     if not names:
         return ()

@@ -68,10 +68,7 @@ class Samples(PlatformService):
         self._making = asyncio.Lock()
 
     async def of(self, name: str, version: int | None = None) -> VersionSample:
-        """Return the sample of a version, or the newest, which may be a second old.
-
-        Raises NotFound.
-        """
+        """Return the sample of a version, or the newest, maybe a second old. Raises NotFound."""
         run_id = await self._db.read(lambda conn: runs.by_name(conn, name).id)
 
         async def load() -> tuple[VersionSample, ...]:

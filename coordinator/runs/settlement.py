@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
-    """Set a contribution aside that fails merges: its task is requeued, its pending credit
-    voided.
-    """
+    """Set a contribution aside that fails merges: requeue its task, void its pending credit."""
     message = f"set aside: the merge failed with it ({why})"[:500]
     verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
@@ -63,10 +61,7 @@ def overtake(
 
 
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
-    """Supersede and pay the accepted, unmerged contributions of a run that has ended.
-
-    Gives how many.
-    """
+    """Supersede and pay the accepted, unmerged contributions of an ended run. Counts them."""
     count = 0
     while rows := contributions.left_over(conn, run_id):  # so many at a time
         for row in rows:

@@ -119,9 +119,7 @@ class Queue:
         return found
 
     def _in_step(self, conn: Connection, worker_id: str, task_id: int) -> _Wait | None:
-        """Return the merge that this worker contributed to; it waits no longer than the plan's
-        deadline.
-        """
+        """Return the merge that this worker contributed to; it waits for the deadline at most."""
         found = tasks.awaits_merge(conn, task_id, worker_id)
         if found is None:
             return None
@@ -135,10 +133,7 @@ class Queue:
     async def _still_good(
         self, principal: Principal, task_id: int, attempt: int, base: int
     ) -> None:
-        """Check a base that is reported late.
-
-        Raises Gone if it is too old; the task is then released.
-        """
+        """Check a base that is reported late. Raises Gone if too old; the task is released."""
 
         def refusal(conn: Connection) -> str:
             row = tasks.holder(conn, task_id, for_update=False)

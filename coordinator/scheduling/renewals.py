@@ -129,9 +129,7 @@ class Renewals:
         held.dirty = True
 
     async def flush(self) -> None:
-        """Write the renewals since the last flush; now and then compare all leases with the
-        database.
-        """
+        """Write the renewals since the last flush; now and then compare all with the database."""
         changed = {task: held for task, held in self._held.items() if held.dirty}
         signs, self._signs = self._signs, {}
         lines = {task: _line(held) for task, held in changed.items()}

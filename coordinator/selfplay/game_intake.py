@@ -236,10 +236,7 @@ class Harvest(PlatformService):
 
 
 def games_of(run: RunRow) -> Games:
-    """Return the games interface of a run's workload.
-
-    Raises InvalidRunFile for one that has none.
-    """
+    """Return the games interface of a run's workload. Raises InvalidRunFile if it has none."""
     found = definition(run).workload.games
     if found is None:
         raise InvalidRunFile(f'the workload "{run.workload}" makes no games')
@@ -266,9 +263,7 @@ def judge(case: GamesCase, found: Inspection, run_state: str) -> Judgement:
 
 
 def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[KnownVersion, ...]:
-    """Return the versions that may have played: from the one bound when work began, or the two of a
-    match.
-    """
+    """Return the versions that may have played: from the bound one on, or the two of a match."""
     began_at = task.begun_at or task.created_at
     if task.kind == "evaluate":
         data = own_data(task)

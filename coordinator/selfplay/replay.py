@@ -73,10 +73,7 @@ class Replay(PlatformService):
             await watch.wait(POLL_S)
 
     async def tend(self, run_id: int) -> bool:
-        """Seal full chunks, make due tasks, rate new matches.
-
-        True when there is something new to do.
-        """
+        """Seal full chunks, make due tasks, rate new matches. True when there is more to do."""
         spec = self._specs.get(run_id)
         if spec is None:
             spec = await self._db.read(lambda conn: lease_message.read_spec(conn, run_id))

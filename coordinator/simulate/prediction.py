@@ -134,9 +134,7 @@ def _row(trace: Trace) -> MachineRow:
 
 
 def _pace(merged_at: Sequence[float], seconds: float) -> float:
-    """Return the versions a second between the first and the last merge, for the beginning is not
-    typical.
-    """
+    """Return the versions a second between first and last merge: the start is not typical."""
     if len(merged_at) > 1 and merged_at[-1] > merged_at[0]:
         return (len(merged_at) - 1) / (merged_at[-1] - merged_at[0])
     return len(merged_at) / max(1e-9, seconds)
@@ -195,9 +193,7 @@ def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
 
 
 def picture(traces: Sequence[Trace], seconds: float) -> list[str]:
-    """Return a line for each machine, over the first part of the time in which single tasks can be
-    seen.
-    """
+    """Return a line for each machine, over the first part of the time, where tasks can be seen."""
     window = min(seconds, _window(traces, seconds))
     lines = [f"  {trace.name[:16]:16} |{_line(trace, window)}|" for trace in traces]
     return [*lines, f"  {'':16}  0 to {_clock(window)}; {LEGEND}"]
@@ -232,10 +228,7 @@ def _clock(seconds: float) -> str:
 def run(
     file: Path, *, hours: float = 0.0, as_json: bool = False, progress: Progress | None = None
 ) -> str:
-    """Return the prediction for a scenario file, as text or as JSON.
-
-    Raises InvalidRunFile, InvalidPlan.
-    """
+    """Return a scenario file's prediction as text or JSON. Raises InvalidRunFile, InvalidPlan."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -122,10 +122,7 @@ class Scenario(ScenarioTable):
 
 
 def parse(text: str, directory: Path = Path()) -> Scenario:
-    """Parse a scenario; `run.file` is read relative to `directory`.
-
-    Raises InvalidRunFile with what is wrong.
-    """
+    """Parse a scenario; `run.file` is read relative to `directory`. Raises InvalidRunFile."""
     return from_table(parse_toml(text, "the scenario"), directory)
 
 

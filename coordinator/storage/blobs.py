@@ -72,10 +72,7 @@ class BlobStore(Protocol):
     public: bool
 
     async def put_file(self, sha256: str, path: Path) -> None:
-        """Move the file at `path` into the store.
-
-        Durable and idempotent; the caller has hashed it.
-        """
+        """Move the file at `path` into the store. Durable, idempotent; the caller has hashed it."""
 
     async def put_bytes(self, data: bytes) -> str:
         """Store and return the SHA-256."""
@@ -84,9 +81,7 @@ class BlobStore(Protocol):
         """Return a read-only local file with the blob's bytes, to be memory-mapped."""
 
     async def hash(self, sha256: str) -> str:
-        """Read a stored blob in full, past any cache, and return its SHA-256: only this finds bit
-        rot.
-        """
+        """Read a stored blob in full, past any cache; return its SHA-256. This finds bit rot."""
 
     async def size(self, sha256: str) -> int: ...
 

@@ -20,10 +20,7 @@ def data_directory(path: Path) -> Path:
 
 
 def empty(path: Path, what: str, mode: int = 0o777) -> None:
-    """Make a folder, or accept an empty one.
-
-    Raises BadRequest where none can be, Conflict where something is.
-    """
+    """Make a folder, or accept an empty one. Raises BadRequest, or Conflict if not empty."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
         filled = any(path.iterdir())

@@ -9,10 +9,7 @@ from shared.errors import Configuration
 
 
 def open_blobs(url: str, cache: Path) -> BlobStore:
-    """Open the store that a setting names: a directory, or `s3://bucket/prefix`.
-
-    Raises Configuration.
-    """
+    """Open a setting's store: a directory, or `s3://bucket/prefix`. Raises Configuration."""
     if url.startswith("s3://"):
         from coordinator.storage.s3 import S3Blobs  # needs an extra
 

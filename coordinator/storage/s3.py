@@ -37,10 +37,7 @@ PUTS_AT_ONCE = 4  # parts of one file, 5 MiB each
 
 
 class S3Blobs:
-    """Objects `prefix/ab/abcdef...` of a bucket.
-
-    Raises Unavailable when the store does not answer.
-    """
+    """Objects `prefix/ab/abcdef...` of a bucket. Raises Unavailable if the store is silent."""
 
     def __init__(
         self,
@@ -51,9 +48,7 @@ class S3Blobs:
         retry_s: float = 30.0,
         still_s: float = 60.0,
     ) -> None:
-        """Set up the store; `still_s` limits the time without a byte; a moving request has no
-        limit.
-        """
+        """Set up the store; `still_s` limits the time without a byte; a moving one has no limit."""
         try:
             import obstore
         except ImportError as error:
@@ -117,9 +112,7 @@ class S3Blobs:
         self._evict()
 
     def _evict(self) -> None:
-        """Drop the least recently used files; a memory-mapped file lives on until it is
-        unmapped.
-        """
+        """Drop the least recently used files; a memory-mapped file lives on until unmapped."""
         files = [
             (p.stat().st_atime, p.stat().st_size, p) for p in self._cache.iterdir() if p.is_file()
         ]

@@ -142,9 +142,7 @@ def in_database(
     since: Callable[[Kind], float],
     open_now: Collection[tuple[str, str]],
 ) -> Iterator[Condition]:
-    """Yield the troubles that the database shows; `open_now` are the sent alerts that are not
-    over.
-    """
+    """Yield the troubles that the database shows; `open_now` are the sent alerts not over."""
     yield from _of_work(conn, now, since, open_now)
     limits = of_settings(settings)
     yield from _of_runs(conn, limits, now)

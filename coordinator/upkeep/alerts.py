@@ -320,9 +320,7 @@ def _said(state: AlertState) -> set[tuple[str, str]]:
 
 
 def told(each: StandingAlert, now: float) -> str:
-    """Return the end of a trouble: the fact as last sent, and how long it lasted, without
-    advice.
-    """
+    """Return the end of a trouble: the fact as last sent, and how long it lasted, no advice."""
     return f"{each.message}; that lasted {duration(now - each.since)}"
 
 

@@ -286,10 +286,7 @@ def read_list(source: Path) -> BackupList:
 
 
 def check_files(source: Path, listed: BackupList) -> None:
-    """Read every file of a backup and compare its hash.
-
-    Raises Configuration naming the first that is wrong.
-    """
+    """Check the hash of every file of a backup. Raises Configuration with the first wrong one."""
     wanted = {source / "tables" / f"{n}.jsonl": t.sha256 for n, t in listed.tables.items()}
     wanted |= {source / "keys" / name: sha for name, sha in listed.keys.items()}
     wanted |= {source / "blobs" / sha[:2] / sha: sha for sha in listed.blobs}

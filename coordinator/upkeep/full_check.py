@@ -99,10 +99,7 @@ class Checks:
         return found
 
     def _check_version(self, run: RunRow, row: VersionRow, path: Path) -> None:
-        """Check a version: signature, manifest, and the file under the schema of its run.
-
-        Raises for a breach.
-        """
+        """Check a version: signature, manifest, file by its run's schema. Raises for a breach."""
         verify(self._key.public_key, row.manifest.encode(), bytes.fromhex(row.signature))
         manifest = decode(row.manifest, VersionManifest)
         if (manifest.version, manifest.weights.sha256) != (row.version, row.published_sha256):

@@ -186,9 +186,7 @@ class Blocks:
 
 
 def refuse_nonfinite(numbers: Array) -> None:
-    """Raise InvalidFrame for NaN and infinity: such an update would be rejected, so it is not even
-    sent.
-    """
+    """Raise InvalidFrame for NaN and infinity: such an update would be rejected, so never sent."""
     for start, stop in grid(numbers.size, SPAN):
         if not np.isfinite(numbers[start:stop]).all():
             raise InvalidFrame(
@@ -259,10 +257,7 @@ def read_scales(bits: U16) -> F32:
 
 
 class _Own(threading.local):
-    """Scratch arrays of a thread, made on first use.
-
-    A fresh array for each span would never be in the cache.
-    """
+    """Scratch arrays of a thread, made on first use: fresh ones would never be in the cache."""
 
     def __init__(self) -> None:
         self.floats: F32 = aligned(SPAN)

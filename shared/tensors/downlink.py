@@ -143,10 +143,7 @@ class _Published:
         self._rounded = rounded
 
     def carry(self, source: SliceReader, until: str | None = None) -> None:
-        """Write the buffers and counters before the parameter `until`, or before the end.
-
-        Raises OSError.
-        """
+        """Write buffers and counters before the parameter `until`, or the end. Raises OSError."""
         while self._left and self._left[0].name != until:
             spec = self._left.popleft()
             if spec.role != "parameter":

@@ -64,10 +64,7 @@ class Frame(Mapping[str, Array]):
         self._specs = by_name(schema)
 
     def array(self, name: str) -> Array:
-        """One tensor with its shape, without a copy.
-
-        Read-only unless the frame was opened `copy_on_write`.
-        """
+        """One tensor with its shape, without a copy. Read-only unless opened `copy_on_write`."""
         spec = self._specs[name]
         dtype = NUMPY[spec.dtype]
         if spec.count == 0:
@@ -76,9 +73,7 @@ class Frame(Mapping[str, Array]):
         return flat.reshape(spec.shape)
 
     def span(self, name: str) -> tuple[int, int]:
-        """Return the offsets of a tensor's first byte in the file, and of the byte after its
-        last.
-        """
+        """Return the offsets of a tensor's first byte in the file, and the byte after its last."""
         begin, end = self._header.entries[name].data_offsets
         return self._header.data_start + begin, self._header.data_start + end
 
@@ -279,9 +274,7 @@ def refuse_full(error: OSError, path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut (on Windows the file's own sync has to
-    do).
-    """
+    """Make a rename in `directory` survive a power cut (on Windows the file's own sync does)."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -308,10 +301,7 @@ def frame_bytes(
     metadata: Mapping[str, str] | None = None,
     schema: Schema | None = None,
 ) -> bytes:
-    """A small tensor file in memory; give the schema when it holds BF16 (as uint16).
-
-    Raises InvalidFrame.
-    """
+    """A small tensor file in memory; with BF16 (as uint16) give the schema. Raises InvalidFrame."""
     specs = schema_of(tensors) if schema is None else schema
     parts = [render_header(specs, metadata)]
     for spec in specs:

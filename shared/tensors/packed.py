@@ -43,10 +43,7 @@ _ZEROS = bytes(1 << 20)
 
 
 def pack(frame: Frame, path: Path) -> Written:
-    """Write the tensors of a file packed; durable, and under its name only when complete.
-
-    Raises OSError.
-    """
+    """Write the tensors of a file packed; durable, under its name when complete. Raises OSError."""
     sha256, size = hashlib.sha256(), 0
     temporary = beside(path)
     try:

@@ -46,10 +46,7 @@ Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first ele
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedUpdate:
-    """A finished update file.
-
-    `residual` is what the codec could not say, to be added to the next update.
-    """
+    """A finished update file. `residual` is what the codec lost, for the next update."""
 
     sha256: str
     size: int  # bytes
@@ -57,10 +54,7 @@ class EncodedUpdate:
 
 
 class Codec(Protocol):
-    """Wire form of updates.
-
-    All of them are stateless: what is carried over is handed in and out.
-    """
+    """Wire form of updates. All are stateless: carried state is handed in and out."""
 
     @property
     def name(self) -> str: ...
@@ -104,9 +98,7 @@ class UpdateSource(Protocol):
     """File of an update."""
 
     def part(self, spec: TensorSpec, start: int) -> TensorPart:
-        """Return the part with the element `start`, valid until the same thread asks for
-        another.
-        """
+        """Return the part with the element `start`, valid until its thread asks for another."""
 
     def close(self) -> None: ...
 
@@ -180,10 +172,7 @@ class DecodedUpdate(Mapping[str, Array]):
             raise InvalidFrame(f"{name!r}: {error.message}") from error
 
     def square(self, name: str, start: int, stop: int) -> float:
-        """The squared norm of a slice on the grid of chunks; finite when every number is.
-
-        Raises as `read`.
-        """
+        """The squared norm of a slice on the chunk grid; finite when all are. Raises as `read`."""
         spec = self._specs[name]
         if spec.role != "parameter":
             return sum_squares(self.read(name, start, stop))

@@ -52,10 +52,7 @@ def pack_bytes(data: bytes) -> bytes:
 
 
 def unpack_bytes(data: bytes, size_max: int) -> bytes:
-    """Return the unpacked bytes, at most `size_max`, and never allocate more.
-
-    Raises InvalidFrame.
-    """
+    """Return the unpacked bytes, at most `size_max`, never allocate more. Raises InvalidFrame."""
     decoder = zstd.ZstdDecompressor(
         options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
     )

@@ -46,9 +46,7 @@ class Places:
 
 
 def drawn(schema: Schema, secret: bytes, most: int) -> Places:
-    """Draw the places of sketches, at most `most`: the same for the same secret, on every
-    machine.
-    """
+    """Draw the places of sketches, at most `most`: the same for a secret on every machine."""
     parameters = [spec for spec in schema if spec.role == "parameter" and spec.count]
     blocks = np.array([-(-spec.count // STRETCH) for spec in parameters], np.int64)
     ends = np.cumsum(blocks)

@@ -26,10 +26,7 @@ class SliceReader(Protocol):
 
 
 class ArrayReader:
-    """Slices of arrays in memory: a dict, a `Frame`, torch tensors on the CPU.
-
-    Raises InvalidFrame.
-    """
+    """Slices of arrays in memory: a dict, a `Frame`, torch on the CPU. Raises InvalidFrame."""
 
     def __init__(self, tensors: Mapping[str, Any], schema: Schema) -> None:
         self._tensors = tensors
@@ -63,18 +60,14 @@ class ArrayReader:
 
 
 def to_float32(array: Array, dtype: str) -> F32:
-    """Return a tensor's numbers as float32; BF16 comes as uint16 out of a frame, or as float32
-    already.
-    """
+    """Return a tensor's numbers as float32; BF16 comes as uint16 out of a frame, or as float32."""
     if dtype == "BF16" and array.dtype == np.uint16:
         return float_from_bf16(array)
     return array.astype(np.float32, copy=False)
 
 
 def bf16_from_float(numbers: F32) -> U16:
-    """Round to nearest even; finite values stay finite (the largest round down, not to
-    infinity).
-    """
+    """Round to nearest even; finite values stay finite (the largest round down)."""
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     sign = (bits >> 16).astype(np.uint16) & np.uint16(0x8000)
     magnitude = bits & np.uint32(0x7FFFFFFF)
@@ -88,10 +81,7 @@ def bf16_from_float(numbers: F32) -> U16:
 
 
 def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
-    """Return exact float32: bfloat16 is its upper half.
-
-    Put into the beginning of `room` if there is one.
-    """
+    """Return exact float32: bfloat16 is its upper half. Placed at the start of `room` if given."""
     wide = np.empty(bits.shape, np.uint32) if room is None else room[: bits.size].view(np.uint32)
     np.copyto(wide, bits)
     wide <<= 16

@@ -20,9 +20,7 @@ VARIANCE = "running_var"  # as PyTorch's norms call it
 
 
 class Delta(Mapping[str, Array]):
-    """Base minus local for parameters, the local value for buffers and counters; computed when it
-    is read.
-    """
+    """Base minus local for parameters, local values of buffers and counters; computed when read."""
 
     def __init__(self, base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> None:
         self._base = ArrayReader(base, schema)
@@ -101,9 +99,7 @@ def opened(
 
 
 def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> Delta:
-    """Return the pseudo-gradient of local training, ready for `Codec.encode`; base may be an open
-    `Frame`.
-    """
+    """Return the pseudo-gradient of local training for `Codec.encode`; base may be a `Frame`."""
     return Delta(base, local, schema)
 
 

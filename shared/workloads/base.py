@@ -341,9 +341,7 @@ class Workload(Protocol):
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Return this workload's values for keys that a run file does not give, under its
-        `[plan]`.
-        """
+        """Return this workload's values for keys that a run file lacks, under its `[plan]`."""
         return {}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
@@ -381,24 +379,18 @@ class Workload(Protocol):
         return [chunk.items for chunk in manifest.chunks]
 
     def items_per_sample(self, config: Config) -> int:
-        """Return how many of the `traits.items` one sample is: the unit of `[stop] tokens` and of
-        progress.
-        """
+        """Return the `traits.items` of one sample: the unit of `[stop] tokens` and of progress."""
         return 1
 
     def flops_per_sample(self, config: Config) -> float:
         """Return the FLOPs forward and backward, for price and task sizing."""
 
     def fixed_bytes(self, config: Config) -> int:
-        """Return the memory needed besides the trained numbers: frozen weights, and activations of
-        a sample.
-        """
+        """Return the memory beside the trained numbers: frozen weights, a sample's activations."""
         return 0
 
     def libraries(self, config: Config) -> Sequence[str]:
-        """Return the libraries, among those in `optional`, that training needs under this
-        config.
-        """
+        """Return the libraries, out of `optional`, that training needs under this config."""
         return ()
 
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
@@ -414,9 +406,7 @@ class Workload(Protocol):
         return None
 
     def sources(self, config: Config) -> Mapping[str, Path]:
-        """Return the paths of the `files` on the organiser's machine, when a run is created from
-        them.
-        """
+        """Return the paths of the `files` on the organiser's machine, for a new run."""
         return {}
 
     def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
@@ -428,9 +418,7 @@ class Workload(Protocol):
     def begin(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> Work:
-        """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner` is the carried optimiser
-        state, if any.
-        """
+        """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner`: carried optimiser state."""
 
     def evaluate(
         self,
@@ -461,9 +449,7 @@ class Workload(Protocol):
         return dict(weights)
 
     def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
-        """Return a version in one of the `formats`. Raises Configuration where a library is
-        missing.
-        """
+        """Return a version in one of the `formats`. Raises Configuration if a library is absent."""
         raise NotImplementedError(f"{self.name} knows no format {wanted.format}")
 
 

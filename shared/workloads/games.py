@@ -128,9 +128,7 @@ COLUMNS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def cell_name(cell: int, size: int) -> str:
-    """Return a cell of a square board in people's notation: column letter and row number from
-    below, "h8".
-    """
+    """Return a cell of a square board by column letter and row number from below: h8."""
     row, column = divmod(cell, size)
     return f"{COLUMNS[column]}{size - row}"
 

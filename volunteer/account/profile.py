@@ -67,9 +67,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> Address:
-        """Return the address of the coordinator, with the key that it proves before it gets the
-        secret.
-        """
+        """Return the coordinator's address, with the key it proves before it gets the secret."""
         return Address(url=self.url, tls_pin=self.tls_pin, public_key=self.public_key)
 
 
@@ -108,9 +106,7 @@ class Home:
         return self._memory
 
     def remember(self, **changes: object) -> None:
-        """Change the memory and store it; a change that a full disk refuses is stored with the next
-        one.
-        """
+        """Change the memory and store it; what a full disk refuses is stored with the next."""
         self._memory = msgspec.structs.replace(self._memory, **changes)
         try:
             write_record(self.path / "memory.json", self._memory)
@@ -167,9 +163,7 @@ class Profile:
         write_whole(self.path / "current", slug.encode(), durable=True)
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Return the verdicts on earlier contributions, newest last; empty where the account cannot
-        be read.
-        """
+        """Return the verdicts on earlier contributions, newest last; empty if unreadable."""
         try:
             identity = self.current()
         except Configuration:

@@ -147,9 +147,7 @@ class RecordCheck:
         return await self.observe(now)
 
     async def observe(self, new: KeptHead) -> str:
-        """Store a signed head if it continues the newest stored one; otherwise return a
-        sentence.
-        """
+        """Store a signed head if it continues the newest stored one; else return a sentence."""
         kept = self._book.seen.heads
         newest = kept[-1] if kept else None
         if newest is None:

@@ -213,10 +213,7 @@ class Agent:
         self._watcher.request_balance()
 
     async def measure(self, device: str, *, quick: bool) -> None:
-        """Benchmark a device again, after its present task.
-
-        Raises Configuration for one that is not lent.
-        """
+        """Benchmark a device again, after its present task. Raises Configuration if not lent."""
         chosen = choose(device or "auto", self._hub.status.devices)[0]
         trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
         await self._benchmarks.measure(chosen, trainer, quick=quick)

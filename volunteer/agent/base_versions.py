@@ -209,9 +209,7 @@ class BaseVersions:
 
 
 def _newest(lease: Lease) -> bool:
-    """Return True if a lease begins with the newest version: an audit begins with the audited
-    task's.
-    """
+    """Return True if a lease begins with the newest version; an audit has the audited task's."""
     return lease.job.kind in NEWEST and lease.audit is None
 
 

@@ -37,10 +37,7 @@ AGAIN_MAX = 3  # in the life of a process
 
 @dataclass(eq=False, kw_only=True)
 class Benchmarks:
-    """Stores the benchmark results of the devices and publishes them.
-
-    A new torch means new measurements.
-    """
+    """Stores the devices' benchmark results and publishes them. A new torch is measured anew."""
 
     api: Api
     home: Home
@@ -71,10 +68,7 @@ class Benchmarks:
         await self.publish()
 
     async def measure(self, device: Device, trainer: Trainer, *, quick: bool) -> None:
-        """Benchmark a device on its own thread.
-
-        Raises BenchmarkCancelled when the agent ends meanwhile.
-        """
+        """Benchmark a device on its own thread. Raises BenchmarkCancelled if the agent ends."""
         self._cancelled = False
         loop = asyncio.get_running_loop()
 

@@ -90,9 +90,7 @@ class DeviceLoop:
             self.pipeline.close()
 
     async def _take_ahead(self) -> LeaseInWork | None:
-        """Claim the next task near the end of this one, and fetch its data and weights
-        meanwhile.
-        """
+        """Claim the next task near the end of this one, fetch its data and weights meanwhile."""
         await self._near_end.wait()
         held = await self._claim_ahead()
         if held is not None:
@@ -220,9 +218,7 @@ class DeviceLoop:
         return held.stored.device == self.device.id
 
     async def _perform(self, held: LeaseInWork) -> None:
-        """Perform a task until it ends, or until the device can start the next one during its
-        encoding.
-        """
+        """Perform a task until it ends, or the device can start the next during its encoding."""
         if self.life.finishing and held.stored.begun is None:
             held.end("released", Sentence("no more work is wanted"))
         self._near_end.clear()

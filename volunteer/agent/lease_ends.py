@@ -31,9 +31,7 @@ class LeaseEnds:
     hub: EventBus
 
     async def give_back(self, held: LeaseInWork, reason: str, *, failed: bool) -> None:
-        """Release a lease, after its waiting results are submitted; `failed` counts it against the
-        task.
-        """
+        """Release a lease, once its waiting results are submitted; `failed` counts for the task."""
         task, attempt = held.key
         if self.outbox.holds(task, attempt):
             self.api.client.hurry()

@@ -19,9 +19,7 @@ T = TypeVar("T")
 
 
 class Lifecycle:
-    """State of the agent: whether it takes new work, is to end, or cannot continue; signals each
-    change.
-    """
+    """State of the agent: whether it takes work, is to end, or cannot continue; signals changes."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -72,16 +70,12 @@ class Lifecycle:
         return self._changed.wait()
 
     def notify(self) -> None:
-        """Wake all loops that wait for a change: of leases, pauses, results, runs, or the
-        lifecycle.
-        """
+        """Wake all loops that wait for a change: of leases, pauses, results, runs, lifecycle."""
         before, self._changed = self._changed, asyncio.Event()
         before.set()
 
     async def unless(self, hindrance: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`, or None as soon as `hindrance` holds; then the work is
-        cancelled.
-        """
+        """Return the result of `work`, or cancel it and return None once `hindrance` holds."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():

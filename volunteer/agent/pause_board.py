@@ -92,9 +92,7 @@ class PauseBoard:
         return was
 
     async def keep_time(self) -> None:
-        """End each pause at its time, also after the machine has slept beyond it, or when a person
-        logs in.
-        """
+        """End each pause at its time, also after a sleep beyond it, or when a person logs in."""
         clock = self._life.clock
         while True:
             for device, found in list(self._reasons.items()):
@@ -135,9 +133,7 @@ class PauseBoard:
 
 
 def _still(left: PauseReason, by: str) -> Sentence:
-    """Return the sentence about a device that stays paused although one pause (or `finish`) is
-    over.
-    """
+    """Return the sentence on a device that stays paused though one pause (or `finish`) is over."""
     still, why = Sentence(left.by), left.message
     if not by:
         return Sentence("no longer finishing, but paused by {still}: {why}", still=still, why=why)

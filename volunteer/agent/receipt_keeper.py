@@ -34,9 +34,7 @@ class ReceiptKeeper:
         self._paid: tuple[int, int] | None = None
 
     async def run(self) -> None:
-        """Fetch new receipts after each payment, and check the record once an hour; at the start
-        both.
-        """
+        """Fetch new receipts after each payment, check the record once an hour; first both."""
         checked_at = float("-inf")
         while True:
             try:

@@ -124,9 +124,7 @@ class RunChoice:
         self._life.notify()
 
     async def agree(self, run: str) -> None:
-        """Record the consent that joining gave to a run of this coordinator, and announce its
-        terms.
-        """
+        """Record the consent that joining gave to a run of this coordinator, announce its terms."""
         if run in self._home.memory.consents:
             return
         info = next((r for r in self._hub.status.runs if r.name == run), None)

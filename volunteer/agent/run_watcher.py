@@ -187,9 +187,7 @@ class RunWatcher:
         self.hub.emit(events.Credits(me=await self.api.me()))
 
     async def _show_name(self, public: bool) -> None:
-        """Send the choice of who may see the nickname; retried with the next listing if there is no
-        answer.
-        """
+        """Send the choice of who may see the nickname; retried with the next listing."""
         try:
             await self.api.visibility(public)
         except NotFound:
@@ -207,9 +205,7 @@ class RunWatcher:
         self.life.notify()  # a claim that names its runs may name a new one
 
     async def _request_versions(self, run: str) -> None:
-        """Announce the losses measured since the last time; older measurements keep their own
-        time.
-        """
+        """Announce the losses measured since last time; older measurements keep their own time."""
         after = self._measured.get(run)
         rows = await self.api.versions(run, "" if after is None else str(after))
         pictures = await self._pictures(rows, first=after is None)
@@ -237,9 +233,7 @@ class RunWatcher:
     async def _pictures(
         self, rows: tuple[VersionInfo, ...], *, first: bool
     ) -> dict[int, events.Picture]:
-        """Return the picture of the newest version, and at first of the oldest; unfetchable ones
-        are left out.
-        """
+        """Return the newest version's picture, at first also the oldest's, where fetched."""
         drawn = [(row.version, row.picture) for row in rows if row.picture is not None]
         found = {}
         for version, ref in {**dict(drawn[:1] if first else ()), **dict(drawn[-1:])}.items():

@@ -74,10 +74,7 @@ class Supervisor:
             await _cancel([*work, *background])
 
     async def _keep(self, loop: Loop, *, ends: bool) -> None:
-        """Run a loop.
-
-        When it fails, or ends though it should not, the volunteer gives up with a sentence.
-        """
+        """Run a loop. If it fails, or ends too early, the volunteer gives up with a sentence."""
         try:
             await loop.work
             if ends:

@@ -21,9 +21,7 @@ FLUSH_S = 2.0
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Run a command and return its exit code, 0 for any result but a number; errors go to standard
-    error.
-    """
+    """Run a command and return its exit code, 0 for any result but a number; print errors."""
     try:
         result = command()
     except VolunteerError as error:
@@ -67,9 +65,7 @@ def say(sentence: str, code: int) -> int:
 
 
 def renamed(directories: Directories) -> Directories:
-    """Return the directories; print a remark where they were found by the machine's mark after a
-    rename.
-    """
+    """Return the directories; remark where the machine's mark found them after a rename."""
     if directories.before:
         remark(_('this machine was "{name}" before: its account goes on', name=directories.before))
     return directories
@@ -81,9 +77,7 @@ def remark(sentence: str) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End the process at once: leaving Python while a thread trains in torch aborts (measured, 8 of
-    8 times).
-    """
+    """End the process at once: leaving Python while a thread trains in torch aborts (measured)."""
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)  # a pipe that is full and that nobody reads would take for ever

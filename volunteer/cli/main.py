@@ -372,10 +372,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _with_control(profile: str, act: Any) -> Any:
-    """Run an action on the volunteer that runs on this profile.
-
-    Raises Unreachable when none does.
-    """
+    """Run an action on the volunteer that runs on this profile. Raises Unreachable if none does."""
     from shared.clock import SystemClock
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.control.local_socket import attach

@@ -172,9 +172,7 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
 
 
 async def _fetched(profile: Any, check: RecordCheck) -> str:
-    """Fetch new receipts, where no volunteer at work does so; an account that was shut out gets
-    none.
-    """
+    """Fetch new receipts, where no volunteer at work does so; a shut-out account gets none."""
     from shared.errors import Configuration, Forbidden, Unauthorized
 
     try:

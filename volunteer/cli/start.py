@@ -196,9 +196,7 @@ def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
 
 
 def _ports(directories: Directories, settings: Settings) -> Collection[int] | None:
-    """Return the TCP ports of the coordinator and the other servers; None while the coordinator is
-    not known.
-    """
+    """Return the TCP ports of coordinator and other servers; None while the first is not known."""
     from shared.links import parse_link
 
     link = os.environ.get(config.JOIN, "")
@@ -411,10 +409,7 @@ def _obey_signals(engine: Engine) -> None:
 
 
 async def _join_unattended(directories: Directories, settings: Settings, link: str) -> None:
-    """Join by VOLUNTEER_JOIN.
-
-    A coordinator that is not up is waited for only if this machine is new to it.
-    """
+    """Join by VOLUNTEER_JOIN. Wait for a coordinator that is down only if it is new here."""
     try:
         await _join(directories, settings, link, "")
     except Unreachable:

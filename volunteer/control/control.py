@@ -30,9 +30,7 @@ class Execute(Protocol):
 
 
 class Control:
-    """Control of one volunteer. Made by `Engine` in this process, by `local_socket.attach` for
-    another one.
-    """
+    """Control of one volunteer, made by `Engine` in this process, else by `local_socket.attach`."""
 
     def __init__(self, hub: EventBus, execute: Execute, *, remote: bool = False) -> None:
         self.remote = remote  # leaving a remote volunteer does not end it
@@ -55,10 +53,7 @@ class Control:
         return await self._ask(commands.Probe(link=link))
 
     async def join(self, link: str, name: str = "") -> Joined:
-        """Make an account and start to work with it.
-
-        Raises InvalidName with a free suggestion, Forbidden.
-        """
+        """Make an account and start to work with it. Raises InvalidName (a free one), Forbidden."""
         return await self._ask(commands.Join(link=link, name=name))
 
     async def begin(self) -> None:
@@ -130,10 +125,7 @@ class Control:
         return await self._ask(commands.GetSettings())
 
     async def set_settings(self, changes: dict[str, Any]) -> tuple[SettingRow, ...]:
-        """Check settings and write them to config.toml.
-
-        Raises Configuration with what a value must be.
-        """
+        """Check settings and write them to config.toml. Raises Configuration with what must be."""
         return await self._ask(commands.SetSettings(changes=changes))
 
     async def query(self, endpoint: Endpoint[T], **args: str | int) -> T:

@@ -66,9 +66,7 @@ class Subscription:
 
 
 class EventBus:
-    """Stamps events, folds them into the status and passes them to subscribers. Belongs to one
-    event loop.
-    """
+    """Stamps events, folds them into the status, passes them to subscribers. For one event loop."""
 
     def __init__(self, clock: Clock, status: Status | None = None) -> None:
         self.status = status or Status()

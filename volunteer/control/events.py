@@ -61,9 +61,7 @@ class DevicesFound(Event):
 
 
 def devices_found(devices: tuple[Device, ...], lent: dict[str, int]) -> DevicesFound:
-    """Return the event of found devices; their problems are separate, because devices go over the
-    wire.
-    """
+    """Return the event of found devices; problems are separate: devices go over the wire."""
     plain = tuple(msgspec.structs.replace(each, problem=str(each.problem)) for each in devices)
     problems = {each.id: each.problem for each in devices if each.problem}
     return DevicesFound(devices=plain, lent_bytes=lent, problems=problems)
@@ -94,9 +92,7 @@ class BenchmarkProgress(Event):
 
 
 class Registering(Event):
-    """Progress of a registration's proof of work: the probability that it is found by now, 0..1; 1
-    = found.
-    """
+    """Progress of a registration's proof of work: the probability of success by now; 1 = found."""
 
     done: float
 
@@ -245,9 +241,7 @@ class Paused(Event):
 
 
 class Resumed(Event):
-    """Removal of one reason for a pause (all reasons without `by`); the message names the
-    others.
-    """
+    """Removal of one reason for a pause (all without `by`); the message names the others."""
 
     device: str
     by: str = ""

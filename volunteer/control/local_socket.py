@@ -268,9 +268,7 @@ def listen(record: Path) -> socket.socket:
 
 
 def _socket_path(record: Path) -> Path:
-    """Return a socket path next to the record, or in a short private directory if that is too
-    long.
-    """
+    """Return a socket path next to the record, or in a short private directory if too long."""
     path = record.with_suffix(".sock")
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path

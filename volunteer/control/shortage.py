@@ -38,9 +38,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_run(info: RunInfo | None) -> str:
-    """Return the properties of a run that its memory need depends on, as far as the list of runs
-    shows them.
-    """
+    """Return the properties behind a run's memory need, as far as the list of runs shows them."""
     if info is None:
         return ""
     sizes = (info.parameters, info.memory_bytes, int(info.step_flops))

@@ -72,9 +72,7 @@ class BenchmarkCancelled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Model of the training step: small enough for the device, large enough for a meaningful
-    time.
-    """
+    """Model of the training step: small enough for the device, large enough to time."""
 
     width: int
     layers: int
@@ -143,10 +141,7 @@ def benchmark(
     scratch: Path | None = None,
     now: float = 0.0,
 ) -> Benchmark:
-    """Measure a device; `scratch` is a directory on the disk to measure.
-
-    Raises BenchmarkCancelled.
-    """
+    """Measure a device; `scratch` lies on the disk to measure. Raises BenchmarkCancelled."""
     import torch
 
     bench = _Bench(device, quick, report, stop)
@@ -168,9 +163,7 @@ def benchmark(
 
 
 def _product(bench: _Bench, stage: str, dtype: torch.dtype) -> float:
-    """Return the operations a second of a square matrix product; a slow one is measured on a
-    smaller matrix.
-    """
+    """Return the operations a second of a square matrix product, a smaller one where it is slow."""
     import torch
 
     side = bench.shape.matrix
@@ -202,9 +195,7 @@ def _copy(bench: _Bench) -> float:
 
 
 def _step(bench: _Bench) -> float:
-    """Return the operations a second of forward, backward and AdamW on a causal transformer in
-    float32.
-    """
+    """Return operations a second of forward, backward, AdamW on a causal transformer in float32."""
     import torch
     from torch import nn
 

@@ -34,9 +34,7 @@ class OutOfMemory(TooLarge, MemoryError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if an error means that the device has too little memory; every backend has its
-    own.
-    """
+    """Return True for an error of too little device memory; every backend has its own."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()
@@ -135,9 +133,7 @@ class PeakMemory:
 
 
 def _trim() -> None:
-    """Return freed memory to the system, where its C library can: a later allocation then counts
-    again.
-    """
+    """Return freed memory to the system, where its C library can: later allocations count again."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -26,9 +26,7 @@ _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
 
 
 class Awake:
-    """Lock that keeps the system awake. Where the system has none, `works` is False and nothing
-    happens.
-    """
+    """Lock that keeps the system awake. Without one, `works` is False and nothing happens."""
 
     def __init__(self) -> None:
         self.works = True

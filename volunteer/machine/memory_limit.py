@@ -24,9 +24,7 @@ DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def limit_bytes(memory_gb: float, total: int) -> int:
-    """Return the memory limit of the program, from the setting of a task's limit; 0 is half of the
-    computer's.
-    """
+    """Return the program's memory limit, from the setting of a task's; 0: half the computer's."""
     task = min(int(memory_gb * GIB), total) if memory_gb else total // 2
     return task + OWN_BYTES
 

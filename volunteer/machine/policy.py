@@ -27,9 +27,7 @@ WAIT_S_MAX = 2.0  # longest rest between two micro-batches
 
 
 class Rule(StrEnum):
-    """Rule that may pause work; the word after "paused by" on screen, in the log and in `volunteer
-    status`.
-    """
+    """Rule that may pause work; the word after "paused by" on screen, in log and status."""
 
     SCHEDULE = N_("schedule")
     IN_USE = N_("in use")
@@ -118,9 +116,7 @@ def decide(
 
 
 def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
-    """Lift the holds that a person may lift: return the standing to decide anew from, and the holds
-    that stay.
-    """
+    """Lift the holds that a person may lift; return the standing, and the holds that stay."""
     liftable = {hold.rule for hold in decision.holds} & LIFTABLE
     before = decision.standing
     standing = msgspec.structs.replace(before, lifted=before.lifted | liftable)
@@ -128,9 +124,7 @@ def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
 
 
 def rest_after(busy_s: float, share: float) -> float:
-    """Seconds to rest after a micro-batch that took `busy_s`, so that work has this share of the
-    time.
-    """
+    """Return the rest after a micro-batch of `busy_s`, so that work has this share of the time."""
     return min(WAIT_S_MAX, busy_s * (1.0 / max(share, 0.01) - 1.0)) if share < 1.0 else 0.0
 
 

@@ -109,9 +109,7 @@ def confine(
 
 
 def _forget_paths() -> None:
-    """Remove import paths in the home, above it, and in the folder that the program was started
-    in.
-    """
+    """Remove import paths in the home, above it, and in the folder the program started in."""
     places = {Path.home(), *Path.home().parents}
     with contextlib.suppress(OSError):  # it may have been deleted
         places.add(Path.cwd())

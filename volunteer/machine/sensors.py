@@ -25,10 +25,7 @@ LOOK_S = 0.5  # between two looks of somebody who watches
 
 
 class Sensors:
-    """Reads devices; values that a driver does not report are None.
-
-    Belongs to one thread at a time.
-    """
+    """Reads devices; values that a driver does not report are None. For one thread at a time."""
 
     def __init__(self, nvml: Any = None, rapl: Rapl | None = None) -> None:
         self._nvml = nvml

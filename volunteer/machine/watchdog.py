@@ -33,9 +33,7 @@ def end(silent_s: float) -> None:
 
 
 class Stall:
-    """Compares the last turn of the loop with the time; `turned` and `look` take monotonic
-    seconds.
-    """
+    """Compares the last turn of the loop with the time; `turned`, `look` take monotonic seconds."""
 
     def __init__(
         self,

@@ -193,9 +193,7 @@ class Api:
         )
 
     async def offer_answers(self, runs: tuple[str, ...]) -> AnswerWork:
-        """Offer to answer a prompt of some runs (none: any); the request is held open until there
-        is one.
-        """
+        """Offer to answer a prompt of some runs (none: any); the request waits for one."""
         timeout_s = LONG_POLL_S_MAX + HELD_S
         body = AnswerOffer(runs=runs, wait_s=LONG_POLL_S_MAX)
         return await self._call(endpoints.ANSWER_OFFER, {}, body, timeout_s=timeout_s)

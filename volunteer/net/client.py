@@ -178,10 +178,7 @@ class Client:
     async def stream(
         self, path: str, headers: Mapping[str, str], size: int
     ) -> AsyncIterator[StreamedReply]:
-        """GET about `size` bytes, read piece by piece.
-
-        Not retried: whoever reads knows where to go on.
-        """
+        """GET about `size` bytes in pieces. Not retried: the reader knows where to resume."""
         headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
         large = self._bulk and size >= BULK_BYTES
         await self._recognise(anew=large)
@@ -396,9 +393,7 @@ class Client:
     async def _refusal(
         self, status: int, headers: Mapping[str, str], body: bytes
     ) -> VolunteerError:
-        """Return the error of an answer; a server that does not know the account has to prove its
-        key.
-        """
+        """Return an answer's error; a server that does not know the account must prove its key."""
         error = refusal(self._host, status, headers, body)
         if isinstance(error, errors.Unauthorized):
             self._peer.forget()
@@ -455,9 +450,7 @@ class Client:
         self._online = online
 
     def _headers(self, headers: Mapping[str, str], secret: bool = True) -> dict[str, str]:
-        """Return the headers with the token. Raises Configuration rather than show a secret to the
-        network.
-        """
+        """Return the headers with the token. Raises Configuration rather than show it in clear."""
         sent = dict(headers)
         if secret:
             if not self.address.private:

@@ -31,9 +31,7 @@ class Address:
 
 
 def context_for(address: Address) -> ssl.SSLContext:
-    """Return a context that accepts the pinned certificate and no other, before a byte of HTTP is
-    sent.
-    """
+    """Return a context that accepts only the pinned certificate, before a byte of HTTP is sent."""
     if not address.url.startswith("https://"):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and quick to make
     if not address.tls_pin:

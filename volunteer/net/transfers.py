@@ -84,9 +84,7 @@ class Transfers:
             partial.close()
 
     async def _from_hub(self, ref: BlobRef, on_bytes: OnBytes, public: str) -> Path | None:
-        """Return the file of a blob from the hub; None where the hub lacks it, or is
-        interrupted.
-        """
+        """Return the file of a blob from the hub; None if the hub lacks it or is interrupted."""
         if not public or self._hub is None:
             return None
         address = await asyncio.to_thread(self._hub)
@@ -167,9 +165,7 @@ class Transfers:
     async def _upload_to_store(
         self, request: UploadRequest, info: UploadInfo, path: Path, on_bytes: OnBytes
     ) -> UploadInfo:
-        """Send pieces to the object store as long as it takes them; the rest is for the
-        coordinator.
-        """
+        """Send pieces to the object store while it takes them; the rest goes to the coordinator."""
         with path.open("rb") as file:
             while info.url and self._client.may_go_to(info.url) and not info.complete:
                 before = info.offset
@@ -246,9 +242,7 @@ def _rate(count: int, spent_s: float, before: float) -> float:
 
 
 async def _pump(reply: StreamedReply, partial: Partial, on_bytes: OnBytes) -> None:
-    """Write each piece in a thread while the next arrives; received bytes are kept when the
-    connection breaks.
-    """
+    """Write each piece in a thread while the next arrives; a broken connection loses nothing."""
     async for piece in reply.body:
         writing = asyncio.ensure_future(asyncio.to_thread(partial.write, piece))
         try:

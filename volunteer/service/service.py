@@ -118,9 +118,7 @@ def _failed(command: tuple[str, ...], said: list[str]) -> Sentence:
 
 
 def _gpu_groups() -> tuple[str, ...]:
-    """Return the groups that may open a GPU here; a missing one would keep the service from
-    starting.
-    """
+    """Return the groups that may open a GPU here; a missing one would stop the service."""
     if sys.platform == "win32":
         return ()
     import grp

@@ -61,9 +61,7 @@ def belongings(
 
 
 def other_profiles(directories: Directories) -> tuple[str, ...]:
-    """Return the names of the other profiles, which are left alone; settings are shared with
-    them.
-    """
+    """Return the names of the other profiles, which are left alone; they share the settings."""
     beside = directories.profile.parent
     names = (path.name for path in beside.iterdir() if path.is_dir() and path.name.count("@") == 1)
     return tuple(sorted(name for name in names if name != directories.profile.name))

@@ -30,10 +30,7 @@ _SPAN = re.compile(r"([a-z]+)(?:-([a-z]+))?")
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """Schedule of allowed work: minutes of the week as sorted, separate [start, stop) spans.
-
-    Empty: never.
-    """
+    """Allowed work: minutes of the week as sorted, separate [start, stop) spans. Empty: never."""
 
     spans: tuple[tuple[int, int], ...]
 
@@ -43,9 +40,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return any(start <= minute < stop for start, stop in self.spans)
 
     def changes(self, moment: datetime) -> datetime | None:
-        """Return when this next begins or ends to allow work, on the minute; None when it never
-        does.
-        """
+        """Return when this next begins or ends to allow work, on the minute; None if never."""
         edges = self._edges()
         if not edges:
             return None
@@ -54,9 +49,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return moment.replace(second=0, microsecond=0) + timedelta(minutes=wait)
 
     def _edges(self) -> set[int]:
-        """Return the minutes at which work starts or ends; touching spans have none between
-        them.
-        """
+        """Return the minutes at which work starts or ends; touching spans have none between."""
         starts = {start % WEEK_MIN for start, _ in self.spans}
         stops = {stop % WEEK_MIN for _, stop in self.spans}
         return starts ^ stops
@@ -107,10 +100,7 @@ ALWAYS = Schedule(spans=((0, WEEK_MIN),))
 
 
 def parse_schedule(entries: Sequence[str]) -> Schedule:
-    """Return the schedule of all entries together; no entry means always.
-
-    Raises ValueError with a sentence.
-    """
+    """Return the schedule of all entries; none means always. Raises ValueError with a sentence."""
     if not entries:
         return ALWAYS
     spans: list[tuple[int, int]] = []

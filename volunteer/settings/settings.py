@@ -157,9 +157,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LoadedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings in force, and the source of each: "flag", "environment", "config.toml" or
-    "default".
-    """
+    """Settings in force, the source of each: "flag", "environment", "config.toml" or "default"."""
 
     settings: Settings
     sources: dict[str, str]
@@ -182,10 +180,7 @@ TABLE = SettingsTable(Settings, PREFIX, (HOME, PROFILE, JOIN))
 
 
 def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> Directories:
-    """Return all directories, below $VOLUNTEER_HOME if that is set, made on the way.
-
-    Raises Configuration.
-    """
+    """Return all directories, made where missing, below $VOLUNTEER_HOME. Raises Configuration."""
     environ = os.environ if environ is None else environ
     name = profile or environ.get(PROFILE, "") or "default"
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".") or len(name) > 64:

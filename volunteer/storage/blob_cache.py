@@ -31,9 +31,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Cache:
-    """Cache of blobs, never above `limit_bytes`: unused blobs are evicted, and a blob without room
-    is refused.
-    """
+    """Cache of blobs, never above `limit_bytes`: unused ones are evicted, then new ones refused."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = private_directory(root)
@@ -119,10 +117,7 @@ class Cache:
             self._drop(idle, self.limit_bytes - used)
 
     def _make_room(self, size: int, coming: str = "") -> None:
-        """Make room for a file of `size` bytes, that of the blob `coming` or a new one.
-
-        Raises StorageFull.
-        """
+        """Make room for `size` bytes, of the blob `coming` or a new one. Raises StorageFull."""
         with self._guard:
             used, idle = self._sizes(but=coming)
             if used + size > self.limit_bytes:

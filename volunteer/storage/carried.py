@@ -39,9 +39,7 @@ NOT_THE_CONTENT = {Reason.STALE, Reason.CANCELLED, Reason.MERGE_FAILED}
 
 
 class InnerState:
-    """State of an inner optimiser, its source file, and the SHA-256 of that, "" until it is
-    needed.
-    """
+    """State of an inner optimiser, its source file, that file's SHA-256, "" until it is needed."""
 
     __slots__ = ("path", "sha256", "tensors")
 
@@ -147,9 +145,7 @@ class Carried:
     # The residual.
 
     def residual(self, schema: Schema, global_step: int) -> Residual:
-        """Return the residual to add to the next update, whose base has this many steps; empty when
-        none fits.
-        """
+        """Return the residual to add to the next update, from a base of so many steps, if any."""
         with self._guard:
             residue = self._residue()
             if residue is not None and global_step < residue.global_step:
@@ -275,9 +271,7 @@ class Residuals:
         return carried
 
     def judged(self, verdict: Verdict, devices: tuple[str, ...], name: str = "") -> None:
-        """Settle the residual of a contribution by its verdict; `name` is the result of its
-        task.
-        """
+        """Settle a contribution's residual by its verdict; `name` is the result of its task."""
         if verdict.state in ("received", "checking"):
             return
         if verdict.state in ("accepted", "merged"):

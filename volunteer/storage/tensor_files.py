@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Replace `path` by tensors of the CPU in one step.
-
-    Raises StorageFull for whatever the disk refuses.
-    """
+    """Replace `path` by tensors of the CPU in one step. Raises StorageFull if the disk refuses."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -63,9 +63,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult:
-    """Result of a part in memory, on the CPU: encoded and submitted while the device does the next
-    task.
-    """
+    """Result of a part in memory, on the CPU: encoded and sent while the device goes on."""
 
     result: Result
     tensors: Weights

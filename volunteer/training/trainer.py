@@ -132,9 +132,7 @@ class Trainer:
         self._thread.start()
 
     def submit(self, assignment: TrainingJob[T]) -> Handle[T]:
-        """Train a task after the running one; the future ends as Finished, Interrupted or with an
-        error.
-        """
+        """Train a task after the running one; the future is Finished, Interrupted or an error."""
         handle: Handle[T] = Handle(self)
         self._put(_Job(lambda: self._train(assignment, handle), handle.future))
         return handle
@@ -180,9 +178,7 @@ class Trainer:
         return self._closing
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Stop everything and wait; False when the thread is still at it, and the process must end
-        by os._exit.
-        """
+        """Stop everything and wait; False if the thread goes on: the process must os._exit."""
         with self.changed:
             self._closing = True
             self.changed.notify_all()
@@ -312,9 +308,7 @@ class _Session(Generic[T]):
         self._refused = 0  # bytes of the last allocation that failed
 
     def run(self) -> Finished[T] | Interrupted:
-        """Run the session. Raises OutOfMemory where the task does not fit, and the errors of its
-        work.
-        """
+        """Run the session. Raises OutOfMemory for a task that does not fit, and its own errors."""
         try:
             return self._whole()
         except Exception as error:
@@ -442,9 +436,7 @@ class _Session(Generic[T]):
         self._save_after = began + took + max(self._assignment.save_every_s, took / SAVE_SHARE)
 
     def _save_last(self, work: Work) -> None:
-        """Finish the current step first if it ends soon, because only there a snapshot can be
-        taken.
-        """
+        """Finish the current step first if it ends soon, since a snapshot needs that."""
         if (
             self._trainer.resting.is_set()
         ):  # it was paused: the device stays idle, the last snapshot counts

@@ -76,9 +76,7 @@ class EventFeed:
             task.add_done_callback(self._recalling.discard)
 
     async def _recall(self, run: str) -> None:
-        """Add the versions made before the start; without a reply the curve begins with the next
-        version.
-        """
+        """Add the versions made before the start; without a reply the curve begins later."""
         try:
             versions = await self.control.query(endpoints.VERSIONS, run=run)
         except VolunteerError:

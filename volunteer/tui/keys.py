@@ -23,9 +23,7 @@ Place = Literal["footer", "palette", "hidden"]
 
 
 class PageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Page in the table: `name` is its mode, `source` the module and class to load when it is first
-    opened.
-    """
+    """Page in the table: `name` is its mode, `source` the module and class to load when opened."""
 
     name: str
     key: str

@@ -79,9 +79,7 @@ class Page(Screen[None]):
         """
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
-        """Draw a scene on the due panels, with `at_once` on all of them, with `hurried` on the
-        quick ones.
-        """
+        """Draw a scene on the due panels, `at_once` on all, `hurried` on the quick ones."""
         for panel in panels(self):
             if panel.quick or not hurried:
                 panel.show(scene, at_once=at_once or hurried)

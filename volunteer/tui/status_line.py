@@ -27,9 +27,7 @@ STAGES = {
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """State as a sign, a word and a sentence. `role` colours sign and word; the sentence stays
-    plain.
-    """
+    """State as a sign, a word and a sentence. `role` colours sign and word, not the sentence."""
 
     sign: str
     word: str
@@ -105,9 +103,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
 
 
 def window_title(view: AgentView, now: float) -> str:
-    """Return the state in the few words that fit the title of a window: "volunteer 62 %
-    training".
-    """
+    """Return the state in the few words that fit a window's title: "volunteer 62 % training"."""
     task = view.task("")
     done = (
         f" {whole_percent(task.step / task.steps)} %" if task and task.steps and task.step else ""

@@ -141,7 +141,5 @@ class SteadyStylesheet(Stylesheet):
             super().set_variables(variables)
 
     def reparse(self) -> None:
-        """Parse the changed rules. Raises StylesheetError and StylesheetParseError, as Textual's
-        own.
-        """
+        """Parse the changed rules. Raises StylesheetError, StylesheetParseError, as Textual's."""
         self.parse()

@@ -44,9 +44,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """Loss of a run's global model, by version, and the versions with contributions of this
-    volunteer.
-    """
+    """Loss of a run's global model, by version, and the versions with this volunteer's work."""
 
     run: str
     points: tuple[Point, ...] = ()
@@ -163,9 +161,7 @@ def _is_silent(event: AnyEvent) -> bool:
 
 
 def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
-    """Return the view with an event from before the start: it belongs to the curve, and is no news
-    for the log.
-    """
+    """Return the view with an event from before the start: part of the curve, no news."""
     return _grown(view, event)
 
 

@@ -49,10 +49,7 @@ def check_empty(conn: Connection) -> None:
 
 
 def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as they were.
-
-    Raises Configuration for a table or columns that this version does not know.
-    """
+    """Insert rows as they were. Raises Configuration for an unknown table or column."""
     table = metadata.tables.get(name)
     if table is None or any(set(row) - set(table.columns.keys()) for row in batch):
         raise Configuration(

@@ -93,10 +93,7 @@ class Database:
         return self._runner.failed
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
-        """Run `fn` in one transaction; it is durable when this returns.
-
-        PostgreSQL may run `fn` several times.
-        """
+        """Run `fn` in one transaction, durable on return. PostgreSQL may run `fn` several times."""
         began = time.perf_counter()
         try:
             return await self._runner.write(fn)
@@ -248,10 +245,7 @@ def _is_new_sqlite(path: Path) -> bool:
 
 
 async def migrate(url: str) -> None:
-    """Bring a database to this version in one transaction, making it where there is none.
-
-    Raises Configuration.
-    """
+    """Bring a database to this version in one transaction, or make it. Raises Configuration."""
     target = parse(url)
     if target.get_backend_name() == "sqlite":
         await asyncio.to_thread(_migrate_sqlite, _path(target))

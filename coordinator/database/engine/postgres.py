@@ -291,9 +291,7 @@ class PostgresRunner:
         await self.write(notify)
 
     async def _listen(self, deliver: Callable[[str | None], None], ready: asyncio.Event) -> None:
-        """Receive notifications of other processes; a lost connection counts as a change of every
-        topic.
-        """
+        """Receive notifications of other processes; a lost connection changes every topic."""
 
         def heard(connection: object, pid: int, channel: str, payload: str) -> None:
             sender, _, topic = payload.partition(" ")

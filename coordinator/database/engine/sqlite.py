@@ -47,9 +47,7 @@ log = structlog.get_logger("database")
 
 
 def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
-    """Return an engine whose transactions start with `begin`: the driver's own guesses are switched
-    off.
-    """
+    """Return an engine whose transactions start with `begin`, without the driver's guesses."""
     made = create_engine(
         f"sqlite:///{path}",
         connect_args={
@@ -87,10 +85,7 @@ def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
 
 
 def prepare_file(path: Path) -> None:
-    """Make the database file and its directory, readable by their owner only.
-
-    Raises Configuration.
-    """
+    """Make the database file and its directory, for their owner only. Raises Configuration."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -223,9 +218,7 @@ class SqliteRunner:
             raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S)
 
     def _reader(self) -> Connection:
-        """Return this thread's own connection: taking one from a pool took longer than a short
-        read.
-        """
+        """Return this thread's own connection: one from a pool took longer than a short read."""
         connection: Connection | None = getattr(self._mine, "connection", None)
         if connection is None or connection.invalidated:
             connection = self._mine.connection = self._reading.connect()

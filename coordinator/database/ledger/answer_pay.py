@@ -84,9 +84,7 @@ def pay(
     roll: Callable[[], float],
     now: float,
 ) -> None:
-    """Put the pay of a request at stake, by account, once; `roll` draws answers. The accounts must
-    be locked.
-    """
+    """Put a request's pay at stake, by account, once; `roll` draws. The accounts must be locked."""
     about = _about(conn, amounts)
     drafts, lines = [], []
     for who, amount in amounts.items():
@@ -170,9 +168,7 @@ def take(conn: Connection, who: str, memo: str, now: float) -> int:
 
 
 def _tell(conn: Connection, request_id: str, who: str, told: str, now: float) -> int:
-    """End a waiting draw and earn the pay that it freed; return the number of ended draws, 0 or
-    1.
-    """
+    """End a waiting draw and earn the pay that it freed; return the ended draws, 0 or 1."""
     its_own = {"its_request_id": request_id, "its_volunteer_id": who, "told": told}
     ended = conn.execute(_TELL, its_own).rowcount
     _free(conn, who, now)
@@ -229,9 +225,7 @@ def beat(conn: Connection, replica: str, now: float) -> None:
 
 
 def abandoned(conn: Connection, before: float, replica: str) -> list[tuple[str, str]]:
-    """Return draws of processes that last beat before an instant, by request and account; none of
-    this process.
-    """
+    """Return draws of other processes that last beat before an instant, by request and account."""
     query = select(_S.request_id, _S.volunteer_id).where(
         _S.state == "drawn", _S.beat_at < before, _S.replica != replica
     )

@@ -189,9 +189,7 @@ def _holds(conn: Connection) -> Iterator[str]:
 
 
 def _escrow(conn: Connection) -> Iterator[str]:
-    """Check that the rows of `escrow` and `answer_stakes` sum to the balances of the escrow
-    accounts.
-    """
+    """Check that the rows of `escrow` and `answer_stakes` sum to the escrow accounts' balances."""
     waiting: defaultdict[str, int] = defaultdict(int)
     for table in (escrow, answer_stakes):
         whose = table.c.volunteer_id

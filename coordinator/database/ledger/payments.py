@@ -104,10 +104,7 @@ BY_EARNED = ("earn", "vest", "answered", "refund", "debt", "short", "repay", "ho
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):
-    """Pay of one contribution to one volunteer.
-
-    `amount_micro` comes from the task, never from a report.
-    """
+    """Pay of one contribution to one volunteer. `amount_micro` is the task's, never a report's."""
 
     volunteer_id: str
     contribution_id: int
@@ -191,10 +188,7 @@ def post_pending_many(conn: Connection, rows: Sequence[Payment], now: float) -> 
 
 
 def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post merged: pay is earned.
-
-    A handful of statements for hundreds of contributions; each must be pending.
-    """
+    """Post merged: pay is earned, by a few statements for hundreds; each must be pending."""
     _step(conn, "earn", rows, now)
 
 

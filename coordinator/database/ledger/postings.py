@@ -189,10 +189,7 @@ def _new_events(dialect: str) -> Any:
 
 
 def _add_events(conn: Connection, by_key: Mapping[str, EventDraft], now: float) -> dict[str, int]:
-    """Write the events that are new: their numbers by key.
-
-    Raises Conflict for a key used otherwise.
-    """
+    """Write the events that are new: numbers by key. Raises Conflict for a key used otherwise."""
     stored = {key: digest(draft) for key, draft in sorted(by_key.items())}
     rows = [
         {

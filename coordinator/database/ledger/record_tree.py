@@ -267,9 +267,7 @@ def _moves(conn: Connection, ids: Sequence[int]) -> dict[int, list[tuple[str, st
 
 
 def _stored(conn: Connection, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
-    """Read nodes by their keys, level by level. (A condition on pairs makes SQLite read the whole
-    table.)
-    """
+    """Read nodes by their keys, level by level. (A condition on pairs reads the whole table.)"""
     levels: dict[int, list[int]] = {}
     for level, place in wanted:
         levels.setdefault(level, []).append(place)

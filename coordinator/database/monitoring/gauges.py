@@ -38,9 +38,7 @@ _R, _T, _C, _W = runs.c, tasks.c, contributions.c, workers.c
 
 
 class Gauge(msgspec.Struct, frozen=True):
-    """One number of the metrics: its name, run ("" = none), label (a state or the like), and
-    value.
-    """
+    """One number of the metrics: its name, run ("" = none), label (such as a state), and value."""
 
     name: str
     run: str
@@ -58,9 +56,7 @@ def _row(name: str, run: Any, label: Any, value: Any) -> tuple[Any, ...]:
 
 
 def _opened() -> CTE:
-    """Return open tasks by run and state, with their machines: one walk over maybe ten thousand
-    rows.
-    """
+    """Return open tasks by run and state, with their machines: one walk over thousands of rows."""
     return (
         select(_T.run_id, _T.state, func.count().label("n"))
         .add_columns(func.count(_T.worker_id.distinct()).label("machines"))

@@ -89,9 +89,7 @@ class Call(Generic[Body]):
 
     @property
     def address(self) -> str:
-        """Return the address of the client, by the proxy's header where it is trusted; "" =
-        unknown.
-        """
+        """Return the client's address, by the proxy's header where it is trusted; "" = unknown."""
         client = self.scope.get("client")
         return client[0] if client else ""
 

@@ -47,9 +47,7 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
 
 
 def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
-    """Return the frozen weights of a run's model from its files; empty where every weight is
-    trained.
-    """
+    """Return frozen weights of a run's model from its files; empty if every weight is trained."""
     if not config.frozen:
         return {}
     if not config.files:

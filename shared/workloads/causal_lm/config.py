@@ -249,9 +249,7 @@ def folder_of(config: CausalConfig) -> Path:
 
 
 def origin(config: CausalConfig) -> Origin | None:
-    """Return the base model of a run. Of a folder only its name: the organiser's path stays
-    private.
-    """
+    """Return the base model of a run. Of a folder only its name: its path stays private."""
     if not config.source:
         return None
     total = sum(file.size for file in config.files.values())

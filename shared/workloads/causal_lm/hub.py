@@ -163,9 +163,7 @@ def path_on_hub(source: str, name: str) -> str:
 
 
 def _weights(found: Found) -> list[str]:
-    """Return the names of the weights' files. Raises InvalidRunFile for formats that are never
-    fetched.
-    """
+    """Return the names of the weights' files. Raises InvalidRunFile for refused formats."""
     whole = "model.safetensors"
     if INDEX in found.sizes:
         folder = _file(found, INDEX, model_folder.INDEX_MAX).parent

@@ -234,9 +234,7 @@ def _check_length(characters: int) -> None:
 
 
 def template_beside(tokenizer: Path) -> ChatTemplate:
-    """Return the chat template in the folder of a tokenizer.json. Raises InvalidRunFile without
-    one.
-    """
+    """Return the chat template in the folder of a tokenizer.json. Raises InvalidRunFile if none."""
     settings = _settings(tokenizer.with_name("tokenizer_config.json"))
     own = tokenizer.with_name("chat_template.jinja")
     source = settings.get("chat_template")

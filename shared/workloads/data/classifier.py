@@ -166,9 +166,7 @@ def train_judge(
 
 @torch.no_grad()
 def _scale(network: _Network, images: Tensor) -> None:
-    """Scale real images to a total variance of 100, so that one repeated average image has the
-    distance 100.
-    """
+    """Scale real images to a total variance of 100: one repeated average image has distance 100."""
     features, _ = _look(network, images)
     factor = math.sqrt(_VARIANCE / max(1e-12, float(features.var(0).sum())))
     network.embed.weight.mul_(factor)
@@ -237,10 +235,7 @@ def _write(network: _Network, real: Spread, shares: NDArray[np.float64], floor: 
 
 
 def load_judge(path: Path, channels: int) -> Judge:
-    """The judge in a file.
-
-    Raises InvalidRunFile when it is none, or of images with other channels.
-    """
+    """The judge in a file. Raises InvalidRunFile when it is none, or for other channels."""
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
             raise InvalidFrame("it is too large")

@@ -77,10 +77,7 @@ def open_image(
 
 
 def _opened(data: bytes, formats: tuple[Format, ...], pixels_max: int) -> Image.Image:
-    """Read the header of an image and hold it against the limits.
-
-    Raises BadRequest, and what Pillow raises.
-    """
+    """Check the header of an image against the limits. Raises BadRequest, and as Pillow does."""
     image = Image.open(BytesIO(data), formats=formats)
     width, height = image.size
     if width * height > pixels_max:

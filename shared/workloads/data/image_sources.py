@@ -167,9 +167,7 @@ def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[So
 
 
 def _pixels(image: Image.Image, side: int) -> Pixels:
-    """Return an image upright, 8 bits, grey or colour; transparent parts on white; sides of 2 x
-    `side` or more.
-    """
+    """Return an image upright, 8 bits, grey or colour, on white; sides of 2 x `side` or more."""
     found = ImageOps.exif_transpose(image)
     factor = min(found.size) // (2 * side)
     if found.mode.startswith("I;16") or found.mode == "I":  # 16 bits a pixel

@@ -44,9 +44,7 @@ def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
 
 
 class PassOrder:
-    """Samples of one pass as positions 0 to `total` - 1; `counts[c]` is how many samples chunk `c`
-    has.
-    """
+    """Samples of a pass as positions 0 to `total` - 1; `counts[c]` are the samples of chunk `c`."""
 
     def __init__(self, counts: Sequence[int], seed: int, mix: int = MIX) -> None:
         if mix < 1 or any(not 0 <= count <= _CHUNK_SAMPLES_MAX for count in counts):
@@ -80,9 +78,7 @@ class PassOrder:
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
 
     def chunks(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the chunks that [start, stop) reads, in the order of first need: the downloads of
-        a task.
-        """
+        """Return the chunks that [start, stop) reads, first needed first: a task's downloads."""
         found: dict[int, None] = {}
         for group, first, last in self._pieces(start, stop):
             if (

@@ -33,9 +33,7 @@ def grey(pixels: Pixels) -> Pixels:
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize by a triangle filter that is as wide as the joined pixels: smooth up, without aliases
-    down.
-    """
+    """Resize by a triangle filter as wide as the joined pixels: smooth up, without aliases down."""
     if pixels.shape[:2] == (height, width):
         return pixels
     image = Image.fromarray(pixels)
@@ -51,9 +49,7 @@ def square(pixels: Pixels) -> Pixels:
 
 
 def corner(pixels: Pixels) -> Pixels:
-    """Return the upper left quarter: of many images side by side, as many as a terminal can show
-    distinctly.
-    """
+    """Return the upper left quarter: of many images, as many as a terminal can show."""
     return pixels[: -(-pixels.shape[0] // 2), : -(-pixels.shape[1] // 2)]
 
 
@@ -64,9 +60,7 @@ def rows_for(pixels: Pixels, columns: int) -> int:
 
 
 def braille(pixels: Pixels, columns: int) -> list[str]:
-    """Return an image in dots, two by four to a sign, brightness by dithering: for text without
-    colour.
-    """
+    """Return an image in dots, two by four to a sign, dithered: for text without colour."""
     rows = rows_for(pixels, columns)
     small = resize(grey(pixels), rows * 4, columns * 2)
     threshold = np.tile((_BAYER + 0.5) * 16, (rows, -(-columns // 2)))[:, : columns * 2]
@@ -76,9 +70,7 @@ def braille(pixels: Pixels, columns: int) -> list[str]:
 
 
 def half_blocks(pixels: Pixels, rows: int, columns: int) -> NDArray[np.uint8]:
-    """Return colours for a terminal: (rows, columns, 2, 3), an upper and a lower pixel in each
-    cell.
-    """
+    """Return colours for a terminal: (rows, columns, 2, 3), an upper and lower pixel a cell."""
     small = resize(pixels, rows * 2, columns)
     colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small
     return colour.reshape(rows, 2, columns, 3).transpose(0, 2, 1, 3)

@@ -143,9 +143,7 @@ class _Formatter(SandboxedFormatter):
 
 
 class _Counted(NodeTransformer):
-    """Inserts a counting call into every loop and macro, in place of `~`, and after a stored
-    block.
-    """
+    """Inserts a counting call into every loop and macro, for `~`, and after a stored block."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)

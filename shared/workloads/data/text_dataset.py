@@ -158,9 +158,7 @@ def _spool(
 
 
 def _cut(part: _DocumentPart, limit: int, spool: BinaryIO) -> Iterator[_DocumentPart]:
-    """Yield parts of at most `limit` bytes, cut after a line where there is one and never inside a
-    character.
-    """
+    """Yield parts of at most `limit` bytes, cut after a line if possible, never in a character."""
     if part.size <= limit:
         yield part
         return

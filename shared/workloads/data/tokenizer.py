@@ -119,10 +119,7 @@ class TokenChunk:
         return len(self.tokens)
 
     def check(self, vocab_size: int) -> None:
-        """Refuse a token without a row in the model, before it reaches the device.
-
-        Raises InvalidRunFile.
-        """
+        """Refuse a token without a row in the model, on the host. Raises InvalidRunFile."""
         for start in range(0, len(self.tokens), _SCAN):
             part = self.tokens[start : start + _SCAN] & self.tokens.dtype.type(self._bits)
             if int(part.max()) >= vocab_size:
@@ -134,9 +131,7 @@ class TokenChunk:
 
 
 class ChunkWriter:
-    """Cuts one stream of tokens into chunks of `chunk_tokens` targets and stores them through
-    `put`.
-    """
+    """Cuts one stream of tokens into chunks of `chunk_tokens` targets stored through `put`."""
 
     def __init__(self, put: Put, dtype: str, chunk_tokens: int) -> None:
         self._put = put
@@ -160,9 +155,7 @@ class ChunkWriter:
         self._rest, self._held = [stream], len(stream)
 
     def close(self) -> tuple[ChunkRef, ...]:
-        """Store the rest and return every chunk; a lone token, which predicts nothing, is
-        dropped.
-        """
+        """Store the rest and return every chunk; a lone token predicts nothing: dropped."""
         if self._held > 1:
             self._store(np.concatenate(self._rest))
         self._rest, self._held = [], 0

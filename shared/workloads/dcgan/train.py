@@ -49,9 +49,7 @@ _COUNTERS, _HALVED = "counters", "halved"
 
 
 class DcganWork:
-    """Local training ("delta") or the mean gradients at the base weights ("gradient"); see
-    `Work`.
-    """
+    """Local training ("delta") or the mean gradients at the base ("gradient"); see `Work`."""
 
     def __init__(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
@@ -185,10 +183,7 @@ class DcganWork:
         return _whole({name: learner.state() for name, learner in self._named()})
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Weights, statistics, optimisers, sums and counters.
-
-        Raises RuntimeError in the middle of a step.
-        """
+        """Weights, statistics, optimisers, sums and counters. Raises RuntimeError within a step."""
         if self._in_turn or self._turn:
             raise RuntimeError("a snapshot is taken between steps")
         found = _whole({name: learner.snapshot() for name, learner in self._named()})
@@ -242,9 +237,7 @@ class DcganWork:
         return -(-left // parts)  # even ones: a last one of a single image would know no statistics
 
     def _noise(self, size: int, micro: int) -> Tensor:
-        """Return the noise of the next `micro` images (micro, L), the same however the batch is
-        cut.
-        """
+        """Return the noise of the next images (micro, L), the same however the batch is cut."""
         drawn = normal(f"noise/{self._step}", self._job.seed, (size, self._latent))
         return to_device(
             torch.from_numpy(drawn[self._in_turn : self._in_turn + micro]), self._device

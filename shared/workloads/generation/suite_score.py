@@ -24,9 +24,7 @@ from shared.workloads.generation.prompt_text import ending
 
 
 class SuiteTally(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of answered and correct examples; `cut` were too long for the model and lost their
-    beginning.
-    """
+    """Counts of answered and correct examples; `cut` were too long and lost their start."""
 
     correct: int
     examples: int
@@ -95,9 +93,7 @@ class _Asking:
         return self.decoder.encode(self._frame.asked(text), marks=True)
 
     def continued(self, prompt: str, text: str) -> list[int]:
-        """Return the tokens of a prompt and a text after it: an answer's by themselves, as they
-        were learnt.
-        """
+        """Return the tokens of a prompt and a text after it; an answer's alone, as learnt."""
         if self._frame is not None:
             return [*self.prompt(prompt), *self.decoder.encode(text.strip())]
         whole = self.decoder.encode
@@ -162,9 +158,7 @@ def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[boo
 
 
 def _asked(asking: _Asking, example: Example, name: str) -> tuple[Sequence, bool]:
-    """Return the sequence to generate, and whether the beginning of the prompt was cut off to make
-    room.
-    """
+    """Return the sequence to generate, and whether the prompt's beginning was cut off for room."""
     decoder = asking.decoder
     tokens = asking.prompt(example.prompt)
     most = min(example.max_tokens, max(1, decoder.context - 1))

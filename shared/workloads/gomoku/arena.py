@@ -79,9 +79,7 @@ class Seat:
 
 
 class Arena:
-    """`slots` seats, filled from `following` until it has no more plans; `players` may change
-    between games.
-    """
+    """`slots` seats, filled from `following` while it has plans; `players` may change."""
 
     def __init__(
         self,

@@ -63,16 +63,12 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> int:
-        """Return the distance in cells at which a stone still matters: one for each 3 x 3
-        convolution.
-        """
+        """Return the distance at which a stone still matters: a cell for each 3 x 3 convolution."""
         return 1 + 2 * self.depth
 
     @property
     def board_max(self) -> int:
-        """Return three times the reach: a value head that pools over the board joins features
-        further apart.
-        """
+        """Return three times the reach: a value head that pools over the board reaches further."""
         return 3 * self.reach
 
     @classmethod

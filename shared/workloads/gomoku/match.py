@@ -63,9 +63,7 @@ class MatchWork(PlayWork):
 
 
 def meet(config: GomokuConfig, manner: Manner, weights: tuple[Held, Held], games: int) -> Encounter:
-    """Play a whole match on this machine, all its games at once: the first version against the
-    second.
-    """
+    """Play a whole match on this machine, all its games at once: first version against second."""
     one, other = (NetEvaluator(config, held, "cpu") for held in weights)
     plans = [plan(config.rules, game, "one", "other") for game in range(games)]
     played = _play(config.rules, manner, {"one": one, "other": other}, plans)

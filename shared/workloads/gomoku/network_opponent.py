@@ -21,9 +21,7 @@ _SLOPPY = 0.35  # the easiest level plays the network's second thought this ofte
 
 
 class GomokuOpponent:
-    """Reproducible opponent: the same game at the same level gets the same answer; see
-    `Opponent`.
-    """
+    """Reproducible opponent: the same game and level gets the same answer; see `Opponent`."""
 
     def __init__(self, config: GomokuConfig, weights: Weights) -> None:
         self._rules = config.rules

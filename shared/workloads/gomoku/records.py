@@ -79,10 +79,7 @@ def flat(visits: NDArray[np.int32]) -> tuple[int, ...]:
 
 
 def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
-    """The inverse of `flat`, (A,).
-
-    Raises InvalidGame unless it is a distribution over cells of the board.
-    """
+    """The inverse of `flat`, (A,). Raises InvalidGame unless a distribution over the board."""
     pairs = np.asarray(row, np.int64).reshape(-1)
     if not pairs.size or pairs.size % 2:
         raise InvalidGame("the visits of a move are pairs of a cell and a count")
@@ -97,10 +94,7 @@ def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
 
 
 def check(record: GameRecord, rules: BoardRules, manner: Manner) -> None:
-    """Replay the game and check each move against its visits.
-
-    Raises InvalidGame: which game, which move, what.
-    """
+    """Replay the game and check each move by its visits. Raises InvalidGame: game, move, fault."""
     try:
         _check(record, rules, manner)
     except (InvalidGame, IllegalMove) as error:
@@ -160,9 +154,7 @@ def _said(move: int, size: int) -> str:
 
 
 def score(records: Sequence[GameRecord]) -> MatchScore:
-    """Return the result of a match from its records: the measured version has the first stones of
-    even games.
-    """
+    """Return a match's result from its records: the measured version begins the even games."""
     ends = [record.outcome if record.game % 2 == 0 else -record.outcome for record in records]
     return MatchScore(wins=ends.count(1), draws=ends.count(0), losses=ends.count(-1))
 

@@ -96,9 +96,7 @@ def wins(rules: BoardRules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[
 
 
 def completes(rules: BoardRules, board: Boards, move: int, player: int) -> bool:
-    """Return True if a stone of `player` on an empty cell of one board (1, A + 1) would complete a
-    row.
-    """
+    """Return True if a stone of `player` on an empty cell of a board (1, A + 1) completes a row."""
     after = board.copy()
     after[0, move] = player
     return bool(wins(rules, after, np.array([move]))[0])

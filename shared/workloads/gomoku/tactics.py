@@ -28,9 +28,7 @@ _TRIES = 125  # boards looked at for each position; on the smallest boards some 
 
 
 class TacticsSuite(msgspec.Struct, frozen=True, kw_only=True):
-    """Boards (P, A) of the player to move, the right cells (P, A), and the kind of each as its
-    number in KINDS.
-    """
+    """Boards (P, A) of the player to move, right cells (P, A), and kinds as numbers in KINDS."""
 
     boards: Boards
     answers: NDArray[np.bool_]

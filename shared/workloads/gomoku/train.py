@@ -26,10 +26,7 @@ _ILLEGAL = -1e9  # in place of minus infinity, which times a probability of zero
 
 
 def window(data: Data, config: GomokuConfig) -> Positions:
-    """Return all positions of the chunks of a task.
-
-    Raises InvalidRunFile for a chunk that cannot be used.
-    """
+    """Return all positions of the chunks of a task. Raises InvalidRunFile for unusable ones."""
     records = []
     for index, chunk in enumerate(data.manifest.chunks):
         games = decode(data.chunk(index).read_bytes())
@@ -70,9 +67,7 @@ class Batches:
 def losses(
     model: GomokuNet, boards: Tensor, policies: Tensor, results: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss to minimise, and (detached) its terms in the order of `LearnWork.FIGURES`,
-    (4,).
-    """
+    """Return the loss to minimise, and (detached) its terms in order of `LearnWork.FIGURES`."""
     logits, values = model(boards)
     logits = logits.float().masked_fill(boards != 0, _ILLEGAL)
     policy = F.cross_entropy(logits, policies)

@@ -146,9 +146,7 @@ def _spots(record: GameRecord, bench: Bench, first: int, last: int) -> list[Spot
 
 
 def _player(record: GameRecord, ply: int, bench: Bench) -> int:
-    """Return the player to move: in a match the measured version has the first stones of even
-    games.
-    """
+    """Return the player to move: in a match the measured version begins the even games."""
     theirs = bench.manner.match and (ply + record.game) % 2 == 1
     return record.against if theirs else record.version
 

@@ -107,9 +107,7 @@ class GomokuWorkload(Workload):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """Measure the network's sight without search, over positions with known answers (see
-        `tactics`).
-        """
+        """Measure the network's sight without search: positions with known answers (`tactics`)."""
         from shared.workloads.gomoku.network import NetEvaluator
         from shared.workloads.gomoku.tactics import score
 

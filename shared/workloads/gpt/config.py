@@ -27,10 +27,7 @@ _STEP = 32  # the hidden width of a gated MLP is a multiple of it
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[model]` table.
-
-    The defaults are about 11 million parameters and the vocabulary's rows.
-    """
+    """The `[model]` table. By default about 11 million parameters and the vocabulary's rows."""
 
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
     block_size: Annotated[int, Meta(ge=1, le=1 << 16)] = 256  # tokens of context
@@ -81,9 +78,7 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mlp_width(self) -> int:
-        """Return four times the width; a gated MLP has three matrices for two, so two thirds of
-        that.
-        """
+        """Return four times the width; a gated MLP has three matrices, so two thirds."""
         if self.architecture == "gpt2":
             return 4 * self.n_embd
         return -(-8 * self.n_embd // (3 * _STEP)) * _STEP

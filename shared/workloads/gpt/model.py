@@ -91,9 +91,7 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """Two layers with a GELU between them (the exact one: on CPUs it is twice as fast as its tanh
-    form).
-    """
+    """Two layers with a GELU between them (the exact one: on CPUs twice as fast as by tanh)."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -189,9 +187,7 @@ class Gpt(nn.Module):
     def hidden(
         self, tokens: Tensor, kept: list[KeyValueCache] | None = None, start: int = 0
     ) -> Tensor:
-        """Return the last layer's output (B, T, C) for tokens at positions `start`, `start` + 1,
-        ...
-        """
+        """Return the last layer's output (B, T, C) for tokens from position `start` on"""
         x, turn = self.placed(tokens, slice(start, start + tokens.shape[1]))  # (B, T, C)
         x = self.drop(x)
         for index, block in enumerate(self.blocks):
@@ -217,10 +213,7 @@ class Gpt(nn.Module):
 
 
 def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
-    """A model on `device` with its own copy of `weights`.
-
-    Raises InvalidFrame when they are not this model's.
-    """
+    """A model on `device` with its own copy of `weights`. Raises InvalidFrame for another's."""
     own: dict[str, Tensor] = {}
     for spec in schema(config):
         found = weights.get(spec.name)

@@ -29,9 +29,7 @@ def sample_keys(seed: int, step: int, first: int, count: int) -> Tensor:
 
 
 class SampleKeys:
-    """Keys (B,) of the samples in the current micro-batch, on its device; None outside of
-    training.
-    """
+    """Keys (B,) of the samples in this micro-batch, on its device; None outside training."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None

@@ -37,9 +37,7 @@ class Learner:
             self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
 
     def finish(self, step: int, share: float) -> None:
-        """Apply the gradients of step `step`, whose samples are `share` of the task's, and drop
-        them.
-        """
+        """Apply the gradients of a step, whose samples are `share` of the task's, and drop them."""
         if self._inner:
             self._pull()
             self._inner.step(self.rate(step))

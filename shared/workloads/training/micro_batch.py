@@ -42,9 +42,7 @@ class Listening(Protocol):
 
 
 class MicroBatchPace:
-    """Size of the next micro-batch: it starts from a guess and follows the measured time; memory
-    may cap it.
-    """
+    """Size of the next micro-batch: first a guess, then by measured time; memory may cap it."""
 
     def __init__(self, batch: int, flops_per_sample: float, device: str) -> None:
         self._cap = batch

@@ -112,9 +112,7 @@ class NameStep(Step):
 
 
 def trouble(name: str) -> str:
-    """Return the first fault of a nickname that can be found without the coordinator; empty if
-    none.
-    """
+    """Return the first fault of a nickname that is found without the coordinator; empty if none."""
     if not name:
         return ""
     if len(name) < NICKNAME_MIN:

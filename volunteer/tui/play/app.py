@@ -200,9 +200,7 @@ class PlayApp(App[int]):
             self._draw()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a call of the opponent; an error is shown as a sentence and leaves the game
-        unchanged.
-        """
+        """Run a call of the opponent; an error is shown as a sentence, the game stays as it was."""
 
         async def running() -> None:
             try:

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 class Picker(ModalScreen[None]):
-    """Choices with a preview; escape brings back the one before.
-
-    `options` are pairs of a value and its words.
-    """
+    """Choices with a preview; escape goes back. `options` are pairs of a value and its words."""
 
     CSS = """
     Picker { align: right top; background: $background 0%; }

@@ -116,9 +116,7 @@ class LeaderboardPage(QueryPage):
         return {f"ranks {self.window}": self._moment}
 
     async def _moment(self, control: Control) -> Moment:
-        """Return one account's page, read again where it earned meanwhile; only new ledger rows are
-        queried.
-        """
+        """Return one account's page, read again where it earned meanwhile; query new rows only."""
         known, days = self._moments(), int(self.window)
         leaders: tuple[LeaderRow, ...] = ()
         rows = known.rows if known else ()

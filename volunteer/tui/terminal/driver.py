@@ -63,9 +63,7 @@ def _in_front(terminal: int) -> bool:
 
 
 def lasting_driver() -> type[Driver] | None:
-    """Return the driver for a terminal that may vanish; None where Textual's own is right, as on
-    Windows.
-    """
+    """Return the driver for a terminal that may vanish; None where Textual's own will do."""
     if sys.platform == "win32":
         return None
     import termios

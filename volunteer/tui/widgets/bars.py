@@ -68,9 +68,7 @@ def _named(link: Activity, scene: Scene, room: int) -> Line:
 
 
 def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
-    """Return the tabs in `room` cells: all names, or this page's name and the digits of the
-    others.
-    """
+    """Return the tabs in `room` cells: all names, or this page's and the digits of the others."""
     for titles, gap in ((True, " "), (True, "")):
         full = _tabs(here, titles, gap)
         if wide(full[0]) <= room:
@@ -170,9 +168,7 @@ class KeyBar(Bar):
 def key_line(
     scene: Scene, cells: int, core: Sequence[keys.KeyCommand], own: Sequence[keys.KeyCommand] = ()
 ) -> tuple[Line, tuple[Hit, ...]]:
-    """Return the keys of every page around the keys of this one; the least important are left out
-    first.
-    """
+    """Return the keys of every page around the keys of this one; the least important go first."""
     chosen: list[keys.KeyCommand] = []
     room = cells
     for command in sorted([*core, *own], key=lambda c: c.rank):

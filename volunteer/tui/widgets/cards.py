@@ -53,9 +53,7 @@ class DeviceCard(Panel):
 
 
 def device_of(scene: Scene) -> Device | None:
-    """Return the device to show: the chosen one, or the one at work, or the best of the usable
-    ones.
-    """
+    """Return the device to show: the chosen one, or the one at work, or the best usable one."""
     task = scene.view.task(scene.device)
     wanted = scene.device or (task.device if task else "")
     devices = scene.view.status.devices

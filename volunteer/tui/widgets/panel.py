@@ -40,9 +40,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aged(lines: list[Line], scene: Scene) -> list[Line]:
-    """Return lines of the coordinator's data: dim while it is away, unchanged when the volunteer
-    has ended.
-    """
+    """Return lines of the coordinator's data: dim while it is away, not at the end."""
     if not age(scene):
         return lines
     return [tuple((text, "dim") for text, _ in line) for line in lines]
@@ -64,10 +62,7 @@ def _same(one: AgentView, other: AgentView) -> bool:
 
 
 class Panel(Widget):
-    """Rectangle of lines.
-
-    Subclasses return `lines` and, where the border has a title, `heading`.
-    """
+    """Rectangle of lines. Subclasses return `lines` and, if the border has a title, `heading`."""
 
     ALLOW_SELECT = False
     pace_s: ClassVar[float] = 0.5  # at most one redraw in this time

@@ -219,9 +219,7 @@ def round_step(span: float) -> float:
 
 
 def number(value: float, step: float) -> str:
-    """Return a label of at most seven signs, with as many decimals as the step between labels
-    needs.
-    """
+    """Return a label of at most seven signs, with the decimals that its step needs."""
     size = max(abs(value), abs(step))
     if value == 0:
         return "0"

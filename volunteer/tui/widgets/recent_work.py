@@ -114,9 +114,7 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
 
 
 class SampleCard(Panel):
-    """Card with the samples of the first and the newest version; before that, the picture of the
-    task in hand.
-    """
+    """Card with the first and newest version's samples; before, the picture of the task in hand."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
@@ -132,9 +130,7 @@ class SampleCard(Panel):
 
 
 def _live(scene: Scene) -> Curve | None:
-    """Return the curve of the task in hand if it has a picture that is not shown in place of its
-    loss.
-    """
+    """Return the curve of the task in hand if it has a picture not shown in place of its loss."""
     task = scene.view.task(scene.device)
     curve = scene.view.curve(task.task) if task is not None else None
     return curve if curve and curve.points and drawn(curve.preview) else None

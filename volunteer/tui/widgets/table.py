@@ -217,9 +217,7 @@ class Listing(Panel):
         return tuple(spans)
 
     def _follow(self, rows: tuple[Row, ...]) -> None:
-        """Keep the cursor on its row when rows come and go; on the first one until a key or click
-        moves it.
-        """
+        """Keep the cursor on its row when rows come and go; on the first until it is moved."""
         wanted = self.place(rows)
         if wanted is not None:
             self._at = wanted

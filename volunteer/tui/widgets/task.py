@@ -77,9 +77,7 @@ def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Lin
 
 
 def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """Return the stages of a task with the present one marked; only this one where room is
-    short.
-    """
+    """Return the stages of a task the present one marked; only this one where room is short."""
     glyphs = scene.glyphs
     at = _AT["train" if fetched(task) else task.phase]
     paused = scene.view.status.paused(task.device) is not None
@@ -187,9 +185,7 @@ def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
 
 
 def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return the reason without a task and its end; with the key that starts work where one is
-    needed.
-    """
+    """Return the reason without a task and its end; with the key that starts work if one does."""
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     status = scene.view.status
     sentence = state.sentence
