@@ -20,6 +20,8 @@ def nearest(word: object, known: Iterable[str]) -> str:
     names = {name.lower(): name for name in known}
     alike = [name for name in names if abs(len(name) - len(meant)) <= SLIP_LETTERS]
     found = get_close_matches(meant, alike, n=1, cutoff=ALIKE)
+    if not found:
+        found = [name for name in names if sorted(name) == sorted(meant)]  # letters swapped
     if not found and len(meant) >= BEGUN_LETTERS:
         found = [name for name in names if name.startswith(meant)]
     return names[found[0]] if found else ""

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
-from shared.errors import BadRequest, why
+from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text import credit, duration, size, whole_percent
 
 if TYPE_CHECKING:
@@ -67,7 +67,12 @@ def create(
             print("Building the example's dataset and tokenizer: about ten seconds.", flush=True)
         done = call(where, "run.create", example=True)
     else:
-        done = call(where, "run.create", text=_read(file or Path()))
+        text = _read(file or Path())
+        try:
+            done = call(where, "run.create", text=text)
+        except InvalidRunFile as error:
+            joint = ", " if error.message.startswith("line ") else ": "
+            raise InvalidRunFile(f"{file}{joint}{error.message}") from error
     if json:
         as_json({**_plain(done.run), "advice": done.advice})
         return

@@ -15,10 +15,8 @@ from typing import Annotated, Any, Literal, dataclass_transform
 import msgspec
 from msgspec import Meta
 
-from coordinator.plan.plan_tables import Plan
 from shared.decoding import decode as decoded
 from shared.errors import InvalidRunFile
-from shared.nearest import nearest
 from shared.settings import check_keys, parse_toml, read_table
 from shared.text import escaped
 from shared.workloads.base import TrainSettings
@@ -264,40 +262,8 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) ->
     return from_table(table)
 
 
-_OTHER_WORDS = {  # of other programs
-    "learning_rate": "`lr` in [train]",
-    "epochs": "`passes` in [stop]",
-    "bf16": '`precision = "bfloat16"` in [train]',
-}
-
-
-def _check_places(table: Mapping[str, Any]) -> None:
-    """Raise InvalidRunFile for a key that stands in another section, or has another name here."""
-    types = {field.name: field.type for field in msgspec.structs.fields(RunFile)}
-    sections = {
-        name: kind.__struct_fields__
-        for name, kind in (types | {"plan": Plan}).items()
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    }
-    given = [("the run file", table, tuple(types))]
-    for name, keys in sections.items():
-        if isinstance(inner := table.get(name), Mapping):
-            given.append((f"[{name}]", inner, keys))
-    for where, found, known in given:
-        for key in found:
-            if key in known or nearest(key, known):
-                continue
-            places = [f"[{name}]" for name, keys in sections.items() if key in keys]
-            said = f"it stands in {', '.join(places)}" if places else ""
-            if key in _OTHER_WORDS:
-                said = f"it is {_OTHER_WORDS[key]}"
-            if said:
-                raise InvalidRunFile(f'unknown key "{escaped(key)}" in {where}: {said}')
-
-
 def from_table(table: Mapping[str, Any]) -> RunFile:
     """Return the run file of a decoded table. Raises InvalidRunFile."""
-    _check_places(table)
     check_keys(table, RunFile.__struct_encode_fields__, "the run file")
     for key in ("name", "workload"):
         if not table.get(key):

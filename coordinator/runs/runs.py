@@ -26,7 +26,7 @@ from coordinator.database import (
 from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules import run_file
+from coordinator.rules import run_file, run_file_help
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
     check_model,
@@ -44,7 +44,7 @@ from coordinator.runs.settlement import settle_accepted
 from coordinator.runs.version_files import Content, Surroundings, TrainingProgress, write_weights
 from coordinator.runs.version_files import sign as sign_version
 from coordinator.runs.wind_down import VERSION, kept_version
-from shared.errors import Conflict, InvalidRunFile, NotFound
+from shared.errors import BadRequest, Conflict, InvalidRunFile, NotFound
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
 from shared.protocol.versions import SignedManifest
@@ -107,7 +107,13 @@ class Runs(PlatformService):
     # --- the life of a run ---
 
     async def create(self, text: str) -> RunInfo:
-        """Store a run file as a draft. Raises InvalidRunFile, NotFound, Conflict."""
+        """Store a run file as a draft. Raises InvalidRunFile with the line, Conflict."""
+        try:
+            return await self._create(text)
+        except (BadRequest, NotFound) as error:
+            raise InvalidRunFile(run_file_help.explained(text, error.message)) from error
+
+    async def _create(self, text: str) -> RunInfo:
         said = run_file.parse(text)
         run_file.check_stop(said.stop, self._clock.now())
         workload = load(said.workload)

@@ -532,6 +532,6 @@ def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
     said = Sentence(
         'the workload "{name}" is not installed here: {hint}',
         name=name,
-        hint=hint(name, sorted(installed())),
+        hint=hint(name, sorted(_found().names)),
     )
     raise NotFound(said)

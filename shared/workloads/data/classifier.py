@@ -33,6 +33,7 @@ FEATURES = 32
 _WIDTHS = (16, 32, 64)
 _CLUSTERS = 10
 _STEPS = 400
+_PASSES = 60  # of few images, instead
 _BATCH = 64
 _LR = 3e-3
 _VARIANCE = 100.0
@@ -138,10 +139,11 @@ def train_judge(
     classes = int(labels.max()) + 1
     network = _network(images.shape[1], classes, seed)
     optimizer = torch.optim.AdamW(network.parameters(), _LR, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS)
+    steps = min(_STEPS, _PASSES * math.ceil(len(images) / _BATCH))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     targets = torch.from_numpy(labels)
     batch, order = min(_BATCH, len(images)), np.empty(0, np.int64)
-    for step in range(_STEPS):
+    for step in range(steps):
         if len(order) < batch:
             order = permutation(len(images), seed, step + 2)
         rows, order = torch.from_numpy(order[:batch]), order[batch:]

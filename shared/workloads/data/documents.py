@@ -7,10 +7,11 @@ and remembered with its name and reason.
 
 from __future__ import annotations
 
-import codecs
+import csv
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,19 @@ TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # what a directory is searched for
 LINES_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _PIECE_CHARS = 4 << 20  # a larger file becomes several documents
 _LINE_BYTES_MAX = 16 << 20
-_HEAD_BYTES = 4096  # that tell what a file is
+_HEAD_BYTES = 4096
+_CELLS = {".csv": ",", ".tsv": "\t"}
+_OTHER_KINDS = {  # by their first bytes, whatever their names say
+    b"\x1f\x8b": "it is compressed: unpack it first (gunzip)",
+    b"BZh": "it is compressed: unpack it first (bunzip2)",
+    b"\xfd7zXZ": "it is compressed: unpack it first (unxz)",
+    b"\x28\xb5\x2f\xfd": "it is compressed: unpack it first (unzstd)",
+    b"PK\x03\x04": "it is an archive or an office document: unpack it, or save it as text",
+    b"%PDF": "it is a PDF: save it as text first",
+    b"\x89PNG": "it is a picture",
+    b"\xff\xd8\xff": "it is a picture",
+    b"\x7fELF": "it is a program",
+}
 
 _STDLIB_SKIPPED = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -102,11 +115,62 @@ def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
 
 
 def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
+    with _readable(name), path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    for beginning, kind in _OTHER_KINDS.items():
+        if head.startswith(beginning) and not table_rows.is_table(path):
+            raise InvalidRunFile(f"{name}: {kind}")
     if path.suffix.lower() in LINES_SUFFIXES:
         return _lines(path, name, skipped)
     if table_rows.is_table(path):
         return _table(path, name)
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b'[{"', b"[\n", b"[ ")) and (
+        path.suffix.lower() == ".json"
+    ):
+        return _array(path, name)
+    if path.suffix.lower() in _CELLS:
+        return _cells(path, name)
     return _text(path, name)
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Say in a sentence why a file cannot be read. Raises InvalidRunFile."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidRunFile(f"{name}: {error.strerror or error}") from error
+
+
+def _array(path: Path, name: str) -> Iterator[Document]:
+    """Yield the texts of one JSON array of objects. Raises InvalidRunFile for another array."""
+    try:
+        with _readable(name):
+            rows = decoder(list[_TextLine]).decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRunFile(
+            f'{name} is JSON, but no array of objects with a "text" ({error}); name it .txt to '
+            "train on it as it stands"
+        ) from error
+    for number, row in enumerate(rows, 1):
+        yield Document(f"{name}:{number}", row.text)
+
+
+def _cells(path: Path, name: str) -> Iterator[Document]:
+    """Yield the column "text" of a CSV file. Raises InvalidRunFile for one without it."""
+    csv.field_size_limit(_LINE_BYTES_MAX)
+    try:
+        with _readable(name), path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file, delimiter=_CELLS[path.suffix.lower()])
+            if "text" not in (rows.fieldnames or ()):
+                raise InvalidRunFile(
+                    f'{name} is a table without a column "text"; name it .txt to train on it as '
+                    "it stands"
+                )
+            for number, row in enumerate(rows, 1):
+                yield Document(f"{name}:{number}", row["text"] or "")
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InvalidRunFile(f"{name} is no table of texts: {error}") from error
 
 
 def _table(path: Path, name: str) -> Iterator[Document]:
@@ -126,30 +190,29 @@ def _table(path: Path, name: str) -> Iterator[Document]:
 def _text(path: Path, name: str) -> Iterator[Document]:
     """Yield a UTF-8 file in documents of about four million characters, cut at line ends."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with path.open(encoding=_encoding(path)) as file:
             piece = 0
             while text := file.read(_PIECE_CHARS):
                 text += file.readline(_PIECE_CHARS)
                 yield Document(f"{name}#{piece}" if piece else name, text)
                 piece += 1
-    except UnicodeDecodeError as error:
-        raise InvalidRunFile(f"{name}: {_encoded(path, error)}") from error
+    except UnicodeError as error:
+        if not isinstance(error, UnicodeDecodeError) or "utf-16" in error.encoding:
+            raise InvalidRunFile(f"{name}: it begins as UTF-16 and is none") from error
+        if b"\0" in error.object[:_HEAD_BYTES]:
+            raise InvalidRunFile(f"{name}: it is not text") from error
+        raise InvalidRunFile(
+            f"{name}: not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x});"
+            " convert it first, e.g. iconv -f latin1 -t utf-8"
+        ) from error
     except OSError as error:
         raise InvalidRunFile(f"{name}: {error.strerror or error}") from error
 
 
-def _encoded(path: Path, error: UnicodeDecodeError) -> str:
-    """Say what a file is that is no UTF-8 text, and what to do."""
+def _encoding(path: Path) -> str:
+    """Return UTF-16 for a file with its mark, as Windows writes; else UTF-8."""
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "it is UTF-16; convert it first: iconv -f utf-16 -t utf-8"
-    if b"\0" in head:
-        return "it is not text"
-    return (
-        f"not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x});"
-        " convert it first, e.g. iconv -f latin1 -t utf-8"
-    )
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:

@@ -21,8 +21,10 @@ from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.data.image_files import Format, Pixels, open_image
 from shared.workloads.data.skipped import Skipped, walk
 
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})  # what folders and archives are searched for
-_FORMATS: tuple[Format, ...] = ("PNG", "JPEG")
+IMAGE_SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+)  # what folders and archives are searched for
+_FORMATS: tuple[Format, ...] = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _FILE_BYTES_MAX = 64 << 20
 _PIXELS_MAX = 1 << 26
 _SIDE_MIN = 2

@@ -41,6 +41,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "model.config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
     },
     "dcgan": {"model": {"generator_width": 4, "discriminator_width": 4}},
+    "gpt": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "speed-run": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "gomoku": {"task.options": {"games": 2, "simulations": 4}},
 }

@@ -47,24 +47,6 @@ def test_a_run_file_says_which_line_is_wrong() -> None:
         run_file.parse(lines)
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ('preset = "diloco"', 'unknown key "preset" in the run file: it stands in [plan]'),
-        ("[train]\nbatch_size = 4", 'unknown key "batch_size" in [train]: it stands in [task]'),
-        ("[trust]\nevery = 4", "it stands in [evaluation], [retention]"),
-        ("[train]\nlearning_rate = 1e-3", "it is `lr` in [train]"),
-        ("epochs = 3", "it is `passes` in [stop]"),
-        ("[task]\nlocal_setps = 4", 'did you mean "local_steps"?'),
-        ("[trust]\nnonsense = 4", "known: recompute, heal_share, auto_rollback"),
-    ],
-)
-def test_a_key_of_another_section_is_sent_there(line: str, says: str) -> None:
-    with pytest.raises(InvalidRunFile) as error:
-        run_file.parse(f'name = "a"\nworkload = "gpt"\n{line}\n')
-    assert str(error.value).endswith(says)
-
-
 def test_an_empty_run_file_says_what_it_needs() -> None:
     with pytest.raises(InvalidRunFile, match="the run file needs a line name"):
         run_file.parse("")

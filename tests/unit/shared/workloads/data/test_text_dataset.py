@@ -4,6 +4,7 @@ trained on.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -212,11 +213,9 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     plain.write_text("a few words")
     refuses("not UTF-8 text .*0xe9.*iconv", latin)
     refuses("no such file or directory", tmp_path / "missing")
-    wide, noise = tmp_path / "w.txt", tmp_path / "n.txt"
-    wide.write_bytes("some words".encode("utf-16"))
+    noise = tmp_path / "n.txt"
     noise.write_bytes(b"\x7fELF\0\0\xff\xfe")
-    refuses("it is UTF-16; convert it first: iconv -f utf-16", wide)
-    refuses("it is not text", noise)
+    refuses("it is a program", noise)
     refuses("too little text", plain)
     refuses(r"too little text .*\(0 bytes in 0 documents\)", Document("blank", "  \n"))
     refuses("3 bytes are not a list of uint16", odd)
@@ -291,3 +290,37 @@ def test_files_of_other_kinds_are_counted_by_their_suffix(tmp_path: Path) -> Non
     assert skipped.sentences == [
         f"{tmp_path}: files of other kinds were not read: .exe 2, .pdf 1, none 1"
     ]
+
+
+KINDS = [
+    ("a.json", b'[{"text": "one"}, {"text": "two"}]', ["one", "two"]),
+    ("a.csv", b"id,text\n1,one\n2,two\n", ["one", "two"]),
+    ("a.tsv", b"\xef\xbb\xbftext\tid\none\t1\n", ["one"]),
+    ("a.txt", "\ufeffété\n".encode("utf-16-le"), ["été\n"]),
+    ("a.txt", "été\n".encode("utf-16"), ["été\n"]),
+    ("a.txt", "\ufeffété\n".encode(), ["été\n"]),
+    ("a.json", b'{"text": "one"}', ['{"text": "one"}']),
+    ("a.csv", b"id,words\n1,one\n", 'without a column "text"'),
+    ("a.json", b'[{"words": "one"}]', 'no array of objects with a "text"'),
+    ("a.txt.gz", gzip.compress(b"one"), "gunzip"),
+    ("a.txt", gzip.compress(b"one"), "gunzip"),
+    ("a.txt", b"PK\x03\x04....", "archive or an office document"),
+    ("a.txt", b"%PDF-1.7", "it is a PDF"),
+    ("a.txt", b"\x00\xff\x00\x01", "it is not text"),
+    ("a.txt", b"caf\xe9\n", "iconv -f latin1"),
+    ("a.txt", b"\xff\xfe\x00", "begins as UTF-16"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "found"), KINDS)
+def test_a_file_is_told_by_its_content(
+    tmp_path: Path, name: str, data: bytes, found: list[str] | str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(data)
+    if isinstance(found, list):
+        assert [each.text for each in read_documents([file], Skipped())] == found
+        return
+    with pytest.raises(InvalidRunFile) as refused:
+        list(read_documents([file], Skipped()))
+    assert found in refused.value.message

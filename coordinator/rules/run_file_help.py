@@ -1,0 +1,154 @@
+"""Help with a run file that is refused: the line, the table a key belongs in, and our word for that
+of another program.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import msgspec
+
+from coordinator.plan.plan_tables import Plan
+from coordinator.rules.run_file import RunFile
+from shared.nearest import nearest
+
+# Words that other programs use, and what says the same here.
+WORDS = {
+    "learning_rate": "[train] lr",
+    "max_lr": "[train] lr",
+    "wd": "[train] weight_decay",
+    "warmup": "[train] warmup_steps",
+    "warmup_ratio": "[train] warmup_steps",
+    "scheduler": "[train] warmup_steps and decay_steps",
+    "lr_scheduler_type": "[train] warmup_steps and decay_steps",
+    "optim": "[train] optimizer",
+    "dtype": "[train] precision",
+    "mixed_precision": "[train] precision",
+    "bf16": '[train] precision = "bfloat16"',
+    "fp16": '[train] precision = "bfloat16"',
+    "grad_clip": "[train] clip_norm",
+    "max_grad_norm": "[train] clip_norm",
+    "gradient_clipping": "[train] clip_norm",
+    "epochs": "[stop] passes",
+    "num_epochs": "[stop] passes",
+    "num_train_epochs": "[stop] passes",
+    "rounds": "[stop] versions",
+    "num_rounds": "[stop] versions",
+    "max_iters": "[stop] versions or tokens",
+    "iterations": "[stop] versions or tokens",
+    "max_steps": "[stop] versions or tokens",
+    "total_steps": "[stop] versions or tokens",
+    "max_tokens": "[stop] tokens",
+    "steps": "[task] local_steps",
+    "inner_steps": "[task] local_steps",
+    "local_epochs": "[task] local_steps",
+    "batch": "[task] batch_size",
+    "per_device_train_batch_size": "[task] batch_size",
+    "micro_batch_size": "[task] batch_size",
+    "workers": "[plan] quorum",
+    "clients": "[plan] quorum",
+    "min_clients": "[plan] quorum",
+    "num_clients": "[plan] quorum",
+    "strategy": "[plan] preset",
+    "algorithm": "[plan] preset",
+    "aggregation": "[plan] preset",
+    "aggregator": "[plan] aggregate",
+    "compression": "[plan] codec",
+    "timeout": "[plan] deadline_seconds",
+    "deadline": "[plan] deadline_seconds",
+    "staleness": "[plan] max_staleness",
+    "layers": "[model] n_layer",
+    "num_layers": "[model] n_layer",
+    "num_hidden_layers": "[model] n_layer",
+    "heads": "[model] n_head",
+    "num_heads": "[model] n_head",
+    "d_model": "[model] n_embd",
+    "hidden_size": "[model] n_embd",
+    "context": "[model] block_size",
+    "context_length": "[model] block_size",
+    "seq_len": "[model] block_size",
+    "max_seq_len": "[model] block_size",
+    "license": "licence",
+    "data": "dataset",
+    "type": "workload",
+    "task_type": "workload",
+    "author": "contact",
+    "eval_every": "[evaluation] every",
+    "eval_steps": "[evaluation] every",
+    "save_every": "[retention] every",
+    "save_steps": "[retention] every",
+    "checkpoint_every": "[retention] every",
+}
+_MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout")  # of the workload gpt
+_UNKNOWN = re.compile(
+    r'unknown key "(?P<key>[^"]+)" in (?P<place>\[[\w.]+\]|the run file): (?P<hint>.*)', re.DOTALL
+)
+_TOML = re.compile(r"(?P<what>.*) \(at line (?P<line>\d+), column \d+\)", re.DOTALL)
+
+
+def explained(text: str, complaint: str) -> str:
+    """Return a complaint about a run file as its author is helped most: with the line it is about,
+    and where a key that is not known belongs.
+    """
+    if not text.strip():
+        return "the run file is empty: `coordinator run create --list` has some to begin with"
+    if toml := _TOML.fullmatch(complaint):
+        what = toml["what"].replace("Cannot overwrite a value", "a key is given twice")
+        return f"line {toml['line']}: {what}"
+    if found := _UNKNOWN.fullmatch(complaint):
+        known = f'unknown key "{found["key"]}" in {found["place"]}'
+        complaint = f"{known}: {_better(found['key'], found['place'], found['hint'])}"
+    complaint = re.sub(r"^the run file (\w+)\.(\w+):", r"[\1] \2:", complaint)
+    complaint = re.sub(r"^the run file (\w+):", r"\1:", complaint)
+    line = line_of(text, complaint)
+    return f"line {line}: {complaint}" if line else complaint
+
+
+def _better(key: str, place: str, hint: str) -> str:
+    """Return a better hint for an unknown key than the nearest one of its table, if there is one."""
+    homes = [table for table, keys in _tables().items() if key in keys and table != place]
+    if key.lower() in WORDS:
+        return f"here it is {WORDS[key.lower()]}"
+    if homes:
+        return f"it belongs in {' or '.join(homes)}"
+    if hint.startswith("did you mean"):
+        return hint
+    near = {
+        table: found
+        for table, keys in _tables().items()
+        if (found := nearest(key, keys)) and table != place
+    }
+    if near:
+        return "did you mean " + " or ".join(f"{table} {key}" for table, key in near.items()) + "?"
+    return hint
+
+
+@cache
+def _tables() -> dict[str, tuple[str, ...]]:
+    """Return the keys of every table of a run file; those of the top are in "the run file"."""
+    found: dict[str, tuple[str, ...]] = {"the run file": RunFile.__struct_encode_fields__}
+    for field in msgspec.structs.fields(RunFile):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            found[f"[{field.name}]"] = field.type.__struct_encode_fields__
+    return found | {"[plan]": Plan.__struct_encode_fields__, "[model]": _MODEL}
+
+
+def line_of(text: str, complaint: str) -> int:
+    """Return the number of the line that a complaint is about; 0 where none can be told."""
+    table = next(iter(re.findall(r"\[([\w.]+)\]", complaint.partition(": ")[0])), "")
+    words = re.findall(r'"([^"]+)"', complaint) + re.findall(r"\[[\w.]+\] (\w+)", complaint)
+    words += re.findall(r"^(\w+)\b", complaint)
+    here, candidates = "", []
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([\w.]+)\s*\]+", line):
+            here = header[1]
+        key, _, value = line.partition("=")
+        for rank, word in enumerate(words):
+            if here == word and header:
+                candidates.append((2, rank, number))
+            elif key.strip() == word and "=" in line:
+                candidates.append((0 if here == table else 1, rank, number))
+            elif f'"{word}"' in value:
+                candidates.append((1, rank, number))
+    return min(candidates)[2] if candidates else 0
