@@ -26,12 +26,12 @@ def _free_port() -> int:
 
 
 @asynccontextmanager
-async def balanced(*ports: int) -> AsyncIterator[str]:
-    """Balance inside the block; the address. Skips the test where haproxy is not installed."""
+async def balanced(*ports: int, port: int = 0) -> AsyncIterator[str]:
+    """Balance inside the block, at `port` or a free one; the address. Skips the test where haproxy is not installed."""
     program = shutil.which("haproxy")
     if program is None:
         pytest.skip("haproxy is not installed")
-    port = _free_port()
+    port = port or _free_port()
     text = CONFIG.read_text().replace("bind :8080", f"bind 127.0.0.1:{port}")
     text = re.sub(r"\n    server .*", "", text)
     text += "".join(f"    server r{n} 127.0.0.1:{each}\n" for n, each in enumerate(ports))
