@@ -55,7 +55,9 @@ def test_the_files_have_their_schemas() -> None:
 
 def test_every_setting_that_is_named_exists() -> None:
     known = {f"COORDINATOR_{name.upper()}" for name in Settings.__struct_fields__}
-    text = "".join(path.read_text() for path in (FOLDER / "compose.yaml", FOLDER / "kubernetes.yaml"))
+    text = "".join(
+        path.read_text() for path in (FOLDER / "compose.yaml", FOLDER / "kubernetes.yaml")
+    )
     options = {"COORDINATOR_MEMORY"}  # of the compose file itself
     assert set(re.findall(r"\bCOORDINATOR_[A-Z_]+", text)) <= known | options
 
@@ -79,7 +81,7 @@ def test_systemd_takes_the_units(unit: str, tmp_path: Path) -> None:
 def environment(
     postgres: Postgres, wayward: WaywardStore, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, str]]:
-    """What the compose file sets, with the addresses of this machine."""
+    """Set the environment of the compose file, with the addresses of this machine; return it."""
     url = _run(postgres.fresh())
     here = {
         "COORDINATOR_DATABASE": url,
@@ -136,7 +138,9 @@ async def test_the_services_of_the_compose_file_train(
         async with opened(settings) as coordinator:
             query = contributions.select()
             rows = await coordinator.db.read(lambda conn: list(conn.execute(query).mappings()))
-            assert [row["state"] for row in rows if row["state"] not in ("accepted", "merged")] == []
+            assert [
+                row["state"] for row in rows if row["state"] not in ("accepted", "merged")
+            ] == []
             assert len(rows) == 2
             assert (await coordinator.checks.run()).breaches == ()
         assert [seen for seen in wayward.seen if seen[0] == "PUT"]
