@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import CommandRequest, OrganiserCommand, reason
-from coordinator.checking.checkers import CheckerOffer, CheckerVerdict
-from coordinator.rules.checks import ComputeDevice, Redone
+from coordinator.admin.command import CommandRequest, OrganiserCommand
+from coordinator.checking.checkers import CheckerOffer, CheckerOutcome, CheckerVerdict
+from coordinator.rules.checks import ComputeDevice
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
@@ -19,8 +19,7 @@ class TakeRecompute(CommandRequest, frozen=True, kw_only=True):
     """Request of a checker with this device for a recompute, held under its own name."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
-    kind: str
-    model: Annotated[str, Meta(max_length=128)] = ""
+    machine: ComputeDevice
     hold: str
 
 
@@ -38,19 +37,14 @@ class RenewedRecompute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportRecompute(HeldRecompute, frozen=True, kw_only=True):
-    """End of a recompute: figures, useless evidence, or release (`failed` or not)."""
+    """End of a recompute on this device."""
 
-    kind: str
-    model: Annotated[str, Meta(max_length=128)] = ""
-    found: Redone | None = None
-    unusable: str = ""
-    failed: bool = False
-    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    machine: ComputeDevice
+    outcome: CheckerOutcome
 
 
 async def take(coordinator: Coordinator, ask: TakeRecompute) -> CheckerOffer:
-    machine = ComputeDevice(kind=ask.kind, model=ask.model)
-    return await coordinator.checkers.take(ask.name, machine, ask.hold)
+    return await coordinator.checkers.take(ask.name, ask.machine, ask.hold)
 
 
 async def renew(coordinator: Coordinator, ask: HeldRecompute) -> RenewedRecompute:
@@ -58,13 +52,7 @@ async def renew(coordinator: Coordinator, ask: HeldRecompute) -> RenewedRecomput
 
 
 async def report(coordinator: Coordinator, ask: ReportRecompute) -> CheckerVerdict:
-    checkers, place = coordinator.checkers, (ask.contribution, ask.hold)
-    if ask.found is not None:
-        machine = ComputeDevice(kind=ask.kind, model=ask.model)
-        return await checkers.report(*place, ask.found, machine, ask.seconds)
-    if ask.unusable:
-        return await checkers.refute(*place, reason(ask.unusable))
-    return await checkers.give_back(*place, failed=ask.failed)
+    return await coordinator.checkers.report(ask.contribution, ask.hold, ask.machine, ask.outcome)
 
 
 COMMANDS = (

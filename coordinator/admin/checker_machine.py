@@ -16,10 +16,10 @@ import msgspec
 import structlog
 
 from coordinator.checking.case import Local
-from coordinator.checking.checkers import CheckerOffer, CheckerTask, CheckerVerdict
+from coordinator.checking.checkers import CheckerOffer, CheckerOutcome, CheckerTask, CheckerVerdict
 from coordinator.checking.redo import RecomputeFiles, missing_library, redo
 from coordinator.compute import Compute
-from coordinator.rules.checks import HOLD_S, ComputeDevice, Redone
+from coordinator.rules.checks import HOLD_S, ComputeDevice
 from shared.errors import (
     Conflict,
     InvalidFrame,
@@ -114,18 +114,6 @@ class CheckerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     results: dict[str, int]
     seconds: float  # spent on recomputes
-    revealed: int  # that still wait: for another class of devices, or because it was ended
-    asked: int  # whose volunteers have not revealed their states yet
-
-
-class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a recompute: figures, useless evidence, or trouble of this checker itself."""
-
-    found: Redone | None = None
-    unusable: str = ""
-    failed: bool = False
-    trouble: str = ""
-    seconds: float = 0.0
 
 
 class Checker:
@@ -146,16 +134,11 @@ class Checker:
         self._tell = tell
         self._results = dict.fromkeys(RESULTS, 0)
         self._seconds = 0.0
-        self._offer = CheckerOffer(task=None, revealed=0, asked=0)
+        self._trouble = ""  # of this checker itself, with its newest task
 
     @property
     def summary(self) -> CheckerSummary:
-        return CheckerSummary(
-            results=self._results,
-            seconds=self._seconds,
-            revealed=self._offer.revealed,
-            asked=self._offer.asked,
-        )
+        return CheckerSummary(results=self._results, seconds=self._seconds)
 
     async def run(self, stop: asyncio.Event, *, once: bool = False) -> None:
         """Run recomputes until `stop`, or with `once` until none waits for this checker. A running
@@ -172,11 +155,11 @@ class Checker:
     async def next(self, stop: asyncio.Event) -> bool:
         """Make one recompute; False where none waits."""
         hold = secrets.token_hex(16)
-        kind, model = self._machine.kind, self._machine.model
-        self._offer = await patiently(
-            lambda: self._ask("checker.take", name=self._name, kind=kind, model=model, hold=hold)
+        machine = msgspec.to_builtins(self._machine)
+        offer: CheckerOffer = await patiently(
+            lambda: self._ask("checker.take", name=self._name, machine=machine, hold=hold)
         )
-        task = self._offer.task
+        task, self._trouble = offer.task, ""
         if task is None:
             return False
         outcome = await self._made(task, hold, stop)
@@ -187,7 +170,7 @@ class Checker:
             contribution=task.contribution,
             run=task.case.run.name,
             result=settled.result or GIVEN_BACK,
-            message=settled.message or outcome.trouble,
+            message=settled.message or self._trouble,
             seconds=outcome.seconds,
         )
         self._results[found.result] += 1
@@ -198,16 +181,11 @@ class Checker:
     async def _reported(
         self, task: CheckerTask, hold: str, outcome: CheckerOutcome
     ) -> CheckerVerdict:
-        figures = None if outcome.found is None else msgspec.to_builtins(outcome.found)
         told = {
             "contribution": task.contribution,
             "hold": hold,
-            "kind": self._machine.kind,
-            "model": self._machine.model,
-            "found": figures,
-            "unusable": outcome.unusable,
-            "failed": outcome.failed,
-            "seconds": outcome.seconds,
+            "machine": msgspec.to_builtins(self._machine),
+            "outcome": msgspec.to_builtins(outcome),
         }
         try:
             settled: CheckerVerdict = await patiently(lambda: self._ask("checker.report", **told))
@@ -240,22 +218,20 @@ class Checker:
         try:
             lacking = missing_library(task.case)  # its workload itself is installed here
             if lacking is not None:
-                return CheckerOutcome(
-                    failed=True, trouble=f"the library {lacking} is not installed here"
-                )
+                raise Unavailable(f"the library {lacking} is not installed here")
             files = await RecomputeFiles.of(task.case, task.given, self._blobs)
             data = await task.case.data(self._blobs)
         except (VolunteerError, OSError) as error:
-            return _trouble(error)
+            return self._given_back(error)
         work = redo, task.case, files, data, self._device, tell
         try:
             found, seconds = await self._compute.timed(*work)
         except (NotFound, InvalidFrame) as error:  # of what was revealed: the rest is checked
             return CheckerOutcome(unusable=error.message)
         except Unavailable as error:
-            return _trouble(error, failed=not ended.is_set())
+            return self._given_back(error, failed=not ended.is_set())
         except Exception as error:  # of the device, as like as not
-            return _trouble(error)
+            return self._given_back(error)
         return CheckerOutcome(found=found, seconds=seconds)
 
     async def _lost(self, task: CheckerTask, hold: str) -> None:
@@ -269,9 +245,8 @@ class Checker:
                 )
                 held = renewed.held
 
-
-def _trouble(error: Exception, *, failed: bool = True) -> CheckerOutcome:
-    """Return the outcome of a task given back on an error, with the sentence shown to its owner."""
-    message = error.message if isinstance(error, VolunteerError) else why(error)
-    said = message or type(error).__name__
-    return CheckerOutcome(failed=failed, trouble=said)
+    def _given_back(self, error: Exception, *, failed: bool = True) -> CheckerOutcome:
+        """Return the outcome of a task that an error ends, and keep its sentence."""
+        message = error.message if isinstance(error, VolunteerError) else why(error)
+        self._trouble = message or type(error).__name__
+        return CheckerOutcome(failed=failed)

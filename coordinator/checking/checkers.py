@@ -11,9 +11,10 @@ computes all of it, so that it returns a few numbers.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from coordinator.checking.case import Case
 from coordinator.checking.recompute import Recomputes
@@ -42,11 +43,20 @@ class CheckerTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a checker: a recompute or none, and the number that wait."""
+    """Answer to a checker: a recompute, or none."""
 
     task: CheckerTask | None
-    revealed: int  # that could be done now, by whomever
-    asked: int  # whose volunteers were asked for their states
+
+
+class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a recompute: figures, useless evidence, or a release for others (`failed` or
+    not).
+    """
+
+    found: Redone | None = None
+    unusable: str = ""
+    failed: bool = False
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class CheckerVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,22 +82,18 @@ class Checkers(PlatformService):
         if not _KIND.fullmatch(machine.kind):
             raise BadRequest(f'"{machine.kind[:40]}" is no class of devices such as cpu or cuda')
 
-        def taken(conn: Connection) -> tuple[RecomputeRow | None, dict[str, int]]:
+        def taken(conn: Connection) -> RecomputeRow | None:
             now = self._clock.now()
             if recomputes.see_checker(conn, name, machine.kind, now):
                 record.append(conn, "organiser", "checker.work", name, machine.kind, now)
             served = recomputes.served(conn, now)
-            found = recomputes.hold(conn, hold, machine.kind, served, now)
-            return found, recomputes.waiting(conn)
+            return recomputes.hold(conn, hold, machine.kind, served, now)
 
         for _ in range(ENDED_MAX):
-            row, waiting = await self._db.write(taken)
-            task = None
-            if row is not None and (task := await self._task(row)) is None:
-                continue  # it ended without work: the next one
-            return CheckerOffer(
-                task=task, revealed=waiting.get("revealed", 0), asked=waiting.get("asked", 0)
-            )
+            row = await self._db.write(taken)
+            task = None if row is None else await self._task(row)
+            if row is None or task is not None:  # else it ended without work: the next one
+                return CheckerOffer(task=task)
         raise Conflict("too many recomputes ended at once: ask again")
 
     async def _task(self, row: RecomputeRow) -> CheckerTask | None:
@@ -108,27 +114,22 @@ class Checkers(PlatformService):
         return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
 
     async def report(
-        self, contribution: int, hold: str, found: Redone, on: ComputeDevice, seconds: float
+        self, contribution: int, hold: str, on: ComputeDevice, made: CheckerOutcome
     ) -> CheckerVerdict:
-        """Settle a recompute by its figures. Raises Conflict where another holds it by now."""
+        """Settle a recompute by its figures or its useless evidence, or release it for others.
+        Raises Conflict where another holds it by now.
+        """
         row = await self._held(contribution, hold)
-        if row.state != "done":
-            prepared = await self._recomputes.prepare(row)
-            if prepared is not None:
-                await self._recomputes.judge(row, prepared, found, on, seconds)
-        return await self._settled(contribution)
-
-    async def refute(self, contribution: int, hold: str, why: str) -> CheckerVerdict:
-        """Settle a recompute with useless evidence. Raises Conflict."""
+        if made.found is None and not made.unusable:
+            await self._give_back(contribution, hold, failed=made.failed)
+            return CheckerVerdict(result="", message="")
+        if row.state != "done" and made.found is None:
+            await self._recomputes.refute(row, made.unusable)
+        elif row.state != "done" and (prepared := await self._recomputes.prepare(row)) is not None:
+            assert made.found is not None
+            await self._recomputes.judge(row, prepared, made.found, on, made.seconds)
         row = await self._held(contribution, hold)
-        if row.state != "done":
-            await self._recomputes.refute(row, why)
-        return await self._settled(contribution)
-
-    async def give_back(self, contribution: int, hold: str, *, failed: bool) -> CheckerVerdict:
-        """Release a checker's recompute for others; after a failure, twice at most."""
-        await self._give_back(contribution, hold, failed=failed)
-        return CheckerVerdict(result="", message="")
+        return CheckerVerdict(result=row.result, message=row.message)
 
     async def _give_back(self, contribution: int, hold: str, *, failed: bool) -> None:
         await self._db.write(
@@ -146,8 +147,3 @@ class Checkers(PlatformService):
                 " another's by now"
             )
         return row
-
-    async def _settled(self, contribution: int) -> CheckerVerdict:
-        row = await self._db.read(lambda conn: recomputes.get(conn, contribution))
-        assert row is not None
-        return CheckerVerdict(result=row.result, message=row.message)

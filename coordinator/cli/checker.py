@@ -133,10 +133,7 @@ class _Lines:
             as_json_line(done)
             return
         told = ", ".join(f"{count} {name}" for name, count in done.results.items() if count)
-        print(
-            f"{told or 'nothing done again'}, {done.seconds:,.1f} s; {done.revealed} more could be "
-            f"done now, {done.asked} wait for their volunteers"
-        )
+        print(f"{told or 'nothing done again'}, {done.seconds:,.1f} s")
 
 
 def add_to(parent: App) -> None:

@@ -31,6 +31,7 @@ from tests.support.local_volunteer import LocalMachine
 from tests.support.served import served
 
 CPU = ComputeDevice(kind="cpu")
+HERE = {"kind": "cpu"}
 CARD = ComputeDevice(kind="cuda", model="A Card 12 GB")
 TASKS = 3
 
@@ -135,13 +136,14 @@ async def test_what_a_checker_finds_made_up_ends_its_account(
 async def test_another_class_of_device_suspends_nobody(tmp_path: Path) -> None:
     async with revealed(tmp_path, "", lazy, tasks=1) as home:
         ask = asks(home)
-        taken = await ask("checker.take", name="x", kind="cpu", hold="a" * 32)
-        report = {"contribution": taken.task.contribution, "hold": "a" * 32}
-        figures = {"cosine": 0.1, "norm_ratio": 2.0}
-        done = await ask("checker.report", **report, kind="cuda", model="A Card", found=figures)
+        taken = await ask("checker.take", name="x", machine=HERE, hold="a" * 32)
+        report: dict[str, Any] = {"contribution": taken.task.contribution, "hold": "a" * 32}
+        report["machine"] = {"kind": "cuda", "model": "A Card"}
+        report["outcome"] = {"found": {"cosine": 0.1, "norm_ratio": 2.0}}
+        done = await ask("checker.report", **report)
         assert done.result == "unproven"
         assert "cuda (A Card) cannot be compared" in done.message
-        again = await ask("checker.report", **report, kind="cuda", model="A Card", found=figures)
+        again = await ask("checker.report", **report)
         assert again == done  # a report whose reply was lost
         assert (await balances(home, "Ann"))[0] == "vetted"  # she was vouched for
 
@@ -151,13 +153,13 @@ async def test_a_hold_that_is_not_renewed_goes_to_another(
 ) -> None:
     async with revealed(tmp_path, database_url, tasks=1) as home:
         ask = asks(home)
-        first = await ask("checker.take", name="x", kind="cpu", hold="a" * 32)
-        assert await ask("checker.take", name="x", kind="cpu", hold="a" * 32) == first
+        first = await ask("checker.take", name="x", machine=HERE, hold="a" * 32)
+        assert await ask("checker.take", name="x", machine=HERE, hold="a" * 32) == first
         number = first.task.contribution
-        assert (await ask("checker.take", name="y", kind="cpu", hold="b" * 32)).task is None
+        assert (await ask("checker.take", name="y", machine=HERE, hold="b" * 32)).task is None
         assert (await ask("checker.renew", contribution=number, hold="a" * 32)).held
         await home.clock.advance(HOLD_S + 1)
-        second = await ask("checker.take", name="y", kind="cpu", hold="b" * 32)
+        second = await ask("checker.take", name="y", machine=HERE, hold="b" * 32)
         assert second.task.contribution == number
         assert not (await ask("checker.renew", contribution=number, hold="a" * 32)).held
         with pytest.raises(Exception, match="another's by now"):
@@ -165,15 +167,16 @@ async def test_a_hold_that_is_not_renewed_goes_to_another(
                 "checker.report",
                 contribution=number,
                 hold="a" * 32,
-                kind="cpu",
-                found={"cosine": 0.0, "norm_ratio": 1.0},
+                machine=HERE,
+                outcome={"found": {"cosine": 0.0, "norm_ratio": 1.0}},
             )
         with pytest.raises(BadRequest, match="32 hexadecimal"):
-            await ask("checker.take", name="x", kind="cpu", hold="x")
+            await ask("checker.take", name="x", machine=HERE, hold="x")
         with pytest.raises(BadRequest, match="no class of devices"):
-            await ask("checker.take", name="x", kind="cuda:0", hold="c" * 32)
+            await ask("checker.take", name="x", machine={"kind": "cuda:0"}, hold="c" * 32)
+        told = {"machine": HERE, "outcome": {"unusable": "x"}}
         with pytest.raises(NotFound, match="not to be done again"):
-            await ask("checker.report", contribution=99, hold="c" * 32, kind="cpu", unusable="x")
+            await ask("checker.report", contribution=99, hold="c" * 32, **told)
 
 
 async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_does(
@@ -198,7 +201,6 @@ async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_
         one = Checker(asks(home), Nothing(), Compute("checker"), of, told.append)
         await one.run(asyncio.Event(), once=True)
         assert one.summary.results["given back"] == 2
-        assert one.summary.revealed == 1
         assert await home.coordinator.recomputes.next()
         assert [result for result, _ in await results(home, 1)] == ["passed"]
 
@@ -238,7 +240,6 @@ async def test_the_server_leaves_to_checkers_what_they_are_there_for(tmp_path: P
         told: list[CheckerStep | CheckerResult] = []
         one = checker(home, CARD, told)  # it has nothing to compare a processor with
         assert not await one.next(asyncio.Event())
-        assert one.summary.revealed == 1
         await home.clock.advance(601)  # a checker with a processor was not seen for ten minutes
         assert await home.coordinator.recomputes.next()
         assert [result for result, _ in await results(home, 1)] == ["passed"]
@@ -247,7 +248,7 @@ async def test_the_server_leaves_to_checkers_what_they_are_there_for(tmp_path: P
 async def test_any_blob_is_for_the_organiser_alone(tmp_path: Path) -> None:
     async with revealed(tmp_path, "", tasks=1) as home, served(home) as url:
         server = RemoteServer.of(url, home.coordinator.settings.admin_token_file)
-        taken = await asks(home)("checker.take", name="x", kind="cpu", hold="a" * 32)
+        taken = await asks(home)("checker.take", name="x", machine=HERE, hold="a" * 32)
         name, path = taken.task.given.commitment.left, tmp_path / "left"
         await asyncio.to_thread(server.blob, name, path)
         whole = path.read_bytes()
@@ -284,7 +285,6 @@ def test_the_command_on_a_data_directory(tmp_path: Path, run: Run) -> None:
     *lines, last = map(json.loads, written)
     assert [line["result"] for line in lines] == ["passed"] * TASKS
     assert last["results"]["passed"] == TASKS
-    assert last["revealed"] == 0
     said = run(*words, *place)
     assert "nothing done again" in said.out
     assert "Ctrl+C" in said.out

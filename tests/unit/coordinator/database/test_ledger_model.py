@@ -263,7 +263,7 @@ class Books(RuleBasedStateMachine):
     def teardown(self) -> None:
         # Of escrow there are events only: its rows belong to contributions that are stored.
         found = self.runner.run(Ledger(self.db).check())
-        assert not [said for said in found if "wait to be vested" not in said]
+        assert not [said for said in found if "at stake" not in said]
         assert sum(self.model.accounts.values()) == 0
 
 
