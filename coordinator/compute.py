@@ -48,9 +48,7 @@ class Flag(Protocol):
 
 
 def half_the_cores() -> int:
-    """Return half the cores, at least one: a computing process also writes, hashes and syncs in
-    threads of its own.
-    """
+    """Return half the cores, at least one: the rest writes, hashes and syncs."""
     return max(1, threads() // 2)
 
 

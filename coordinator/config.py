@@ -275,9 +275,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def signing_key_file(self) -> Path:
-        """Return the file of the Ed25519 key that signs version manifests; made on the first start
-        of a database, 0600.
-        """
+        """Return the file of the Ed25519 key of manifests; made at the first start, 0600."""
         return self.directory / "signing.key"
 
 

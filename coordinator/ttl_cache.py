@@ -1,6 +1,4 @@
-"""Cached values that may be a moment old: loaded by the first caller, shared by all concurrent
-ones.
-"""
+"""Cached values that may be a moment old: loaded by the first of many concurrent callers."""
 
 from __future__ import annotations
 

@@ -100,9 +100,7 @@ def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
 
 
 def choices(kind: Any, key: str) -> tuple[str, ...]:
-    """Return the texts that a value may be, where only some are; `key` is its place in a type, as
-    msgspec writes it.
-    """
+    """Return the only texts that a value may be; `key` is its place in a type."""
     from msgspec.inspect import type_info  # takes 13 ms, for the few who are wrong
 
     found: list[Any] = [type_info(kind)]

@@ -305,9 +305,7 @@ def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
 
 
 def _check_numbers(table: Mapping[str, Any], where: str, error: type[VolunteerError]) -> None:
-    """Raise `error` for numbers that are not finite or need more than 64 bits, and for tables too
-    deep to be stored.
-    """
+    """Raise `error` for infinite or over-long numbers, and for tables too deep to store."""
     place = f"{where} " if where.startswith("[") else ""
     waiting: list[tuple[str, Any, int]] = [(place + key, value, 1) for key, value in table.items()]
     while waiting:

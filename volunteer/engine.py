@@ -1,6 +1,4 @@
-"""Whole volunteer: profile, settings and agent behind one control, also before it has joined a
-coordinator.
-"""
+"""Whole volunteer: profile, settings and agent behind one control, joined or not."""
 
 from __future__ import annotations
 

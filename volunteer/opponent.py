@@ -1,6 +1,4 @@
-"""Opponent in a game: a version of a run, fetched and checked, that computes its moves on its own
-thread.
-"""
+"""Opponent in a game: a version of a run, fetched and checked, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -39,10 +37,7 @@ class Seated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rival:
-    """Opponents from the versions of one run.
-
-    All torch work happens on one thread, so that a screen never waits for it.
-    """
+    """Opponents from the versions of one run; torch runs on one thread, screens never wait."""
 
     def __init__(
         self,
@@ -90,10 +85,7 @@ class Rival:
         )
 
     def look(self, moves: Sequence[int]) -> BoardAnalysis:
-        """Return the position after `moves`.
-
-        Raises BadRequest for an illegal move, or when nobody sits at the board.
-        """
+        """Return the position after `moves`. Raises BadRequest if illegal, or nobody plays."""
         return self._seated().look(moves)
 
     async def reply(self, moves: Sequence[int], level: int) -> MoveReply:

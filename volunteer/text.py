@@ -27,9 +27,7 @@ CLOCK_S = 300.0  # clocks that differ by less are good enough
 
 
 def clock_words(offset_s: float) -> str:
-    """Return the sentence about a clock when the coordinator's is `offset_s` ahead of it; empty
-    while they nearly agree.
-    """
+    """Return the sentence about a coordinator's clock that is `offset_s` ahead, if any."""
     if abs(offset_s) < CLOCK_S:
         return ""
     seconds = abs(offset_s)

@@ -101,10 +101,7 @@ class Volunteers:
     # --- coming and going ---
 
     async def register(self, request: RegisterRequest, address: str = "") -> Registered:
-        """Register a worker that calls from this address, or repeat an earlier reply.
-
-        Raises what `registration` says.
-        """
+        """Register a worker, or repeat an earlier reply. Raises as `registration` does."""
         registration.check(request)
         now = self._clock.now()
         settings = self._settings
@@ -125,10 +122,7 @@ class Volunteers:
         return made
 
     async def _prove(self, request: RegisterRequest) -> None:
-        """Check the proof of work of a new volunteer; a registered worker needs none.
-
-        Raises Forbidden, BadRequest.
-        """
+        """Check a new volunteer's proof of work. Raises Forbidden, BadRequest."""
         try:
             self._entrance.check(request)
         except (Forbidden, BadRequest):
@@ -158,10 +152,7 @@ class Volunteers:
         return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
-        """Sign this machine off; with `forget` the whole account is wiped.
-
-        Coming back takes nothing but a request.
-        """
+        """Sign this machine off; with `forget` wipe the account. Coming back takes a request."""
         now = self._clock.now()
         if request is not None and request.forget:
             who = principal.volunteer_id
@@ -350,9 +341,7 @@ class Volunteers:
         return await self._write(change)
 
     async def vouch(self, who: str) -> str:
-        """Treat an account as invited: vetted, paid at once, its stake freed; a suspension is
-        lifted. Raises NotFound.
-        """
+        """Treat an account as invited: vetted, paid, its suspension lifted. Raises NotFound."""
         now = self._clock.now()
 
         def change(conn: Connection) -> str:

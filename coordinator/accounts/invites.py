@@ -1,6 +1,4 @@
-"""Invites: codes that admit volunteers. A code is shown once, when it is made; only its hash is
-kept.
-"""
+"""Invites: codes that admit volunteers, shown once when made; only a hash is kept."""
 
 from __future__ import annotations
 

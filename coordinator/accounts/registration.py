@@ -93,10 +93,7 @@ def register(
 def _admit(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered | None:
-    """Register a new volunteer, or a new machine of a known one.
-
-    None when the account or the machine has just appeared.
-    """
+    """Register a new volunteer or machine; None when it has just appeared."""
     code = None
     if request.code:
         code = code_rows.usable(conn, codes.code_hash(request.code), now)

@@ -1,6 +1,4 @@
-"""Identity of a coordinator: name, key, address, the organiser's token, and the runs that anyone
-may know of.
-"""
+"""Identity of a coordinator: name, key, address, organiser's token, public runs."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ def explained(reason: str, contact: str) -> str:
 
 
 def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:
-    """Forfeit an account's stake: escrowed pay, unmerged contributions (superseded), and open
-    draws. Raises NotFound.
-    """
+    """Forfeit an account's stake: escrow, unmerged work, open draws. Raises NotFound."""
     row = store.locked(conn, volunteer_id)
     waiting = contributions.accepted_of(conn, row.id)
     for contribution in waiting:

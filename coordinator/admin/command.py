@@ -1,6 +1,4 @@
-"""One command of the organiser: a name, a request, a reply, and one function, run here or by a
-server.
-"""
+"""A command of the organiser: name, request, reply, and one function, run here or by a server."""
 
 from __future__ import annotations
 

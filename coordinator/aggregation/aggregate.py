@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 
 class Aggregator(Protocol):
-    """Combines contributions into one update.
-
-    Stateless: what a merge needs is surveyed, settled and used within it.
-    """
+    """Combines contributions into one update; stateless, what a merge needs is surveyed in it."""
 
     surveys: ClassVar[
         bool
@@ -47,10 +44,7 @@ class Aggregator(Protocol):
         """
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
-        """Return one factor a contribution, (K,), from the survey added up over the whole model.
-
-        Raises NotFinite.
-        """
+        """Return a factor a contribution, (K,), from the model's whole survey. Raises NotFinite."""
 
     def fill(
         self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats

@@ -108,10 +108,7 @@ class Cohort:
 
 
 def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
-    """Contributions in task order; a weight of zero leaves one out.
-
-    Raises ValueError when nothing is left to merge.
-    """
+    """Contributions in task order, weight zero left out. Raises ValueError for an empty merge."""
     if len(readers) != len(weights):
         raise ValueError(f"{len(readers)} contributions, but {len(weights)} weights")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights):

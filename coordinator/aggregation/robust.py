@@ -222,8 +222,6 @@ def _squared_distances(products: Doubles) -> Doubles:
 
 
 def _dot(left: Doubles, right: Doubles) -> Doubles:
-    """Return products summed along the last axis without BLAS: every replica gets the same factors
-    from one survey.
-    """
+    """Return products summed along the last axis without BLAS: replicas get equal factors."""
     found: Doubles = np.asarray((left * right).sum(axis=-1))
     return found

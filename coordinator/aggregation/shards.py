@@ -67,9 +67,7 @@ def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> 
 
 
 def file_name(piece: TensorPiece) -> str:
-    """Return the name of a piece in the file of a shard: its tensor's name, or
-    "name[start:stop]" where that is cut.
-    """
+    """Return a piece's name in a shard's file: the tensor's, or `name[start:stop]` of it."""
     return piece.spec.name if piece.whole else f"{piece.spec.name}[{piece.start}:{piece.stop}]"
 
 

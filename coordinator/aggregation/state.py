@@ -25,10 +25,7 @@ from shared.tensors.header import render_header
 
 
 class OldState:
-    """Server state at the beginning of a merge, read from one file or several.
-
-    The first merge begins without a state.
-    """
+    """Server state before a merge, from one file or several; the first merge has none."""
 
     def __init__(self, files: ExitStack, paths: Sequence[Path]) -> None:
         self._arrays: dict[str, Floats] = {}
@@ -42,10 +39,7 @@ class OldState:
         return None if found is None else float(found[0])
 
     def piece(self, slot: str, piece: TensorPiece) -> Floats | None:
-        """Return one slot of a piece; None when the last merge did not have the slot.
-
-        Raises InvalidFrame when it is lost.
-        """
+        """Return a piece's slot, None if the last merge had none. Raises InvalidFrame if lost."""
         if slot not in self._slots:
             return None
         whole = self._arrays.get(f"{slot}/{piece.spec.name}")

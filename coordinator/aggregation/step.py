@@ -316,9 +316,7 @@ class _Walk:
     def _step(
         self, name: str, piece: TensorPiece, update: Floats, slots: Mapping[str, Floats]
     ) -> float:
-        """Write the parameters of a piece, in blocks that stay in the cache; returns the squared
-        norm of the update.
-        """
+        """Write a piece's parameters in cached blocks; return the squared norm of the update."""
         flat: Floats = self.base.array(piece.spec.name).reshape(-1)
         square = 0.0
         for start, stop in grid(piece.size, SPAN):

@@ -1,6 +1,4 @@
-"""Case of a contribution to recompute: its job, base and data, as its worker had them; and the
-draws.
-"""
+"""Case of a contribution to recompute: job, base and data as its worker had them; the draws."""
 
 from __future__ import annotations
 

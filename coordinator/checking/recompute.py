@@ -162,9 +162,7 @@ class Recomputes(PlatformService):
             self._under_way = None
 
     async def overtake(self) -> bool:
-        """Run a recompute that overtakes a much larger running one, which is paused meanwhile;
-        False where there is none.
-        """
+        """Run a recompute that overtakes a much larger one, paused meanwhile; False if none."""
         async with self._choosing:
             larger = self._under_way
             row = None if larger is None else await self._first(larger)

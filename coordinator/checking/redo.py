@@ -1,6 +1,4 @@
-"""Recompute of a task from its worker's committed state, and the comparison with the submitted
-update.
-"""
+"""Recompute of a task from its worker's committed state, compared with the submitted update."""
 
 from __future__ import annotations
 

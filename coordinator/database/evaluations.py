@@ -54,9 +54,7 @@ _FIRST_METRICS = _FIRST_LOSS.with_only_columns(_E.metrics)
 
 
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
-    """Return the newest waiting version of the longest-waiting run; version 0 goes before all
-    others of its run.
-    """
+    """Return the newest waiting version of the longest-waiting run, its version 0 first."""
     row = conn.execute(_NEXT_EVALUATION).mappings().first()
     return None if row is None else EvaluationRow(**row)
 

@@ -1,6 +1,4 @@
-"""Leases: assignments written as leased tasks, one statement for returned tasks and one for new
-ones.
-"""
+"""Leases: assignments written as leased tasks, one statement for returned, one for new ones."""
 
 from __future__ import annotations
 

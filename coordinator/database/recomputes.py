@@ -464,9 +464,7 @@ def waiting(conn: Connection) -> dict[str, int]:
 
 
 def backlog_s(conn: Connection, now: float) -> float | None:
-    """Return about how many seconds the recompute backlog takes, at the recent speed; None without
-    a recent recompute.
-    """
+    """Return the seconds that the recompute backlog takes at the recent speed; None if unknown."""
     flops, seconds = conn.execute(_DONE_LATELY, {"now": now}).one()
     if not (flops and seconds):
         return None

@@ -1,6 +1,4 @@
-"""Standing of the accounts for the organiser: their draws, the recompute backlog, and the counts
-behind alerts.
-"""
+"""Standing of the accounts for the organiser: draws, recompute backlog, counts for alerts."""
 
 from __future__ import annotations
 

@@ -429,9 +429,7 @@ _ACCOUNT = (
 
 
 def account(conn: Connection, volunteer_id: str, since: float, after: int) -> AccountRow | None:
-    """Return an account with its earnings from an instant on by events after `after`; None for an
-    unknown account.
-    """
+    """Return an account with its earnings since an instant, after `after`; None if unknown."""
     given = {"its_id": volunteer_id, "its_owner": volunteer_id, "since": since, "after": after}
     rows = conn.execute(_ACCOUNT, given).mappings().all()
     if not rows:

@@ -50,9 +50,7 @@ _STANDS = select(_PARTS, _LATE)
 
 
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
-    """Return the number of the part that the current attempt submits next, and how often it was
-    refused as too late.
-    """
+    """Return the part that this attempt submits next, and how often it came too late."""
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
     number, tries = conn.execute(_STANDS, mine).one()
     return int(number), int(tries)

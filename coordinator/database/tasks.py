@@ -279,9 +279,7 @@ _AWAITS = (
 
 
 def awaits_merge(conn: Connection, task_id: int, worker_id: str) -> tuple[int, int] | None:
-    """Return run and phase of a task not begun yet, if a contribution of its worker to the run
-    waits for a merge.
-    """
+    """Return run and phase of a task not begun, if its worker's contribution waits for a merge."""
     found = conn.execute(_AWAITS, {"its_id": task_id, "its_worker_id": worker_id}).first()
     return None if found is None else (int(found[0]), int(found[1]))
 
@@ -355,9 +353,7 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
 def _condemned(
     conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if this many volunteers' failures condemn a task, or with `alone` the failures of
-    all at work.
-    """
+    """Return True if so many volunteers' failures, or with `alone` all at work, condemn a task."""
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}
     working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}

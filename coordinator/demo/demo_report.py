@@ -1,6 +1,4 @@
-"""Report of a demo: figures, samples, pictures, and the strength of the last version where versions
-play.
-"""
+"""Report of a demo: figures, samples, pictures, strength where versions play."""
 
 from __future__ import annotations
 
@@ -81,9 +79,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def improved(self) -> bool:
-        """Return True if the last version is better than the first: by games, where versions play;
-        otherwise by loss.
-        """
+        """Return True if the last version beats the first: by games, otherwise by loss."""
         if self.strength is not None:
             return self.strength.wins > self.strength.losses
         return (

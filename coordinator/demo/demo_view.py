@@ -39,9 +39,7 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 
 class DemoView:
-    """Draws to standard output; with `json`, progress goes to standard error and only the summary
-    to standard output.
-    """
+    """Draws to standard output; with `json` progress goes to standard error."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json

@@ -234,9 +234,7 @@ class _Watched:
         super().resume_writing()  # type: ignore[misc]
 
     def _while(self, receiving: Phase) -> Phase:
-        """Return the phase to judge by: the client is not slow while we have stopped reading, or
-        have not asked yet.
-        """
+        """Return the phase to judge by: nobody is slow while we stopped reading, or did not ask."""
         if self.flow.write_paused:
             return "reply"
         if receiving == "body":

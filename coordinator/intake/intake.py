@@ -182,9 +182,7 @@ class Intake(PlatformService):
         return contributions.by_id(conn, row.id), True
 
     async def _check(self, row: ContributionRow) -> None:
-        """Check a contribution once, for any number of repeated requests, and to the end, also when
-        its sender hangs up.
-        """
+        """Check a contribution once for all requests, to the end, also without its sender."""
         under_way = self._under_way.get(row.id)
         if under_way is None:
             under_way = self._under_way[row.id] = asyncio.create_task(self._check_once(row))
@@ -303,10 +301,7 @@ class Intake(PlatformService):
         plan: Plan,
         measured: Measurement,
     ) -> Judgement:
-        """Judge the content first: superseded work is only paid when it is good.
-
-        `plan` is the one that holds at the head.
-        """
+        """Judge content first: superseded work is paid if good. `plan` holds at the head."""
         run = found.run
         about = definition(run)
         comparable = about.workload.traits.loss_is_measured
@@ -335,9 +330,7 @@ class Intake(PlatformService):
         return judgement
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
-        """Reject an overtaken update: it is recomputed from the newer version, a few times; then
-        the task fails.
-        """
+        """Requeue an overtaken update for the newer version, a few times; then its task fails."""
         now, limit = self._clock.now(), REDO_MAX
         again = row.tries < limit
         message = (

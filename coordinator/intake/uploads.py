@@ -115,9 +115,7 @@ class _PartialFile:
 
     @contextmanager
     def _safe(self) -> Iterator[None]:
-        """Fail the upload after a failed sync, which the system reports once only: all bytes have
-        to be sent again.
-        """
+        """Fail the upload after a failed sync, which is reported once: all is sent again."""
         try:
             with storage_errors():
                 yield

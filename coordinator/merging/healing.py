@@ -71,9 +71,7 @@ def proposal(conn: Connection, run: RunRow) -> Proposal | None:
 
 
 def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
-    """Return the newest versions in the head's ancestry, newest first; versions reverted by a
-    rollback are left out.
-    """
+    """Return the newest ancestors of the head, newest first, without reverted versions."""
     found: list[VersionRow] = []
     at: int | None = run.head if run.head > 0 else None
     while at is not None and len(found) < RECENT:

@@ -1,6 +1,4 @@
-"""Stored, time-independent description of a merge; every replica computes the same bytes from
-it.
-"""
+"""Stored description of a merge, without the time: every replica computes the same bytes."""
 
 from __future__ import annotations
 

@@ -166,9 +166,7 @@ def _grace_left(plan: Plan, pending: Pending) -> float:
 
 
 def no_base(plan: Plan, head: int, base: int) -> str:
-    """Return the reason why work may not begin from a version unasked, while `head` is the newest;
-    empty where it may.
-    """
+    """Return why work may not begin from a version unasked while `head` is newest; "" if it may."""
     gap = head - base
     if not 0 <= base <= head:
         return f"there is no version {base}"

@@ -1,3 +1,1 @@
-"""Pure rules of dispatch, sizing, trust, validation and run files: no database, no storage, no
-asyncio.
-"""
+"""Pure rules of dispatch, sizing, trust, validation, run files: no storage, no asyncio."""

@@ -124,9 +124,7 @@ def _check_scripts(name: str) -> None:
 
 
 def _seen(char: str) -> str:
-    """Return a character as a skimming eye reads it: digits of any script by value, no signs, no
-    raised letters.
-    """
+    """Return a character as a skimming eye reads it: digits by value, no signs, nothing raised."""
     kind = unicodedata.category(char)
     if kind == "Nd":
         return str(unicodedata.decimal(char)).translate(_TABLE)

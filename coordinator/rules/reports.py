@@ -22,9 +22,7 @@ RATE_MAX = 1e24  # operations or bytes a second: more than all machines there ar
 
 
 def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:
-    """Return one printable line: no control, format or unassigned characters, so none that moves a
-    terminal's cursor.
-    """
+    """Return one printable line, without characters that move a terminal's cursor."""
     kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text[: chars * 4])
     return " ".join(kept.split())[:chars].rstrip()
 

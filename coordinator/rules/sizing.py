@@ -159,9 +159,7 @@ def allowance_beside_s(run: Run, price: int, flops: float) -> float:
 
 
 def target_s(run: Run) -> float:
-    """Return the target time of a task: set in `[task]`, or the median worker's time for
-    `local_steps`; 0 = unknown.
-    """
+    """Return a task's target time: set in `[task]`, or the median worker's; 0 = unknown."""
     settings = run.settings
     if settings.target_seconds > 0 or not settings.by_speed:
         return settings.target_seconds
@@ -228,9 +226,7 @@ def total_steps(
 
 
 def share_done(file: RunFile, samples: int, sample_size: int, version: int, tokens: int) -> float:
-    """Return the done share of a run at a version and token count, as far as `[stop]` tells; 0 for
-    an endless one.
-    """
+    """Return the done share of a run, as far as `[stop]` tells; 0 for an endless one."""
     stop = file.stop
     ends = [stop.passes * samples * sample_size, stop.tokens if samples else 0]
     done = [tokens / end for end in ends if end]
@@ -292,9 +288,7 @@ def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
 
 
 def work_of(run: Run, price_micro: int) -> float:
-    """Return the operations that a task of this price needs; all kinds of work in a run cost the
-    same an operation.
-    """
+    """Return the operations of a task at this price: all kinds of work in a run cost alike."""
     return price_micro / max(1, run.price_micro) * run.step_flops
 
 
@@ -303,9 +297,7 @@ def price_micro(run: Run, samples: int) -> int:
 
 
 def split_at(run: Run, start: int, stop: int, flops: float) -> int:
-    """Return where a returned range ends for a worker of this speed: at `stop`, or sooner when it
-    is far too much.
-    """
+    """Return where a returned range ends for a worker of this speed: `stop`, or much sooner."""
     settings = run.settings
     steps = steps_in(stop - start, settings.batch_size)
     fitting = steps_for(run, flops)

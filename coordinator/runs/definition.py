@@ -1,6 +1,4 @@
-"""Definition of a run: the workload, schema and plan of its file, worked out once and shared by the
-services.
-"""
+"""Definition of a run: workload, schema and plan of its file, worked out once for all."""
 
 from __future__ import annotations
 
@@ -142,9 +140,7 @@ def check_train(said: TrainSettings, whole: Plan) -> None:
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of a run file's tables: its workload's, then its preset's, then those for
-    an open run.
-    """
+    """Return the defaults of a run file: of its workload, its preset, then for open runs."""
     tables = dict(workload.defaults(file.plan))
     preset = TASKS.get(str(file.plan.get("preset")), {})
     tables |= {"task": {**preset, **tables.get("task", {})}}
@@ -202,9 +198,7 @@ def step_price_micro(file: RunFile, step_flops: float) -> int:
 
 
 def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
-    """Return the micro-credits of other work of the same run, at the price of its steps: equal
-    device time earns alike.
-    """
+    """Return the micro-credits of other work in a run, at the price of its steps."""
     return max(1, round(price_micro * flops / max(1.0, step_flops)))
 
 

@@ -1,6 +1,4 @@
-"""The example run: a small GPT on the Python standard library's own source, at hand on every
-machine.
-"""
+"""The example run: a small GPT on the Python standard library's own source."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Model card of an exported version (README.md, as model hubs show it): measure, origin, example
-code, and a sample.
-"""
+"""Model card of an exported version, README.md: measure, origin, example code, sample."""
 
 from __future__ import annotations
 

@@ -146,9 +146,7 @@ def with_state(content: Content, state: Written | None) -> Content:
 def ways(
     before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
 ) -> Downlink:
-    """Return the links and snapshots worth listing for new weights: each can be fewer bytes than
-    the alternatives.
-    """
+    """Return the links and snapshots worth listing for new weights: each may be the shortest."""
     links = {each.weights: each for each in (*before.links, *([link] if link else []))}
     packed = {each.weights: each for each in (*before.snapshots, *([snapshot] if snapshot else []))}
     at, spent, limit = weights.sha256, 0, weights.size

@@ -409,9 +409,7 @@ def _origin(about: Definition) -> dict[str, Any]:
 
 
 def _progress(run: RunRow, about: Definition) -> float | None:
-    """Return the share of `[stop]` that is done, 0..1, by the nearest condition; None when only a
-    date or a loss ends it.
-    """
+    """Return the done share of `[stop]` by its nearest condition; None for dates and losses."""
     stop = about.file.stop
     shares = []
     if stop.versions:

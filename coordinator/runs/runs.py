@@ -349,9 +349,7 @@ class Runs(PlatformService):
     async def rollback(
         self, name: str, to: int, why: str = "", actor: str = "organiser"
     ) -> RunInfo:
-        """Make head + 1 with the content of version `to`; leases on reverted versions are
-        cancelled, credits stay.
-        """
+        """Make head + 1 with the content of `to`; cancel leases on reverted versions."""
         detail = f"to version {to}: {why}" if why else f"to version {to}"
 
         def revert(conn: Connection) -> RunRow:

@@ -71,9 +71,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """Environment of a version that its manifest names: dataset, suites by their hashes, and head
-    of the record.
-    """
+    """Environment that a version's manifest names: dataset, suites' hashes, head of the record."""
 
     dataset: DatasetRow | None
     tree: TreeHead
@@ -92,9 +90,7 @@ def write_weights(
 
 
 def read_weights(path: Path, about: Definition) -> dict[str, torch.Tensor]:
-    """Return the tensors of a version, memory-mapped: they cost no memory until touched, and writes
-    stay private.
-    """
+    """Return the tensors of a version, memory-mapped; writes stay private."""
     import torch
 
     frame = open_frame(path, about.schema, copy_on_write=True)

@@ -193,9 +193,7 @@ class Replay(PlatformService):
         )
 
     def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
-        """Add a match of the newest version against the best one, when it has no rating and no
-        match is running.
-        """
+        """Add a match of newest against best, when it has no rating and none is running."""
         play = spec.play
         if play is None or not play.match_every or found.measuring:
             return False

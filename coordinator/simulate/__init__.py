@@ -1,3 +1,1 @@
-"""`coordinator simulate`: the same services in virtual time, to choose a plan before people are
-invited.
-"""
+"""`coordinator simulate`: the same services in virtual time, to choose a plan early."""

@@ -234,9 +234,7 @@ class SimulatedMachine:
             await asyncio.wait([sending])
 
     async def _parts(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> None:
-        """Compute several gradients of one lease, each submitted before the next; refused ones are
-        computed again.
-        """
+        """Compute a lease's gradients, each submitted before the next, refused ones again."""
         job, every = lease.job, lease.part_steps or lease.job.steps
         part = tries = pulled_at = 0
         while part * every < job.steps:

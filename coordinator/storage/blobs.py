@@ -89,9 +89,7 @@ class BlobStore(Protocol):
         """Return the bytes [start, stop) in reads of at most 1 MiB."""
 
     async def url(self, sha256: str) -> str:
-        """Return where volunteers fetch the bytes from the store itself, for some minutes; "" where
-        they cannot.
-        """
+        """Return where volunteers fetch the bytes from the store itself; "" where they cannot."""
 
     async def delete(self, sha256: str) -> None:
         """Remove; nothing happens if it is not there."""
@@ -267,9 +265,7 @@ class DiskBlobs:
             sync_directory(target.parent)
 
     def _copy(self, path: Path, target: Path) -> None:
-        """Copy a file from another filesystem through a partial file, so that the name appears
-        whole or not at all.
-        """
+        """Copy a file from another filesystem, so that its name appears whole or not at all."""
         part = self._scratch / f"{uuid4().hex}.part"
         try:
             shutil.copyfile(path, part)

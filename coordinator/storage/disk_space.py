@@ -1,6 +1,4 @@
-"""Disk space: below the floor, and while a disk cannot be written, uploads are refused; they resume
-when that ends.
-"""
+"""Disk space: below the floor, or while a disk cannot be written, uploads are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Series of backups: one folder each, named by its instant, sharing unchanged blobs with its
-predecessor by hard links.
-"""
+"""Series of backups: one folder an instant, unchanged blobs shared by hard links."""
 
 from __future__ import annotations
 

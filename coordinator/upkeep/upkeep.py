@@ -1,6 +1,4 @@
-"""Periodic maintenance: ends runs, prunes versions, deletes orphaned blobs, and cleans up after a
-crash.
-"""
+"""Periodic maintenance: end runs, prune versions, delete orphans, clean up after crashes."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""Tensors as bytes: strict safetensors frames, quantised blocks, updates with their hash and
-statistics.
-"""
+"""Tensors as bytes: strict safetensors frames, quantised blocks, measured updates."""

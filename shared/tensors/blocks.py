@@ -56,10 +56,7 @@ class Kernel(Protocol):
         """
 
     def square(self, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
-        """The squared norm of a slice that begins on a chunk edge; finite when every number is.
-
-        Raises InvalidFrame.
-        """
+        """The squared norm of a slice from a chunk edge; finite if all are. Raises InvalidFrame."""
 
 
 class Decoded:

@@ -284,10 +284,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def schema_of(tensors: Mapping[str, Array]) -> Schema:
-    """Return names, shapes and dtypes of the arrays, all as parameters.
-
-    Raises InvalidFrame for a foreign dtype.
-    """
+    """Return names, shapes and dtypes of arrays, as parameters. Raises InvalidFrame for others."""
     specs = []
     for name, array in tensors.items():
         if array.dtype not in _SAFETENSORS:
@@ -313,10 +310,7 @@ def frame_bytes(
 
 
 def schema_of_file(path: Path) -> Schema:
-    """Return names, shapes and dtypes in the header of one of our own files, all as buffers.
-
-    Raises InvalidFrame.
-    """
+    """Return the schema in a header of our own files, all as buffers. Raises InvalidFrame."""
     entries = read_header(path).entries
     in_order = sorted(entries.items(), key=lambda item: item[1].data_offsets)
     return tuple(TensorSpec(name, entry.shape, entry.dtype, "buffer") for name, entry in in_order)

@@ -49,10 +49,7 @@ def header_limit(schema: Schema) -> int:
 
 
 def header_length(prefix: bytes, file_bytes: int, limit: int = HEADER_BYTES_MAX) -> int:
-    """Return how long the JSON is that follows the first eight bytes.
-
-    Raises InvalidFrame before anything is allocated.
-    """
+    """Return the length of the JSON after the first eight bytes. Raises InvalidFrame."""
     if len(prefix) < LENGTH_BYTES:
         raise InvalidFrame("the tensor file is cut off in its first eight bytes")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")

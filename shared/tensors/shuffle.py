@@ -85,10 +85,7 @@ def skip_piece(file: BinaryIO, unpacked: int, what: str) -> None:
 
 
 def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
-    """Return the next `count` numbers of a packed file, a piece for each rank of their bytes.
-
-    Raises InvalidFrame.
-    """
+    """Return the next `count` numbers of a packed file, rank by rank. Raises InvalidFrame."""
     ranks = range(kind.itemsize)
     planes = [unpack_bytes(read_piece(file, count, what), count) for _ in ranks]
     return from_planes(planes, kind, count)

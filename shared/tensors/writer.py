@@ -65,10 +65,7 @@ class Syncing:
 
 
 class Sink:
-    """Writes a tensor file piece by piece and hashes it on the way.
-
-    An error may be about bytes that were given earlier.
-    """
+    """Writes a tensor file piece by piece and hashes it. Errors may concern earlier bytes."""
 
     def __init__(self, path: Path, size: int, *, sync: bool) -> None:
         """Open a new file of about `size` bytes."""

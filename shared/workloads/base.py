@@ -105,11 +105,7 @@ class Data(Protocol):
     manifest: DatasetManifest
 
     def chunk(self, index: int) -> Path:
-        """Return the file of training chunk `index` (held-out chunk on the coordinator's
-        evaluation).
-
-        Raises NotFound.
-        """
+        """Return the file of chunk `index` (held out, in an evaluation). Raises NotFound."""
 
     def asset(self, name: str) -> Path:
         """The file of an asset such as "tokenizer"."""
@@ -163,10 +159,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the local work.
-
-    `tensors` follow the schema: local weights for a delta, mean gradient for a gradient.
-    """
+    """Result of local work. `tensors` follow the schema: local weights or mean gradient."""
 
     steps: int
     samples: int
@@ -223,10 +216,7 @@ class Work(Protocol):
         """Return the inner optimiser state (CPU), kept per (run, worker) when the run says so."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return the state that survives a restart of the process: weights, optimiser, counters.
-
-        Only between steps.
-        """
+        """Return the state that survives a restart: weights, optimiser, counters; between steps."""
 
     def restore(self, snapshot: Weights) -> None: ...
 
@@ -366,10 +356,7 @@ class Workload(Protocol):
         )
 
     def schema(self, config: Config) -> Schema:
-        """Return names, shapes, dtypes and roles of all tensors of a version, in canonical order.
-
-        Needs no torch tensor.
-        """
+        """Return names, shapes, dtypes and roles of a version's tensors, in canonical order."""
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         """Return version 0, deterministic in the seed."""
@@ -410,9 +397,7 @@ class Workload(Protocol):
         return {}
 
     def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
-        """Return the tensors of a version together with its `files`: the input of `decoder`,
-        `export` and `convert`.
-        """
+        """Return a version's tensors with its `files`: input of `decoder`, `export`, `convert`."""
         return weights
 
     def begin(

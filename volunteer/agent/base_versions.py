@@ -37,10 +37,7 @@ NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest vers
 async def announce_base(
     api: Api, key: LeaseKey, base: int, *, patience_s: float = FOREVER
 ) -> BeginReply:
-    """Notify the coordinator of the version that work on a lease began from.
-
-    Raises Gone where it is too old by now.
-    """
+    """Report the version that a lease began from. Raises Gone where it is too old by now."""
     task, attempt = key
     reply = await api.begin(task, attempt, base=base, patience_s=patience_s)
     if reply.version != base:

@@ -143,9 +143,7 @@ class Benchmarks:
         return disturbed(before, self.processor(), threads=threads)
 
     async def publish(self) -> None:
-        """Report this machine's hardware, speed and workloads to the coordinator: tasks are chosen
-        and sized by them.
-        """
+        """Report this machine's hardware, speed and workloads, by which tasks are sized."""
         request = BenchmarkRequest(
             benchmarks=self._remembered(),
             hardware=hardware(self.hub.status.devices),

@@ -1,6 +1,4 @@
-"""Work of one device: claims tasks, does them one after another, and claims the next while the
-current one trains.
-"""
+"""Work of one device: a task after another, the next one claimed while this one trains."""
 
 from __future__ import annotations
 
@@ -117,18 +115,13 @@ class DeviceLoop:
         return bool(self.news.at_work and paused) and not self.life.winding_up
 
     async def _fetch_weights(self, held: LeaseInWork) -> None:
-        """Fetch weights as late as still brings them in time: a version published after that has
-        to be fetched as well.
-        """
+        """Fetch weights as late as possible: a version published later must be fetched too."""
         await self._at_end.wait()
         if self.news.at_work:
             await self.pipeline.bases.prefetch(held)
 
     async def _next(self) -> LeaseInWork | None:
-        """Claim a task, when that is allowed.
-
-        None when the agent ends or all tasks that were wanted are submitted.
-        """
+        """Claim a task, if allowed; None when the agent ends or the wanted tasks are done."""
         while not self.life.ending:
             change = self.life.change()  # from before the check, so that none is missed
             try:

@@ -35,9 +35,7 @@ class Heartbeat:
     _wanted: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled; at once when a pause begins or ends, or when a person
-        looks at their results.
-        """
+        """Send heartbeats until cancelled; at once when a pause begins or ends."""
         while True:
             sent = self.pauses.reasons()
             self._wanted = False

@@ -1,6 +1,4 @@
-"""Pauses by device and reason: written by the owner, the coordinator and the policy, applied to the
-trainers.
-"""
+"""Pauses by device and reason, of owner, coordinator and policy, applied to the trainers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Reveals the states that finished tasks can be done again from, where the coordinator asks for
-them.
-"""
+"""Reveals the states to do finished tasks again from, where the coordinator asks for them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Runs that this volunteer helps, and the kinds of their tasks: chosen by its owner or the command
-line, with consent.
-"""
+"""Runs and kinds of tasks that this volunteer helps, chosen by its owner, with consent."""
 
 from __future__ import annotations
 

@@ -256,10 +256,7 @@ SIDE = 72  # pixels, the longer one
 
 
 def thumbnail(path: Path) -> Picture:
-    """Return the upper left part of a PNG file, at most 72 pixels wide and high.
-
-    Raises BadRequest for what is no picture.
-    """
+    """Return a PNG's upper left, at most 72 x 72 pixels. Raises BadRequest for no picture."""
     import numpy as np
 
     from shared.workloads.data.image_files import read_png

@@ -61,9 +61,7 @@ class Supervisor:
     quit_s: float  # for tasks that are nearly done, when the agent is to end
 
     async def run(self, devices: Sequence[Loop], loops: Sequence[Loop]) -> None:
-        """Run until the work on every device has ended or the agent is to end; `loops` go on until
-        results are submitted.
-        """
+        """Run until all devices' work ended or the agent ends; `loops` go on until the submits."""
         background = [asyncio.create_task(self._keep(loop, ends=False)) for loop in loops]
         work = [asyncio.create_task(self._keep(device, ends=True)) for device in devices]
         try:

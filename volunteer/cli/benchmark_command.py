@@ -1,6 +1,4 @@
-"""`volunteer benchmark`: measure the devices of this machine, remember it, and tell the coordinator
-if there is one.
-"""
+"""`volunteer benchmark`: measure the devices, remember it, tell the coordinator."""
 
 from __future__ import annotations
 

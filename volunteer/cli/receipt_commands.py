@@ -1,6 +1,4 @@
-"""receipts: the coordinator's signed receipt for each payment, and the check that its record still
-holds it.
-"""
+"""receipts: the signed receipt of each payment, and the check that the record holds it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Event bus of a volunteer: one source, any number of subscribers, none of which can block the
-agent.
-"""
+"""Event bus of a volunteer: one source, many subscribers, none of which blocks the agent."""
 
 from __future__ import annotations
 
@@ -31,10 +29,7 @@ _PROGRESS = (
 
 
 class Subscription:
-    """Queue of the events since its opening.
-
-    A subscriber that is far behind loses progress first, then the oldest.
-    """
+    """Queue of events since its opening. One far behind loses progress first, then the oldest."""
 
     def __init__(self) -> None:
         self._pending: deque[AnyEvent] = deque()

@@ -1,6 +1,4 @@
-"""Real optimiser step of a run's own model on a device: its time, its memory, and its
-micro-batch.
-"""
+"""Real optimiser step of a run's own model on a device: time, memory, micro-batch."""
 
 from __future__ import annotations
 

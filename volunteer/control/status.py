@@ -1,6 +1,4 @@
-"""State of a volunteer as one frozen snapshot, folded from its events, so that a client that
-attaches late sees the same.
-"""
+"""State of a volunteer as one frozen snapshot, folded from its events for any client."""
 
 from __future__ import annotations
 
@@ -286,9 +284,7 @@ def _judged(status: Status, verdict: Verdict) -> Status:
 
 
 def _repriced(done: WorkDone, verdict: Verdict) -> WorkDone:
-    """Return work at the pay of its verdict: games are paid by the number played, which is not
-    known at the claim.
-    """
+    """Return work at the pay of its verdict: the number of games is unknown at the claim."""
     played = done.kind in GAMES and verdict.state in ("accepted", "merged")
     if not played or done.task != verdict.task or not verdict.credits_micro:
         return done

@@ -238,9 +238,7 @@ def _step(bench: _Bench) -> float:
 
 
 def _disk(bench: _Bench, directory: Path) -> float:
-    """Bytes a second that a file is written with; 0 where none can be: a full disk is no reason not
-    to know the rest.
-    """
+    """Bytes a second that a file is written with; 0 where none can be."""
     try:
         return DISK_BYTES / bench.measure("disk", lambda: _write(directory))
     except OSError:

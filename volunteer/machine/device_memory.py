@@ -49,9 +49,7 @@ def refused_bytes(error: BaseException) -> int:
 
 
 def device_lost(error: BaseException) -> bool:
-    """Return True if an error means that the device itself is lost, as with a pulled cable: no task
-    will ever work on it.
-    """
+    """Return True for an error of a lost device, as with a pulled cable."""
     text = str(error).lower()
     phrases = (
         "no cuda-capable device",

@@ -47,9 +47,7 @@ class TorchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_threads() -> int:
-    """Return all physical cores but one: with every core taken, torch ran 5 to 10 times slower
-    beside another program.
-    """
+    """Return all physical cores but one: with all, torch is far slower beside a program."""
     return max(1, cores() - 1)
 
 
@@ -173,9 +171,7 @@ def look_at_torch() -> TorchView:
 
 
 def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
-    """Return usable devices, best first, the processor after the GPUs, then the unusable ones with
-    their problem.
-    """
+    """Return usable devices, best first, the processor last, then unusable ones."""
     memory = memory_bytes()
     cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)
     usable = sorted(view.devices, key=lambda device: -device.memory_bytes)

@@ -1,6 +1,4 @@
-"""Loop that applies the rules of `policy.py` every few seconds, and pauses and resumes the
-agent.
-"""
+"""Loop that applies the rules of `policy.py` every few seconds: pauses, resumes the agent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Presence of a person at this machine: the time since the last key press or mouse movement, by
-each system's way.
-"""
+"""Presence of a person: the time since the last key press or mouse movement."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ Run: TypeAlias = Callable[[Sequence[str]], str]
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Return the output of a system program, run outside of the sandbox; empty when it is missing,
-    fails or hangs.
-    """
+    """Return the output of a system program outside of the sandbox; empty when it fails."""
     with contextlib.suppress(Unreachable):
         return outside.do(run_here, command)
     return ""

@@ -68,10 +68,7 @@ Body = msgspec.Struct | Callable[[], msgspec.Struct]
 
 
 class Api:
-    """Coordinator's endpoints as methods for a worker.
-
-    Requests that training depends on are retried until answered.
-    """
+    """Coordinator's endpoints as methods; requests that training needs are retried."""
 
     def __init__(self, client: Client) -> None:
         self.client = client

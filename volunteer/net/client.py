@@ -441,9 +441,7 @@ class Client:
             sleeper.cancel()
 
     def _tell(self, online: bool, message: str = "") -> None:
-        """Report the connection's state, with the next try of any request: others may have given
-        up, or wait longer.
-        """
+        """Report the connection's state, with the next try of any request."""
         if self.watch and not (online and self._online):
             again = None if online else min(self._sleepers.values(), default=None)
             self.watch(online, message, again)

@@ -1,6 +1,4 @@
-"""Peer at the coordinator's address: it proves the key of the joined coordinator, before a secret
-is sent to it.
-"""
+"""Peer at the coordinator's address: it proves the joined key before it gets a secret."""
 
 from __future__ import annotations
 

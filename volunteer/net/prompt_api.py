@@ -47,10 +47,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def streamed(client: Client, path: str, body: dict[str, Any]) -> AsyncIterator[Chunk]:
-    """Yield the events of an answer; the last one has its `usage`.
-
-    Raises what the coordinator said, also in the middle.
-    """
+    """Yield the events of an answer, `usage` last. Raises what the coordinator said."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with client.events(path, msgspec.json.encode(asked)) as pieces:
         rest = b""

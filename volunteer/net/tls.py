@@ -1,6 +1,4 @@
-"""TLS: verifies the coordinator's certificate by a pin in the join link, or by the usual
-authorities.
-"""
+"""TLS: the coordinator's certificate, verified by the join link's pin or by authorities."""
 
 from __future__ import annotations
 

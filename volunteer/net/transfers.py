@@ -1,6 +1,4 @@
-"""Whole files to and from the coordinator: resumable in both directions, written and hashed while
-the next bytes arrive.
-"""
+"""Whole files to and from the coordinator: resumable, hashed while the next bytes arrive."""
 
 from __future__ import annotations
 

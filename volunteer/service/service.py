@@ -1,6 +1,4 @@
-"""The service that keeps `volunteer --no-ui` running on this machine: made, started, stopped,
-removed.
-"""
+"""Service that keeps `volunteer --no-ui` running here: made, started, stopped, removed."""
 
 from __future__ import annotations
 

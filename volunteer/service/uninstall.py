@@ -1,6 +1,4 @@
-"""Uninstalling: handing tasks back, then removing service, downloads and, if wanted, the
-account.
-"""
+"""Uninstalling: hand tasks back, remove service, downloads and, if wanted, the account."""
 
 from __future__ import annotations
 

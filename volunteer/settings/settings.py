@@ -165,10 +165,7 @@ class LoadedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Directories(msgspec.Struct, frozen=True, kw_only=True):
-    """Directories of this volunteer.
-
-    Profiles are per machine, so a home directory shared by several does no harm.
-    """
+    """Directories of this volunteer; profiles are per machine, so a home may be shared."""
 
     config: Path
     profile: Path  # identity, results, half-done tasks

@@ -1,6 +1,4 @@
-"""Settings of when and how hard this machine works, which `machine/policy.py` applies; part of the
-volunteer's settings.
-"""
+"""Settings of when and how hard this machine works, applied by `machine/policy.py`."""
 
 from __future__ import annotations
 

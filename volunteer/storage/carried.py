@@ -157,9 +157,7 @@ class Carried:
             return {}
 
     def advance(self, name: str, global_step: int = 0) -> None:
-        """Record that the update of result `name` was encoded and `next` written with it;
-        `global_step` is its base's.
-        """
+        """Record an encoded update and `next` written with it; `global_step` is its base's."""
         with self._guard:
             if self._changed:  # what it was made from is gone: nobody knows what is in it
                 self.next.unlink(missing_ok=True)

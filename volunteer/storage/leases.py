@@ -46,9 +46,7 @@ class Leases:
         self.root = private_directory(root)
 
     def stored(self) -> tuple[HeldLease, ...]:
-        """Return the leases of an earlier process, in order of tasks; damaged records are set
-        aside, their leases run out.
-        """
+        """Return an earlier process's leases by task; damaged records are set aside."""
         found = []
         for path in sorted(self.root.glob("*-*.json")):
             try:

@@ -1,6 +1,4 @@
-"""Stretch of a task on its training thread: opened from local files, saved now and then, ended in
-the outbox.
-"""
+"""Stretch of a task on its training thread: opened from files, saved, ended in the outbox."""
 
 from __future__ import annotations
 
@@ -254,9 +252,7 @@ class LocalTask:
                 left.sha256 = files.evidence.add(path, files.carried.owner)
 
     def _commitment(self, made: PartResult) -> Commitment:
-        """Return the commitment to the states that this work can be recomputed from; empty where
-        one is unknown.
-        """
+        """Return the commitment to the states to recompute from; "" where one is unknown."""
         lease, began, left = self._files.held.lease, self._began_with, made.inner
         unknown = (
             not lease.commit

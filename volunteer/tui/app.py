@@ -169,9 +169,7 @@ class VolunteerApp(App[int]):
             self.call_later(self._hurry)
 
     def _hurry(self) -> None:
-        """Draw the panels that a person waits for; simultaneous events are drawn once, curves when
-        they are due.
-        """
+        """Draw the panels that a person waits for, once for simultaneous events."""
         self._hurried = False
         self._show(hurried=True)
 

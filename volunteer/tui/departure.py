@@ -45,11 +45,7 @@ class Departure:
         return self.how is not None or control is None or control.remote
 
     def leave(self) -> None:
-        """Leave.
-
-        A volunteer of this process is ended, after a question when a task is in hand; a second
-        time: at once.
-        """
+        """Leave: end this process's volunteer, after a question with a task in hand."""
         if self._only_the_program or self._app.ended:
             self._exit()
         else:

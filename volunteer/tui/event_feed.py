@@ -40,10 +40,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventFeed:
-    """Follows the volunteer's events and passes them to the screens.
-
-    `view` is the newest; it begins with the snapshot.
-    """
+    """Follows the volunteer's events for the screens; `view` is the newest."""
 
     def __init__(self, control: Control, clock: Clock, listener: Listener) -> None:
         self.control = control

@@ -1,6 +1,4 @@
-"""Base of every page: tabs, state and keys around a body, redrawn from the `AgentView` while it can
-be seen.
-"""
+"""Base of every page: tabs, state and keys around a body, redrawn while it can be seen."""
 
 from __future__ import annotations
 
@@ -74,9 +72,7 @@ class Page(Screen[None]):
         """Yield the page's own widgets."""
 
     def shown(self, scene: Scene) -> None:
-        """Fill tables and the like; called with each new scene while the page is visible, at most
-        twice a second.
-        """
+        """Fill tables and the like, at most twice a second while the page is visible."""
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
         """Draw a scene on the due panels, `at_once` on all, `hurried` on the quick ones."""

@@ -1,6 +1,4 @@
-"""Base of the pages that query the coordinator. A reply is kept, with its age, while the
-coordinator cannot be reached.
-"""
+"""Base of pages that query the coordinator; a reply is kept with its age while it is away."""
 
 from __future__ import annotations
 

@@ -259,9 +259,7 @@ def soon(seconds: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Return a number a second with three digits at least, so that it does not change its width:
-    2.00, 0.187, 383.
-    """
+    """Return a number a second with three digits at least: 2.00, 0.187, 383."""
     if TINY <= value < 999.5:
         return localized(f"{value:#.3g}".rstrip("."))
     return count(value)

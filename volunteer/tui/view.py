@@ -237,9 +237,7 @@ def _losses(event: events.Training) -> tuple[float | None, float | None]:
 
 
 def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """Return a curve with one more point; a step that was there before is replaced, a curve that is
-    too long is thinned.
-    """
+    """Return a curve with one more point, in place of one at its step, thinned if too long."""
     if points and point[0] <= points[-1][0]:
         points = tuple(p for p in points if p[0] < point[0])
     points = (*points, point)
@@ -247,9 +245,7 @@ def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
 
 
 def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Return about half of the points: of every four the lowest and the highest, in their order;
-    the last always.
-    """
+    """Return about half of the points: of each four the lowest and the highest, and the last."""
     kept: list[Point] = []
     for start in range(0, len(points) - 1, 4):
         group = points[start : min(start + 4, len(points) - 1)]

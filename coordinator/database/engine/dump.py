@@ -1,6 +1,4 @@
-"""Export and import of all rows: the same on both databases, so a backup of one can be restored
-into the other.
-"""
+"""Export and import of all rows, the same on both databases: a backup restores into either."""
 
 from __future__ import annotations
 

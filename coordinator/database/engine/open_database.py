@@ -207,10 +207,7 @@ def check_revision(connection: Connection) -> None:
 
 
 async def is_new(url: str) -> bool:
-    """Return True if there are no tables yet.
-
-    A server makes them then; those of an older version only `migrate` changes.
-    """
+    """Return True if there are no tables yet. A server makes them; older ones need `migrate`."""
     target = parse(url)
     if target.get_backend_name() == "sqlite":
         return await asyncio.to_thread(_is_new_sqlite, _path(target))

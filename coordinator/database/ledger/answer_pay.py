@@ -144,9 +144,7 @@ def untold(conn: Connection, request_id: str, who: str, now: float) -> None:
 
 
 def take(conn: Connection, who: str, memo: str, now: float) -> int:
-    """Forfeit an account's stake for answers and refund the askers; return the amount. The account
-    must be locked.
-    """
+    """Forfeit a locked account's stake for answers, refund the askers; return the amount."""
     rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
     if not rows:
         return 0

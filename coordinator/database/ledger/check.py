@@ -89,9 +89,7 @@ def _moves(conn: Connection, after: int, upto: int) -> defaultdict[int, list[Mov
 
 
 def _balances(conn: Connection) -> Iterator[str]:
-    """Check that every balance is the sum of its postings, only the mint is negative, and all
-    together are zero.
-    """
+    """Check that balances are sums of postings, only the mint is negative, and all are zero."""
     total = func.coalesce(func.sum(postings.c.amount_micro), 0)
     query = (
         select(accounts.c.owner, accounts.c.kind, accounts.c.balance_micro, total.label("posted"))

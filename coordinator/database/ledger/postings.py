@@ -147,9 +147,7 @@ def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
 
 
 def insert_new(conn: Connection, table: Table, conflict: str) -> Any:
-    """Return an INSERT that skips rows colliding in the columns `conflict` (separated by commas;
-    none = in any).
-    """
+    """Return an INSERT that skips rows colliding in the columns `conflict` (none: in any)."""
     return _insert_new(conn.dialect.name, table, conflict)
 
 

@@ -113,9 +113,7 @@ def _window(conn: Connection, newest: CTE, now: float) -> ContributionWindow:
 def _flows(
     conn: Connection, newest: CTE, an_hour: float
 ) -> tuple[dict[int, Flow], dict[int, Flow]]:
-    """Return volunteers' pushed work and versions' pulled work, by run; of self-play the positions
-    found in the games.
-    """
+    """Return volunteers' pushed and versions' pulled work by run; of self-play, positions."""
     n, h = newest.c, harvests.c
     query = (
         select(n.run_id, n.kind, n.state, func.count(), func.sum(n.samples))

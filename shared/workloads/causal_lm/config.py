@@ -374,9 +374,7 @@ def _width(shape: Shape) -> int:
 
 
 def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return the matrices that may have adapters, inside the blocks and a separate head, with their
-    (outputs, inputs).
-    """
+    """Return the matrices that may have adapters, with their (outputs, inputs)."""
     turned = isinstance(shape, architectures.Gpt2Shape)
     found = {}
     for name, size in shape.shapes():

@@ -113,9 +113,7 @@ class CausalDecoder(PromptText):
         places: list[list[int]],
         ends: Sequence[int] = (),
     ) -> NDArray[np.float32]:
-        """Read tokens (B, T) at places (B, T); return logits (B, V) after the last of each, or
-        after its place in `ends`.
-        """
+        """Read tokens (B, T) at places (B, T); return logits (B, V) of the last, or at `ends`."""
         cache = self._cache
         cache.rows = torch.tensor(list(slots), device=self._device)
         cache.places = at = torch.tensor(places, device=self._device)

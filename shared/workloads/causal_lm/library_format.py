@@ -1,6 +1,4 @@
-"""Version in the formats of the libraries transformers (adapters merged) and peft (adapters
-alone).
-"""
+"""Version in the formats of transformers (adapters merged) and peft (adapters alone)."""
 
 from __future__ import annotations
 

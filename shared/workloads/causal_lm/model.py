@@ -165,9 +165,7 @@ def build(
 def _hold(
     module: nn.Module, config: CausalConfig, weights: Weights, device: str, precision: BasePrecision
 ) -> None:
-    """Replace the library's matrices by few-bit ones, one after the other: all of them in float32
-    may exceed the memory.
-    """
+    """Replace the library's matrices by few-bit ones, one by one: float32 may not fit."""
     turned = isinstance(config.shape, Gpt2Shape)  # its library keeps them the other way round
     for name in held_in_few(config.shape):
         weight = weights[f"{name}.weight"].to(device, torch.float32)

@@ -91,9 +91,7 @@ class Judge:
     floor: float  # the distance of real images that it did not learn from; 0 = too few to tell
 
     def look(self, images: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return features (N, D) and probabilities of the classes (N, K) of images (N, C, H, W),
-        which are from -1 to 1.
-        """
+        """Return features (N, D) and class probabilities (N, K) of images (N, C, H, W) in -1..1."""
         return _look(self.network, images)
 
 
@@ -200,9 +198,7 @@ def _network(channels: int, classes: int, seed: int) -> _Network:
 def cluster(
     images: Tensor, others: Tensor, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return classes of unlabelled images: the nearest of ten centres of their thumbnails (k-means,
-    Lloyd 1982).
-    """
+    """Return classes of unlabelled images: the nearest of ten centres of thumbnails (k-means)."""
     flat, rest = (
         F.adaptive_avg_pool2d(part, 8).flatten(1).double().numpy() for part in (images, others)
     )

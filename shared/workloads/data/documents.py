@@ -83,9 +83,7 @@ def read_documents(
 
 
 def standard_library_documents() -> Iterator[Document]:
-    """Yield the source text of the running Python's own library: real, at hand everywhere; tests
-    and tables left out.
-    """
+    """Yield the source text of the running Python's own library, without tests and tables."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = Skipped()
     for path in walk(root, _STDLIB_SKIPPED):

@@ -1,6 +1,4 @@
-"""Images on disk: a chunk is raw 8-bit pixels, image after image, each (C, H, W), and nothing
-else.
-"""
+"""Images on disk: a chunk is raw 8-bit pixels, image after image, each (C, H, W)."""
 
 from __future__ import annotations
 

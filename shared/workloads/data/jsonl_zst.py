@@ -28,10 +28,7 @@ def pack(records: Iterable[msgspec.Struct]) -> bytes:
 
 
 def unpack(data: bytes, kind: type[T], bytes_max: int, records_max: int) -> list[T]:
-    """The inverse of `pack`.
-
-    Raises BadRequest for what is damaged, too large or no such record, naming the line.
-    """
+    """The inverse of `pack`. Raises BadRequest, with the line, for damaged or too large ones."""
     text = _expand(data, bytes_max)
     ends = text.count(b"\n") + text.count(b"\r")  # counted first: 256 MiB of them are 2 GiB of list
     if ends > 2 * records_max:

@@ -35,9 +35,7 @@ _KEPT_GROUPS = 4  # a task walks forward: the last few groups are all it looks a
 
 
 def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
-    """Return a permutation of `range(count)`, fixed for all time by `seed` and `stream` (both taken
-    modulo 2^64).
-    """
+    """Return a permutation of `range(count)`, fixed for all time by `seed` and `stream`."""
     key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
     words = np.random.Philox(key=key, counter=0).random_raw(count)
     return np.argsort(words, kind="stable").astype(np.int64)
@@ -100,9 +98,7 @@ class PassOrder:
         return tuple(found)
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Yield the groups that [start, stop) touches: (group, first, last) with positions counted
-        within the group.
-        """
+        """Yield the groups that [start, stop) touches: (group, first, last) within the group."""
         if not 0 <= start <= stop <= self.total:
             raise BadRequest(
                 f"positions {start} to {stop} do not lie in a pass of {self.total} samples"
@@ -121,10 +117,7 @@ class PassOrder:
         return self._chunks[group * self._mix : (group + 1) * self._mix]
 
     def _group(self, group: int) -> NDArray[np.int64]:
-        """All samples of a group in their order, shape (n, 2).
-
-        Raises BadRequest for more than can be held at once.
-        """
+        """All samples of a group in order, (n, 2). Raises BadRequest for too many at once."""
         rows = self._built.get(group)
         if rows is None:
             sizes = self._sizes[group * self._mix : (group + 1) * self._mix]

@@ -1,6 +1,4 @@
-"""Held-out loss of a language model, given as a function of tokens, so that torch is not needed
-here.
-"""
+"""Held-out loss of a language model as a function of tokens, without torch."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ def dtype_of(manifest: DatasetManifest) -> str:
 
 
 class Windows:
-    """List of windows, each (chunk, number in the chunk): window s is tokens [s T, s T + T], T
-    inputs and T targets.
-    """
+    """Windows (chunk, number): window s is tokens [s T, s T + T], T inputs and T targets."""
 
     def __init__(
         self, data: Data, block_size: int, vocab_size: int, rows: NDArray[np.int64]

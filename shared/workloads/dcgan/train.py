@@ -98,10 +98,7 @@ class DcganWork:
             self._portion = max(1, min(self._portion, micro_batch))
 
     def advance(self) -> Progress:
-        """Do one micro-batch of one turn.
-
-        Raises InvalidRunFile when a loss is no number or a chunk cannot be used.
-        """
+        """Do a micro-batch of one turn. Raises InvalidRunFile for no finite loss or a bad chunk."""
         if self.done:
             raise RuntimeError("this task is done")
         began = perf_counter()

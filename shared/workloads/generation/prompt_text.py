@@ -1,6 +1,4 @@
-"""Conversion of prompts to tokens and back, for a decoder. Without a tokenizer a text is its token
-numbers.
-"""
+"""Prompts to tokens and back, for a decoder; without a tokenizer text is token numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Games of the gomoku workload for the coordinator and people: pacing, inspection, sealing,
-play.
-"""
+"""Games of gomoku for the coordinator and people: pacing, inspection, sealing, play."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ class GomokuGames(Games):
         *,
         whole: bool = False,
     ) -> Inspection:
-        """Inspect a file of games; see `Games.inspect`. Valid games are kept even when others of
-        the file are not.
-        """
+        """Inspect a file of games; see `Games.inspect`. Valid games beside others are kept."""
         config, how = GomokuConfig.from_dict(job.config), GomokuOptions.from_dict(job.options)
         match = job.kind == "evaluate"
         try:

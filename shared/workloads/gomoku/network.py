@@ -96,10 +96,7 @@ class GomokuNet(nn.Module):
 
 
 def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
-    """The model with a copy of `weights` on `device`.
-
-    Raises InvalidFrame when they are not those of this config.
-    """
+    """The model with a copy of `weights` on `device`. Raises InvalidFrame for another's."""
     with torch.device("meta"):
         model = GomokuNet(config)
     expected = {spec.name: spec.shape for spec in schema(config)}
@@ -157,10 +154,7 @@ class NetEvaluator:
         self._device = device
 
     def halve(self) -> int:
-        """Halve the batches of queries after out-of-memory.
-
-        Raises MemoryError when a batch is one position already.
-        """
+        """Halve the batches of queries after out-of-memory. Raises MemoryError at one position."""
         if self._batch <= 1:
             raise MemoryError("one position alone does not fit into the memory of this device")
         self._batch = min(self._batch, 2 * _GPU_BATCH) // 2

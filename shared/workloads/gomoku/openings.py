@@ -11,9 +11,7 @@ _STREAM = 1 << 32  # far from the streams of the plies
 
 
 def drawn(rules: BoardRules, seed: int, plies: int) -> tuple[int, ...]:
-    """Return up to `plies` random moves, none of which ends the game: so that self-play sees more
-    than its own favourites.
-    """
+    """Return up to `plies` random moves, none of which ends the game."""
     if plies <= 0:
         return ()
     first, *rest = words(seed, _STREAM, 64).tolist()

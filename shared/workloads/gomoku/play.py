@@ -1,6 +1,4 @@
-"""Play, the base of self-play and matches: the games of a task on one device, advanced a quarter of
-a second at a time.
-"""
+"""Play, the base of self-play and matches: a task's games, a quarter of a second at a time."""
 
 from __future__ import annotations
 

@@ -30,11 +30,7 @@ class InvalidGame(BadRequest):
 
 
 class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One game.
-
-    `visits` has a row for each move that was searched: cell, count, cell, count ... of all that
-    were visited.
-    """
+    """One game. `visits` has a row for each searched move: cell, count, cell, count ..."""
 
     game: int  # its number among all games of the run
     seed: int
@@ -160,9 +156,7 @@ def score(records: Sequence[GameRecord]) -> MatchScore:
 
 
 class Positions(msgspec.Struct, frozen=True, kw_only=True):
-    """Training positions: boards (P, A) of the player to move, visits (P, A), results (P,) for the
-    player to move.
-    """
+    """Training positions: boards (P, A) of the player to move, visits (P, A), results (P,)."""
 
     boards: NDArray[np.int8]
     visits: NDArray[np.uint16]

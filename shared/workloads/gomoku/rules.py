@@ -59,9 +59,7 @@ def rays(rules: BoardRules) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=16)
 def symmetries(size: int) -> NDArray[np.intp]:
-    """Return the eight ways to turn and mirror a board, (8, A): row s gives for each cell of the
-    new board the old one.
-    """
+    """Return the eight symmetries of a board, (8, A): each cell's old one."""
     grid = np.arange(size * size).reshape(size, size)
     turned = [np.rot90(grid, quarter) for quarter in range(4)]
     found = np.stack([board.reshape(-1) for one in turned for board in (one, np.fliplr(one))])

@@ -36,9 +36,7 @@ _SCORED = 256  # rows whose moves are compared at once: they fit into the cache 
 
 
 class Evaluator(Protocol):
-    """Evaluates positions: boards (B, A) of the player to move (+1 own, -1 other) -> logits (B, A),
-    values (B,).
-    """
+    """Evaluates boards (B, A) of the player to move (+1, -1) -> logits (B, A), values (B,)."""
 
     def __call__(self, boards: Boards, /) -> tuple[Floats, Floats]: ...
 
@@ -117,9 +115,7 @@ class Search:
         return self.simulated >= self.settings.simulations
 
     def waiting(self) -> Boards:
-        """Return the boards (B, A) to evaluate, from the side of the player to move; none when the
-        search is done.
-        """
+        """Return the boards (B, A) to evaluate, of the player to move; none at the end."""
         while not len(self._waiting) and not self.done:
             self._descend()
             if not len(self._waiting):  # every leaf was the end of a game
@@ -233,9 +229,7 @@ class Search:
         )
 
     def _leaves(self, last: Rows) -> tuple[Rows, Rows]:
-        """Return the leaves below the last row of each game, and the ones among them that are new
-        and do not end a game.
-        """
+        """Return each game's leaves below its last row, and the new ones that end no game."""
         moves = self._best[last]
         leaves = self._next[last, moves].astype(np.intp)
         new = np.flatnonzero(leaves == _NONE)

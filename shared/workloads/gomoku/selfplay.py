@@ -1,6 +1,4 @@
-"""Self-play of one task on one device: many games against itself, each with the version that was
-newest when it began.
-"""
+"""Self-play of one task on one device: many games, each with the version newest at its start."""
 
 from __future__ import annotations
 

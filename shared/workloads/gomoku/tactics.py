@@ -75,9 +75,7 @@ def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]
 
 
 def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
-    """Return the task that a board (A,) sets to the player to move (+1), and the right cells; ""
-    when it is none of KINDS.
-    """
+    """Return the kind of a board (A,) of the player to move, and its right cells; "" if none."""
     nothing = np.zeros(len(board), np.bool_)
     if any(len(_short_of(rules, board[None], player, 0)[0]) for player in (1, -1)):
         return "", nothing  # somebody has won
@@ -101,9 +99,7 @@ def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np
 
 @lru_cache(maxsize=8)
 def suite(rules: BoardRules, each: int = EACH) -> TacticsSuite:
-    """Return `each` positions of every kind for this board, always the same; a longer list begins
-    with the shorter one.
-    """
+    """Return `each` positions of every kind for this board, always the same."""
     found: dict[str, list[tuple[NDArray[np.int8], NDArray[np.bool_]]]] = {
         kind: [] for kind in KINDS
     }
@@ -144,9 +140,7 @@ def score(rules: BoardRules, evaluator: Evaluator, each: int = EACH) -> dict[str
 def _short_of(
     rules: BoardRules, boards: Boards, player: int, missing: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of cells that hold all but `missing` stones of `player` and none of the
-    other: boards, windows.
-    """
+    """Return the rows of cells with all but `missing` stones of `player`: boards, windows."""
     stones = boards[:, windows(rules)]  # (B, W, win)
     own = (stones == player).sum(axis=2, dtype=np.int8)
     other = (stones == -player).any(axis=2)

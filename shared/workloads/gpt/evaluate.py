@@ -20,10 +20,7 @@ from shared.workloads.gpt.model import Gpt, KeyValueCache, build
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for sampling text.
-
-    `temperature` 0 takes the likeliest token each time; `top_k` 0 allows every token.
-    """
+    """Settings for sampling. `temperature` 0 takes the likeliest; `top_k` 0 allows every token."""
 
     max_tokens: int = 160
     temperature: float = 0.8
@@ -92,9 +89,7 @@ class TextGenerator:
         return " ".join(map(str, tokens))
 
     def text(self, prompt: str, sampling: Sampling, seed: int) -> Iterator[str]:
-        """Yield the continuation of `prompt` in pieces, whole characters only; the same seed gives
-        the same text.
-        """
+        """Yield the continuation of `prompt` in whole characters, the same for the same seed."""
         tokens: list[int] = []
         told = 0
         for token in self.tokens(self.encode(prompt), sampling, seed):

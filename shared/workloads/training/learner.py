@@ -1,6 +1,4 @@
-"""Learner: turns gradients into steps of an inner optimiser ("delta"), or into their mean over a
-task ("gradient").
-"""
+"""Learner: gradients become an inner optimiser's steps ("delta") or a mean ("gradient")."""
 
 from __future__ import annotations
 

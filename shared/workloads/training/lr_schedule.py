@@ -1,6 +1,4 @@
-"""Learning rate of a global step, without torch: workers train by it, and the coordinator judges by
-it.
-"""
+"""Learning rate of a global step, without torch, for workers and the coordinator."""
 
 from __future__ import annotations
 

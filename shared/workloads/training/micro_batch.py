@@ -81,10 +81,7 @@ class MicroBatchPace:
             self.set(micro)
 
     def halve(self) -> int:
-        """Halve the size after out-of-memory, and never exceed it again.
-
-        Raises MemoryError when it is one sample already.
-        """
+        """Halve the size after out-of-memory, for good. Raises MemoryError at one sample."""
         if self.micro <= 1:
             raise MemoryError("one sample alone does not fit into the memory of this device")
         self._cap = self.micro // 2

@@ -119,10 +119,7 @@ class InnerOptimizer:
         return found | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
     def load(self, state: Weights) -> bool:
-        """Continue from a carried state.
-
-        False, and nothing changed, when it belongs to another model or optimiser.
-        """
+        """Continue from a carried state; False, nothing changed, for another model or optimiser."""
         fits = "steps" in state and all(
             f"{key}/{name}" in state and state[f"{key}/{name}"].shape == value.shape
             for name, value in self._parameters.items()
@@ -205,9 +202,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def hidden(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return the matrices inside the blocks of a model, whose names have a number: embeddings and
-    the head are AdamW's.
-    """
+    """Return the matrices inside a model's blocks: embeddings and the head are AdamW's."""
     return {
         name: value
         for name, value in parameters.items()

@@ -1,6 +1,4 @@
-"""Random numbers fixed by a seed and a name: the same on every machine, for any order and number of
-threads.
-"""
+"""Random numbers fixed by a seed and a name: the same on every machine, for any threads."""
 
 from __future__ import annotations
 

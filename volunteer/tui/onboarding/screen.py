@@ -1,6 +1,4 @@
-"""Screen of the first start: six steps from a join link to a machine that is ready, each with a way
-back.
-"""
+"""Screen of the first start: six steps from a join link to a ready machine, and back."""
 
 from __future__ import annotations
 

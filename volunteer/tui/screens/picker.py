@@ -1,6 +1,4 @@
-"""List of looks, themes or languages: the screen behind it shows the one under the cursor, enter
-keeps it.
-"""
+"""List of themes or languages: the screen behind it previews, enter keeps."""
 
 from __future__ import annotations
 

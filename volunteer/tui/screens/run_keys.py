@@ -1,6 +1,4 @@
-"""Keys that Home and Runs share, about one run: its samples, the model itself, its
-public page.
-"""
+"""Keys about one run, on Home and Runs: its samples, the model itself, its public page."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def show_samples(app: VolunteerApp, run: str) -> None:
 
 
 def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
-    """Lend the terminal to `volunteer chat` for a run that continues texts, to `volunteer play` for
-    one that plays.
-    """
+    """Lend the terminal to `volunteer chat` or `play`, as a run continues texts or plays."""
     if info is None or app.control is None:
         return
     if info.items == "tokens":

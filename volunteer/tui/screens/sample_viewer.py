@@ -1,6 +1,4 @@
-"""Viewer of samples on the whole screen: the model's texts, pictures or games, version by version,
-next to an earlier one.
-"""
+"""Viewer of samples: texts, pictures or games, version by version, beside an earlier one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The rows that every page has: tabs and connection above, the state below them, keys at the
-bottom.
-"""
+"""Rows of every page: tabs and connection above, the state below, keys at the bottom."""
 
 from __future__ import annotations
 

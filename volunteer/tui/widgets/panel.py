@@ -85,9 +85,7 @@ class Panel(Widget):
         return "", ""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
-        """Draw a scene, unless the last redraw was a moment ago and nothing has changed that other
-        panels show too.
-        """
+        """Draw a scene, unless just redrawn and without changes that other panels show too."""
         same = _same(self.scene.view, scene.view)
         self.scene = scene
         if not at_once and same and 0 <= scene.now - self._drawn_at < self.pace_s - 0.05:

@@ -1,6 +1,4 @@
-"""Pictures in a terminal: two pixels to a character cell, the upper as its ink and the lower as its
-paper.
-"""
+"""Pictures in a terminal: two pixels a character cell, ink above, paper below."""
 
 from __future__ import annotations
 
@@ -21,10 +19,7 @@ SIDE_MAX = 1024  # pixels of a picture that is shown, the longer side
 
 
 def decoded(png: bytes) -> Picture:
-    """Return the pixels of a PNG, made smaller where it is very large.
-
-    Raises BadRequest for what is no picture.
-    """
+    """Return the pixels of a PNG, smaller where very large. Raises BadRequest for no picture."""
     import numpy as np
 
     from shared.workloads.data.image_files import read_png

@@ -1,6 +1,4 @@
-"""Curve with its axes: ticks at round numbers, marks on the bottom line, a sentence before the
-first point.
-"""
+"""Curve with its axes: ticks at round numbers, marks below, a sentence if empty."""
 
 from __future__ import annotations
 
@@ -167,9 +165,7 @@ def x_labels(chart: Chart, view: PlotFrame, margin: int, width: int) -> Line:
 
 
 def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
-    """Return labels at round numbers by row from the top, about one in three rows and at least two
-    where two fit.
-    """
+    """Return labels at round numbers by row from the top, about one in three rows."""
     if rows < 1:
         return {}
     wanted = max(2, min(8, rows // 3 + 1)) if rows > 1 else 1

@@ -102,9 +102,7 @@ def columns(points: Sequence[Point], view: PlotFrame, pixels: int) -> list[Colum
 def runs(
     points: Sequence[Point], view: PlotFrame, wide: int, high: int
 ) -> list[tuple[int, int, int]]:
-    """Return vertical strokes (column, from, to) in pixels, rows from the bottom, that make a line
-    without gaps.
-    """
+    """Return vertical strokes (column, from, to) in pixels from the bottom: a line without gaps."""
     strokes: list[tuple[int, int, int]] = []
     before: tuple[int, int] | None = None  # column and row where the line stands
     for at, column in enumerate(columns(points, view, wide)):
@@ -139,9 +137,7 @@ def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int
 def dots(
     points: Sequence[Point], size: tuple[int, int], view: PlotFrame, alphabet: Alphabet = BRAILLE
 ) -> list[list[int]]:
-    """Return the bits of every cell, [row][column] from the top, for a picture of `size` (width,
-    height) in cells.
-    """
+    """Return the bits of every cell, [row][column] from the top, for `size` (width, height)."""
     width, height = size
     cells = [[0] * width for _ in range(height)]
     if width <= 0 or height <= 0:
@@ -165,9 +161,7 @@ def _masks(bits: tuple[int, ...]) -> list[list[int]]:
 
 
 def average(points: Sequence[Point]) -> list[Point]:
-    """Return the running mean of a noisy curve (exponential, corrected for its beginning), over
-    about a fifteenth of it.
-    """
+    """Return the running mean of a noisy curve over about a fifteenth of it."""
     good = finite(points)
     if len(good) < 3:
         return []

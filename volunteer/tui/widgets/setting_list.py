@@ -1,6 +1,4 @@
-"""Settings that can be changed in place: toggled, turned to the next choice, or typed and checked
-meanwhile.
-"""
+"""Settings to change in place: toggled, turned to the next choice, or typed and checked."""
 
 from __future__ import annotations
 

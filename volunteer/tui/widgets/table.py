@@ -27,9 +27,7 @@ WHEEL_ROWS = 3
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Column of a table: `cells` wide, or as wide as the room allows when 0; shown from a panel
-    width of `least` cells.
-    """
+    """Column of a table, `cells` wide (0: as wide as can be), from a panel of `least` on."""
 
     title: str
     context: str = ""  # of the title in the catalogue
