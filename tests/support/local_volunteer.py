@@ -105,6 +105,7 @@ class LocalMachine:
         self.read: Read = lambda rules, devices: MachineFacts()
         self.devices: tuple[Device, ...] = (CPU,)
         self.clients: list[Client] = []  # of all its processes
+        self.detect: Callable[[], tuple[Device, ...]] = lambda: self.devices
         self.directories = Directories(config=path, profile=path / "profile", cache=path / "cache")
         path.mkdir(exist_ok=True)
 
@@ -120,7 +121,7 @@ class LocalMachine:
         clock = FastClock(self.speed)
         machine = Machine(
             trainer=lambda device: Trainer(device, threads=1, clock=clock),
-            detect=lambda: self.devices,
+            detect=lambda: self.detect(),
             measure=False,
             read=self.read,
             sense=self.sense,

@@ -295,6 +295,7 @@ class Agent:
         self._hub.emit(events.RunsListed(runs=server.runs))
         if wrong := clock_words(server.now - self._timing.clock.now()):
             self._hub.notice(wrong, "warning")
+        await self.heartbeat.alive(self.store.leases.stored())  # news, before torch is imported
 
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has ended."""

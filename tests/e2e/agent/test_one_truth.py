@@ -4,10 +4,12 @@ other.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 from shared.protocol import endpoints
-from tests.support.local_volunteer import local_machine
+from tests.support.local_volunteer import RUN, local_machine
 from volunteer.control import events
 from volunteer.control.status import Status, fold
 
@@ -50,3 +52,30 @@ async def test_a_page_of_credits_has_the_account_of_now(tmp_path: Path) -> None:
             await process.heartbeats(1)
             await process.control.query(endpoints.LEDGER)
             await process.heartbeats(1)
+
+
+async def test_what_was_decided_between_two_processes_is_said_before_the_devices_are_known(
+    tmp_path: Path,
+) -> None:
+    known = threading.Event()  # of a machine whose torch takes its time
+
+    async with local_machine(tmp_path, RUN) as machine:
+        bob = await machine.home.join("Bob")
+        lease = await bob.claim()
+        async with machine.working(max_tasks=1) as process:
+            assert await process.ended(60) == 0
+            assert process.all(events.Judged)[-1].verdict.state == "accepted"
+        await bob.hand_in(lease, await bob.begin(lease))
+        async with process.eventually():
+            while (await machine.home.coordinator.runs.queries.info("tiny")).version == 0:
+                await asyncio.sleep(0.01)
+        await machine.home.clock.advance(5.0)  # over what the server keeps of its newest verdict
+        machine.detect = lambda: machine.devices if known.wait(60) else ()
+        try:
+            async with machine.working() as process:
+                merged = await process.until(
+                    events.Judged, lambda event: event.verdict.state == "merged"
+                )
+                assert merged.verdict.version == 1
+        finally:
+            known.set()
