@@ -42,6 +42,7 @@ from coordinator.rules.checks import (
     CORE_FLOPS,
     HERE,
     HOLD_S,
+    OVERTAKES_FROM,
     RECOMPUTE_FLOPS_MAX,
     SHARED_S,
     Result,
@@ -147,8 +148,17 @@ def _line(free: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-# Left to checkers: what was computed on their classes of devices, until some could not do it.
-_LEFT = among(_R.kind, "served") & (_R.tries < CHECKER_TRIES_MAX)
+# Left to checkers: what was computed on their classes of devices, until some could not do it, or
+# while one is at something much larger.
+_H = recomputes.alias("held").c
+_BUSY = exists().where(
+    _H.kind == _R.kind,
+    _H.hold != "",
+    _H.state == "revealed",
+    _H.held_until > _NOW,
+    _H.flops >= OVERTAKES_FROM * _R.flops,
+)
+_LEFT = among(_R.kind, "served") & (_R.tries < CHECKER_TRIES_MAX) & ~_BUSY
 _FIRST = _line(_FREE & ~_LEFT & (_R.flops <= RECOMPUTE_FLOPS_MAX))
 # A checker's own class first; then what neither the server nor another checker can compare.
 _FOR_CHECKER = _line(
@@ -298,12 +308,17 @@ _REVEALED = (
 )
 
 
-def wants(conn: Connection, contribution_id: int, volunteer_id: str, sha256: str) -> bool:
-    """Return True if this file is requested from a volunteer as evidence."""
+def unwanted(conn: Connection, contribution_id: int, volunteer_id: str, sha256: str) -> str:
+    """Return why a file is not requested from a volunteer as evidence; "" if it is."""
     row = get(conn, contribution_id)
-    if row is None or row.volunteer_id != volunteer_id or row.state != "asked":
-        return False
-    return sha256 in decode(row.wanted, tuple[str, ...])
+    if row is None or row.volunteer_id != volunteer_id:
+        return f"nobody asks this account for evidence of contribution {contribution_id}"
+    if sha256 not in decode(row.wanted, tuple[str, ...]):
+        return f"{sha256[:12]}... is no file that contribution {contribution_id} was committed to"
+    if row.state == "asked":
+        return ""
+    done = row.result or "all of it is here"
+    return f"nobody asks for evidence of contribution {contribution_id} any more: {done}"
 
 
 def arrive(conn: Connection, contribution_id: int) -> bool:

@@ -519,8 +519,8 @@ def _check_evidence(
 ) -> None:
     """Raise NotFound for evidence that was not requested, TooLarge beyond its possible size."""
     number, volunteer = request.evidence_of, principal.volunteer_id
-    if not recomputes.wants(conn, number, volunteer, request.sha256):
-        raise NotFound(f"nobody asks for {request.sha256[:12]}... as evidence for {number}")
+    if why := recomputes.unwanted(conn, number, volunteer, request.sha256):
+        raise NotFound(why)
     row = contributions.by_id(conn, number)
     place = request.task, request.attempt, request.part, request.tries
     if place != (row.task_id, row.attempt, row.part, row.tries):  # each file is revealed once

@@ -79,9 +79,9 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
         order(conn, row, (INNER, LEFT))
         assert recomputes.waiting(conn) == {"asked": 1}
         assert recomputes.first(conn, 99.0) is None
-        assert recomputes.wants(conn, row.id, NEW, LEFT)
-        assert not recomputes.wants(conn, row.id, "somebody-else-00001", LEFT)
-        assert not recomputes.wants(conn, row.id, NEW, "d" * 64)
+        assert not recomputes.unwanted(conn, row.id, NEW, LEFT)
+        assert "nobody asks this" in recomputes.unwanted(conn, row.id, "somebody-else-1", LEFT)
+        assert "was committed to" in recomputes.unwanted(conn, row.id, NEW, "d" * 64)
         assert not arrived(conn, row, LEFT)
         assert arrived(conn, row, INNER)
         assert not recomputes.arrive(conn, row.id)  # once
@@ -92,6 +92,7 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
         assert not proof.settle(conn, found, "failed", ("", "{}"), 3.0)  # another replica
         account = volunteers.existing(conn, NEW)
         assert (account.proofs, account.standing) == (1, "probation")
+        assert "any more: passed" in recomputes.unwanted(conn, row.id, NEW, LEFT)
         assert recomputes.waiting(conn) == {}
         assert recomputes.blobs_in_use(conn) == set()
 
@@ -167,9 +168,9 @@ async def test_an_account_cannot_reveal_for_another(database: Database) -> None:
 
     def play(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
-        assert not recomputes.wants(conn, row.id, NEW, LEFT)  # nobody asked
+        assert recomputes.unwanted(conn, row.id, NEW, LEFT)  # nobody asked
         order(conn, row, (LEFT,))
-        assert not recomputes.wants(conn, row.id + 1, NEW, LEFT)
+        assert recomputes.unwanted(conn, row.id + 1, NEW, LEFT)
 
     await database.write(play)
 
@@ -263,6 +264,27 @@ async def test_who_jams_with_huge_tasks_does_not_stand_before_small_ones(
         found = recomputes.first(conn, 100.0)
         assert found is not None
         assert found.contribution_id == honest.contribution_id
+
+    await database.write(play)
+
+
+async def test_the_server_does_what_a_checker_is_too_busy_for(database: Database) -> None:
+    """Else huge tasks of strangers keep the one checker of a class, and all of that class waits."""
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        sybil(conn, run, 0, "", 4e13)
+        assert recomputes.hold(conn, "a" * 32, "cpu", {"cpu"}, 100.0) is not None
+        small, like = (
+            order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=flops)
+            for flops in (1e12, 2e13)
+        )
+        found = recomputes.first(conn, 100.0, {"cpu"})
+        assert found is not None
+        assert found.contribution_id == small.contribution_id
+        done(conn, found, 100.0)
+        assert recomputes.first(conn, 100.0, {"cpu"}) is None  # the checker's
+        assert recomputes.first(conn, 100.0) is not None, like
 
     await database.write(play)
 
