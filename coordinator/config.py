@@ -361,13 +361,38 @@ def load(
 
     Raises BadRequest for a wrong flag, Configuration naming the source of another mistake.
     """
-    environ = os.environ if environ is None else environ
+    return _sourced(flags or {}, os.environ if environ is None else environ, config)[0]
+
+
+class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting for people and machines; a password in an address is hidden."""
+
+    name: str
+    value: Any
+    source: str
+    help: str
+
+
+def setting_rows(flags: Mapping[str, Any], config: Path | None) -> tuple[SettingRow, ...]:
+    """Return every setting in force with its source. Raises as `load` does."""
+    settings, sources = _sourced(flags, os.environ, config)
+    rows = []
+    for row in TABLE.rows():
+        value = TABLE.value(settings, row.name)
+        shown = without_password(value) if isinstance(value, str) else value
+        rows.append(SettingRow(name=row.name, value=shown, source=sources[row.name], help=row.help))
+    return tuple(rows)
+
+
+def _sourced(
+    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None
+) -> tuple[Settings, dict[str, str]]:
     path = config or (Path(named) if (named := environ.get(f"{PREFIX}CONFIG")) else None)
     if path is None and default_config_file().is_file():
         path = default_config_file()
-    settings, _ = TABLE.load(flags or {}, environ, path)
+    settings, sources = TABLE.load(flags, environ, path)
     _check(settings)
-    return settings
+    return settings, sources
 
 
 def without_password(url: str) -> str:

@@ -7,6 +7,8 @@ user interface: the width of a text comes from the Unicode tables of the standar
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection, Sequence
+from json import dumps
 
 from shared.sentences import Sentence, of
 
@@ -122,3 +124,26 @@ def whole_percent(share: float) -> int:
 def credit(micro: int, digits: int = 2) -> str:
     """Micro-credits as credits."""
     return f"{micro / MICRO:,.{digits}f}"
+
+
+def table_lines(
+    names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
+) -> list[str]:
+    """Return a table with its header, aligned by terminal cells; the columns with these positions
+    to the right.
+    """
+    widths = [max(map(cells, column)) for column in zip(names, *rows, strict=True)]
+    return [
+        "  ".join(
+            (right if at in numbers else left)(cell, width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in ([name.upper() for name in names], *rows)
+    ]
+
+
+def error_line(program: str, sentence: object, code: int, *, json: bool) -> str:
+    """Return the line of a program about an error: a sentence, or a document for machines."""
+    if not json:
+        return f"{program}: {sentence}"
+    return ascii_json(dumps({"error": str(sentence), "exit_code": code}, ensure_ascii=False))

@@ -10,7 +10,7 @@ from msgspec import Meta
 from coordinator.admin.command import CommandRequest, OrganiserCommand, reason
 from coordinator.database.monitoring import task_history
 from coordinator.database.monitoring.task_history import TaskShown
-from coordinator.database.tasks import FailedTask
+from coordinator.database.tasks import TaskLine
 from shared.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class ListTasks(CommandRequest, frozen=True, kw_only=True):
-    """Filter: one run, or all runs."""
+    """Filter: one run, or all runs; the failed tasks, or the open ones too."""
 
     run: str = ""
+    failed: bool = False
 
 
 class ShowTask(CommandRequest, frozen=True, kw_only=True):
@@ -42,8 +43,8 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[int, ...]
 
 
-async def failed(coordinator: Coordinator, ask: ListTasks) -> tuple[FailedTask, ...]:
-    return tuple(await coordinator.queue.failed(ask.run or None))
+async def listing(coordinator: Coordinator, ask: ListTasks) -> tuple[TaskLine, ...]:
+    return tuple(await coordinator.queue.lines(ask.run or None, failed=ask.failed))
 
 
 async def show(coordinator: Coordinator, ask: ShowTask) -> TaskShown:
@@ -68,8 +69,8 @@ COMMANDS = (
     OrganiserCommand(
         name="task.list",
         request=ListTasks,
-        reply=tuple[FailedTask, ...],
-        run=failed,
+        reply=tuple[TaskLine, ...],
+        run=listing,
         needs="database",
     ),
     OrganiserCommand(

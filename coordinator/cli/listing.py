@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shared.sentences import english
-from shared.text import ascii_json, cells, csv_cell, left, right
+from shared.text import ascii_json, cells, csv_cell, left, table_lines
 
 Columns = Mapping[str, Callable[[Any], object]]
 
@@ -36,17 +36,12 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
         print(empty)
         return
     shown = [[_text(get(row)) for get in columns.values()] for row in rows]
-    numbers = [all(isinstance(get(row), int | float) for row in rows) for get in columns.values()]
-    widths = [
-        max(map(cells, (name, *column)))
-        for name, column in zip(columns, zip(*shown, strict=True), strict=True)
+    numbers = [
+        at
+        for at, get in enumerate(columns.values())
+        if all(isinstance(get(row), int | float) for row in rows)
     ]
-    for line in ([name.upper() for name in columns], *shown):
-        placed = [
-            right(cell, width) if number else left(cell, width)
-            for cell, width, number in zip(line, widths, numbers, strict=True)
-        ]
-        print("  ".join(placed).rstrip())
+    print("\n".join(table_lines([*columns], shown, numbers)))
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from coordinator.cli import (
     checker,
@@ -18,7 +19,8 @@ from coordinator.cli import (
     simulate,
     tasks,
 )
-from shared.errors import VolunteerError, of_system
+from shared.errors import BadRequest, VolunteerError, of_system
+from shared.text import error_line
 
 INTERRUPTED = 130
 
@@ -38,23 +40,33 @@ app = App(
 )
 for part in (serve, simulate, runs, datasets, tasks, people, checker, record, maintenance):
     part.add_to(app)
+app.register_install_completion_command()
 
 
 def main() -> None:
-    """The console script: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration."""
+    """The console script: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration. With
+    --json an error is a document too, on standard error.
+    """
     try:
-        result = app(sys.argv[1:])
+        result = app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
+    except CycloptsError as error:
+        from shared.usage_errors import mistake
+
+        said = mistake("coordinator", error, sys.argv[1:], tuple(app))
+        _fail(said, BadRequest.exit_code)
     except VolunteerError as error:
-        print(f"coordinator: {error.message}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(error.message, error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (OSError, UnicodeEncodeError) as error:
-        sentence, code = of_system(error)
-        print(f"coordinator: {sentence}", file=sys.stderr)
-        sys.exit(code)
+        _fail(*of_system(error))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(sentence: object, code: int) -> NoReturn:
+    print(error_line("coordinator", sentence, code, json="--json" in sys.argv), file=sys.stderr)
+    sys.exit(code)

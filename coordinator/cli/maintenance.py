@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call, connected
+from shared.errors import BadRequest
 from shared.text import size
 
 if TYPE_CHECKING:
@@ -48,18 +49,27 @@ def try_alerts(*, where: Where = HERE, json: Json = False) -> int:
     return 1 if found.problem else 0
 
 
-def top(
-    *,
-    once: Annotated[bool, Parameter(help="Print one picture as text.", negative="")] = False,
-    where: Where = HERE,
-    json: Json = False,
-) -> int:
-    """Watch runs, workers, merges and health live, until ctrl+c.
+def settings(*, where: Where = HERE, json: Json = False) -> None:
+    """Every setting, its value, and the source of the value, on this machine."""
+    from coordinator.config import setting_rows
 
-    One picture (--once, --json) exits with 1 where the verdict is bad.
-    """
-    if not (once or json):
-        return _watch(where)
+    if where.remote:
+        raise BadRequest("settings are those of this machine: leave --server out")
+    rows = setting_rows(where.flags, where.config)
+    if json:
+        as_json(rows)
+        return
+    columns = {
+        "name": lambda r: r.name,
+        "value": lambda r: r.value,
+        "from": lambda r: r.source,
+        "meaning": lambda r: r.help,
+    }
+    table(rows, columns, "")
+
+
+def status(*, where: Where = HERE, json: Json = False) -> int:
+    """Print runs, workers, merges and health. Exit code 1 where the verdict is bad."""
     from coordinator.top.tables import lines
 
     seen = call(where, "top")
@@ -71,13 +81,12 @@ def top(
     return 1 if seen.verdict.level == "bad" else 0
 
 
-def _watch(where: Where) -> int:
+def top(*, where: Where = HERE) -> int:
+    """Watch runs, workers, merges and health live, until ctrl+c."""
     import sys
 
-    from shared.errors import BadRequest
-
     if not sys.stdout.isatty():
-        raise BadRequest("this is no terminal: `coordinator top --once` prints one picture")
+        raise BadRequest("this is no terminal: `coordinator status` prints one picture")
     from coordinator.top.watch import watch
 
     return watch(lambda: connected(where))
@@ -148,8 +157,6 @@ def backup(
 
 def _seconds(text: str) -> float:
     """Return a time such as 6h. Raises BadRequest."""
-    from shared.errors import BadRequest
-
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
     if unit is None or not text[:-1].isdigit() or not int(text[:-1]):
         raise BadRequest(f'--every must look like 1d, 6h or 30m, not "{text}"')
@@ -199,16 +206,22 @@ def verify_backup(folder: Series, *, json: Json = False) -> None:
 
 @backups.command(name="prune")
 def prune_backups(
-    folder: Series, *, keep: Annotated[int, Parameter(help="How many stay.")] = 7
+    folder: Series,
+    *,
+    keep: Annotated[int, Parameter(help="How many stay.")] = 7,
+    json: Json = False,
 ) -> None:
     """Delete all but the newest backups of a folder."""
     from coordinator.upkeep import backup_series as series
-    from shared.errors import BadRequest
 
     if keep < 1:
         raise BadRequest("--keep is at least 1")
-    for gone in series.prune(folder.expanduser().absolute(), keep):
-        print(f"Deleted {gone}.")
+    gone = series.prune(folder.expanduser().absolute(), keep)
+    if json:
+        as_json({"deleted": [str(each) for each in gone]})
+        return
+    for each in gone:
+        print(f"Deleted {each}.")
 
 
 async def _drill(settings: Settings, folder: Path) -> DrillReport:
@@ -275,7 +288,6 @@ def restore(
     import asyncio
 
     from coordinator.upkeep.backup import restore as bring_back
-    from shared.errors import BadRequest
 
     if where.remote:
         raise BadRequest("restore works on the server's own machine: leave --server out")
@@ -292,7 +304,7 @@ def restore(
 
 
 def add_to(parent: App) -> None:
-    for command in (top, check, restore):
+    for command in (status, top, settings, check, restore):
         parent.command(command)
     parent.command(alerts)
     parent.command(backups)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
-from coordinator.cli.runs import Json
+from coordinator.cli.runs import Json, Yes, preview
 from coordinator.cli.target import HERE, Where, call
 from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
@@ -371,9 +371,14 @@ def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 
 
 @volunteers.command
-def forget(name: Who, *, where: Where = HERE, json: Json = False) -> None:
-    """Delete the identity of an account; its credits and contributions still count."""
+def forget(name: Who, *, yes: Yes = False, where: Where = HERE, json: Json = False) -> int:
+    """Delete the identity of an account; its credits and contributions still count. Says what it
+    would do, without --yes.
+    """
+    if not yes:
+        return preview(f"the identity of {name} would be deleted, for good", json)
     _done(where, "volunteer.forget", json, name=name)
+    return 0
 
 
 def announce(

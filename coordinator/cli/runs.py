@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shared.protocol.versions import VersionInfo
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
-Run = Annotated[str, Parameter(help="Name of the run.")]
+Run = Annotated[str, Parameter(help="Name of the run.", name="--run")]
 Yes = Annotated[bool, Parameter(help="Do it.", negative="")]
 Reason = Annotated[str, Parameter(help="Why, for the record.")]
 REPORT = ("nickname", "label", "state", "first_seen", "last_seen", "accepted", "merged", "rejected")
@@ -149,9 +149,19 @@ def resume(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = 
 
 
 @app.command
-def stop(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = False) -> None:
-    """End the run for good; accepted work is paid."""
+def stop(
+    name: Run,
+    *,
+    reason: Reason = "",
+    yes: Yes = False,
+    where: Where = HERE,
+    json: Json = False,
+) -> int:
+    """End the run for good; accepted work is paid. Says what it would do, without --yes."""
+    if not yes:
+        return preview(f'the run "{name}" would end for good; accepted work is paid', json)
     _moved(call(where, "run.stop", name=name, reason=reason), json)
+    return 0
 
 
 @app.command
@@ -195,7 +205,13 @@ def fork(
 
 
 @app.command
-def diff(first: Run, second: Run, *, where: Where = HERE, json: Json = False) -> None:
+def diff(
+    first: Annotated[str, Parameter(help="Name of a run.")],
+    second: Annotated[str, Parameter(help="Name of the other.")],
+    *,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
     """Keys in which the files of two runs differ, and where the two stand."""
     found = call(where, "run.diff", first=first, second=second)
     if json:
@@ -541,6 +557,13 @@ def _fetched(where: Where, chosen: dict[str, Any], to: Path) -> Any:
     for file in made.exported.files:
         connection.get(made.box, file, to / Path(file).name)
     return msgspec.structs.replace(made.exported, path=str(to))
+
+
+def preview(sentence: str, json: bool) -> int:
+    """Print the effect of a command that nothing undoes. Exit code 1: nothing was done."""
+    from coordinator.runs.wind_down import Deed
+
+    return deed(Deed(says=(sentence,), done=False), json)
 
 
 def deed(done: Deed, json: bool) -> int:

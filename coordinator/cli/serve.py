@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
-from coordinator.cli.target import TARGET, Where
+from coordinator.cli.listing import as_json
+from coordinator.cli.runs import Json
+from coordinator.cli.target import HERE, TARGET, Where
 from shared.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -142,7 +144,8 @@ def migrate(
             negative="",
         ),
     ] = False,
-    where: Where = Where(),  # noqa: B008 # frozen
+    where: Where = HERE,
+    json: Json = False,
 ) -> None:
     """Bring the database to this version, making it where there is none. Back up first."""
     import asyncio
@@ -158,7 +161,11 @@ def migrate(
     asyncio.run(bring(settings.database_url))
     if new_tokens:
         asyncio.run(_renew_tokens(settings))
-    print(f"{without_password(settings.database_url)} is up to date")
+    database = without_password(settings.database_url)
+    if json:
+        as_json({"database": database, "new_tokens": new_tokens})
+    else:
+        print(f"{database} is up to date")
 
 
 async def _renew_tokens(settings: Settings) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-USAGE = 2
+from coordinator.cli.listing import as_json
+from shared.errors import BadRequest
 
 
 def simulate(
@@ -28,11 +29,10 @@ def simulate(
     if example:
         from coordinator.simulate.scenario import EXAMPLE
 
-        print(EXAMPLE, end="")
+        as_json({"scenario": EXAMPLE}) if json else print(EXAMPLE, end="")
         return 0
     if file is None:
-        print("coordinator: name a scenario; --example prints one", file=sys.stderr)
-        return USAGE
+        raise BadRequest("name a scenario; --example prints one")
     from coordinator.simulate.prediction import run
 
     told = run(file, hours=hours, as_json=json, progress=_progress if sys.stderr.isatty() else None)

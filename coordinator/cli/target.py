@@ -57,8 +57,12 @@ class Where:
         """Return the settings in force (a `Settings`)."""
         from coordinator.config import load
 
-        flags = {"data_dir": self.data_dir, "database": self.database, "blobs": self.blobs}
-        return load(flags, config=self.config)
+        return load(self.flags, config=self.config)
+
+    @property
+    def flags(self) -> dict[str, str | None]:
+        """Return the settings that are given on the command line."""
+        return {"data_dir": self.data_dir, "database": self.database, "blobs": self.blobs}
 
     def connection(self) -> Any:
         """Return the named server (a `RemoteServer`)."""

@@ -1,4 +1,4 @@
-"""task: tasks that failed too often, and their requeueing."""
+"""task: open and failed tasks, and the requeueing of the failed ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coordinator.cli.listing import as_json, facts, table, when
 from coordinator.cli.runs import Json, Reason
 from coordinator.cli.target import HERE, Where, call
 
-app = App(name="task", help="Tasks: list the failed ones, queue them again.")
+app = App(name="task", help="Tasks: list the open and failed ones, queue those again.")
 
 OfRun = Annotated[str, Parameter(help="Only tasks of this run.")]
 
@@ -18,19 +18,20 @@ OfRun = Annotated[str, Parameter(help="Only tasks of this run.")]
 @app.command(name="list")
 def listing(
     *,
-    failed: Annotated[bool, Parameter(help="Only discarded tasks.", negative="")],
+    failed: Annotated[bool, Parameter(help="Only discarded tasks.", negative="")] = False,
     run: OfRun = "",
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Tasks that were discarded after several volunteers failed, and why."""
-    found = call(where, "task.list", run=run) if failed else ()
+    """Tasks that wait, that workers hold, or that were discarded after several volunteers failed."""
+    found = call(where, "task.list", run=run, failed=failed)
     if json:
         as_json(found)
         return
     columns = {
         "task": lambda t: t.id,
         "run": lambda t: t.run,
+        "state": lambda t: t.state,
         "pass": lambda t: t.pass_no,
         "samples": lambda t: f"{t.start}-{t.stop}",
         "failures": lambda t: t.failures,
@@ -38,7 +39,7 @@ def listing(
         "by": lambda t: t.workers,
         "last": lambda t: t.message[:80],
     }
-    table(found, columns, "No task has failed for good.")
+    table(found, columns, "No task has failed for good." if failed else "No task is open.")
 
 
 @app.command

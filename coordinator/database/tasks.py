@@ -110,11 +110,12 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 0  # how often that was refused as too late
 
 
-class FailedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the failed list."""
+class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the list of tasks."""
 
     id: int
     run: str
+    state: str
     pass_no: int
     start: int
     stop: int
@@ -475,22 +476,24 @@ def bases_in_use(conn: Connection, run_id: int) -> list[int]:
     return sorted(int(base) for base in conn.execute(query).scalars())
 
 
-def failed(conn: Connection, run_id: int | None = None, limit: int = 1000) -> list[FailedTask]:
-    """The discarded tasks, oldest first, of one run or of all."""
+def lines(
+    conn: Connection, states: Sequence[str], run_id: int | None = None, limit: int = 1000
+) -> list[TaskLine]:
+    """Return the tasks in these states, oldest first, of one run or of all."""
     f, t = failures.c, tasks.c
     counted = and_(f.task_id == t.id, f.kind != "forgiven")
     last = select(f.message).where(counted).order_by(f.id.desc()).limit(1).scalar_subquery()
     who = select(func.count(f.worker_id.distinct())).where(counted, f.kind == "failure")
     query = select(
-        t.id, runs.c.name.label("run"), t.pass_no, t.start, t.stop, t.failures, t.timeouts
+        t.id, runs.c.name.label("run"), t.state, t.pass_no, t.start, t.stop, t.failures, t.timeouts
     )
     query = query.add_columns(who.scalar_subquery().label("workers"))
     query = query.add_columns(func.coalesce(last, "").label("message"))
-    query = query.join_from(tasks, runs).where(t.state == "discarded")
+    query = query.join_from(tasks, runs).where(t.state.in_(states))
     if run_id is not None:
         query = query.where(t.run_id == run_id)
     rows = conn.execute(query.order_by(t.id).limit(limit)).mappings()
-    return [FailedTask(**row) for row in rows]
+    return [TaskLine(**row) for row in rows]
 
 
 def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:

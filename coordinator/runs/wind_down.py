@@ -73,7 +73,9 @@ class WindDown(PlatformService):
         def delete(conn: Connection) -> tuple[str, ...]:
             run = runs.by_id(conn, runs.by_name(conn, name).id, lock=True)
             if run.state in runs.OPEN:
-                raise Conflict(f'"{name}" is {run.state}: `coordinator run stop {name}` ends it')
+                raise Conflict(
+                    f'"{name}" is {run.state}: `coordinator run stop {name} --yes` ends it'
+                )
             self._note(conn, "run.delete", name, {"state": run.state, "head": run.head})
             if run.state == "draft":
                 runs.remove(conn, run.id)

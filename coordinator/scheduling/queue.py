@@ -22,7 +22,7 @@ from coordinator.database import (
     tasks,
     volunteers,
 )
-from coordinator.database.tasks import Begun, FailedTask, TaskRow
+from coordinator.database.tasks import Begun, TaskLine, TaskRow
 from coordinator.plan.plan import in_phase, no_base
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import LOSS_FAILED, REST_MAX_S, rest_s
@@ -268,13 +268,18 @@ class Queue:
         except VolunteerError as error:
             log.warning("queue chore failed", chore=chore, error=error.message)
 
-    # --- the failed list ---
+    # --- the list of tasks ---
 
-    async def failed(self, run: str | None = None) -> list[FailedTask]:
-        """Return the discarded tasks, of one run or of all. Raises NotFound."""
+    async def lines(self, run: str | None = None, *, failed: bool = False) -> list[TaskLine]:
+        """Return the discarded tasks, and the open ones unless `failed`, of one run or of all.
 
-        def read(conn: Connection) -> list[FailedTask]:
-            return tasks.failed(conn, runs.by_name(conn, run).id if run is not None else None)
+        Raises NotFound.
+        """
+        states = ("discarded",) if failed else ("todo", "doing", "discarded")
+
+        def read(conn: Connection) -> list[TaskLine]:
+            of = runs.by_name(conn, run).id if run is not None else None
+            return tasks.lines(conn, states, of)
 
         return await self._db.read(read)
 

@@ -21,7 +21,16 @@ LANGUAGES = PROGRAM / "i18n"
 # Modules of both sides whose sentences a volunteer reads on a screen.
 SHARED = [
     ROOT / "shared" / f"{name}.py"
-    for name in ("errors", "links", "signing", "nearest", "settings", "decoding", "workloads/base")
+    for name in (
+        "errors",
+        "links",
+        "signing",
+        "nearest",
+        "settings",
+        "decoding",
+        "usage_errors",
+        "workloads/base",
+    )
 ]
 # Functions of the catalogue: the places of the context, of the message and of its plural.
 KEYWORDS: dict[str, tuple[int | None, int, int | None]] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shared.command_hints import completed, options
 from shared.errors import VolunteerError, of_system
+from shared.text import error_line
 from volunteer.i18n.catalogue import _, pgettext, shown
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 FLUSH_S = 2.0
+
+_as_json = False  # what errors are printed as
 
 
 def exit_code(command: Callable[[], object]) -> int:
@@ -58,9 +61,15 @@ def hinted(text: str, profile: str) -> str:
     return completed(text, "volunteer", options({"profile": profile}))
 
 
+def for_machines(json: bool) -> None:
+    """Print errors as JSON from now on, or as sentences."""
+    global _as_json
+    _as_json = json
+
+
 def say(sentence: str, code: int) -> int:
-    """Print a sentence on standard error. Returns `code`."""
-    remark(sentence)
+    """Print an error on standard error. Returns `code`."""
+    print(error_line("volunteer", sentence, code, json=_as_json), file=sys.stderr, flush=True)
     return code
 
 

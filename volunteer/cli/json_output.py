@@ -1,7 +1,8 @@
-"""The one JSON document that a command prints with --json."""
+"""Output of a command: one JSON document with --json, or a table."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from shared.sentences import english
@@ -15,3 +16,13 @@ def print_json(value: Any) -> int:
 
     print(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()))
     return 0
+
+
+def print_table(
+    names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
+) -> None:
+    """Print a table with a header; what others wrote cannot steer the terminal."""
+    from shared.text import printable, table_lines
+
+    clean = [[printable(cell) for cell in row] for row in rows]
+    print("\n".join(table_lines(names, clean, numbers)))

@@ -14,7 +14,7 @@ from shared.errors import VolunteerError
 from shared.sentences import Sentence
 from volunteer.cli import exit_codes, manage, prompt_commands
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
-from volunteer.cli.json_output import print_json
+from volunteer.cli.json_output import print_json, print_table
 from volunteer.i18n.catalogue import N_, _, shown
 
 if TYPE_CHECKING:
@@ -187,15 +187,15 @@ def status(*, json: Json = False, profile: Profile = "") -> int:
 @app.command
 def settings(*, json: Json = False, profile: Profile = "") -> int:
     """Every setting, its value, and the source of the value."""
-    from shared.text import left
     from volunteer.cli.start import setting_rows
 
     rows = setting_rows(_directories(profile))
     if json:
         return print_json(rows)
-    for row in rows:
-        source = left(_(row.source), 12)
-        print(f"{row.name:<18} {left(_plain(row.value), 18)} {source} {_(row.help)}")
+    print_table(
+        [_("name"), _("value"), _("from"), _("meaning")],
+        [[row.name, _plain(row.value), _(row.source), _(row.help)] for row in rows],
+    )
     return 0
 
 
@@ -318,6 +318,7 @@ def play(
 
 manage.add_to(app)
 prompt_commands.add_to(app)
+app.register_install_completion_command()
 
 
 def run_command(argv: list[str]) -> int:
@@ -329,10 +330,10 @@ def _parsed(argv: list[str]) -> object:
     try:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        from volunteer.cli.usage_errors import mistake
+        from shared.usage_errors import mistake
 
         _speak({"json": "--json" in argv})
-        return say(mistake(error, argv, tuple(app)), EXIT_USAGE)
+        return say(shown(mistake("volunteer", error, argv, tuple(app))), EXIT_USAGE)
     _speak(bound.arguments)
     try:
         return command(*bound.args, **bound.kwargs)
@@ -349,6 +350,7 @@ def _speak(given: Mapping[str, Any]) -> None:
     from volunteer.i18n.catalogue import AUTO, LanguageChoice, choose, use
     from volunteer.settings.settings import load
 
+    exit_codes.for_machines(given.get("json", False))
     if given.get("json"):
         use(LanguageChoice())
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from volunteer.cli.exit_codes import EXIT_FAILURE, agreed, hinted, remark
+from volunteer.cli.exit_codes import EXIT_FAILURE, EXIT_USAGE, agreed, hinted, remark, say
 from volunteer.cli.json_output import print_json
 from volunteer.cli.receipt_commands import app as receipts
 from volunteer.i18n.catalogue import N_, _, shown
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
 
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
+Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 System = Annotated[
     bool,
     Parameter(help="For the whole machine, under its own user (systemd).", negative=""),
@@ -44,6 +45,7 @@ def install(
         str, Parameter(help="With --system: the link that the service joins with.")
     ] = "",
     show: Annotated[bool, Parameter(help="Only print what would be written.", negative="")] = False,
+    json: Json = False,
     profile: Profile = "",
 ) -> int:
     """Install a service, start it, and print how to watch it."""
@@ -52,6 +54,9 @@ def install(
     if join:
         parse_link(join)
     described = _described(system, join, profile)
+    paths = [str(file.path) for file in described.files]
+    if show and json:
+        return print_json({"files": paths, "written": False})
     if show:
         for file in described.files:
             print(f"# {file.path}")
@@ -60,6 +65,8 @@ def install(
     from volunteer.service.service import install as carry_out
 
     carry_out(described)
+    if json:
+        return print_json({"files": paths, "written": True})
     for file in described.files:
         print(_("written: {path}", path=file.path))
     print(hinted("\n".join(map(shown, described.hints)), profile))
@@ -67,12 +74,14 @@ def install(
 
 
 @service.command
-def remove(*, system: System = False, profile: Profile = "") -> int:
+def remove(*, system: System = False, json: Json = False, profile: Profile = "") -> int:
     """Stop the service and remove it."""
     from volunteer.service.service import remove as carry_out
 
-    described = _described(system, "", profile, removing=True)
-    print(_("the service is removed") if carry_out(described) else _("there was no service"))
+    removed = carry_out(_described(system, "", profile, removing=True))
+    if json:
+        return print_json({"removed": removed})
+    print(_("the service is removed") if removed else _("there was no service"))
     return 0
 
 
@@ -86,7 +95,7 @@ def name(
             help="Show it to others on the leaderboard, or hide it.",
         ),
     ] = None,
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    json: Json = False,
     profile: Profile = "",
 ) -> int:
     """Your nickname and its visibility to others."""
@@ -113,7 +122,7 @@ def name(
     return 0
 
 
-def update(*, profile: Profile = "") -> int:
+def update(*, json: Json = False, profile: Profile = "") -> int:
     """Install the version that the coordinator runs with; go back if it does not start."""
     from volunteer.cli.start import ask_coordinator, identity_of
     from volunteer.service import self_update
@@ -122,6 +131,10 @@ def update(*, profile: Profile = "") -> int:
     places = settings.directories(profile=profile)
     public_key = identity_of(places).public_key
     found = asyncio.run(ask_coordinator(places, lambda api: self_update.newer(api, public_key)))
+    if json:
+        if found is not None:
+            self_update.replace(*found)
+        return print_json({"installed": found is not None})
     if found is None:
         print(_("this is the version that the coordinator runs with"))
         return 0
@@ -138,6 +151,7 @@ def uninstall(
         Parameter(name="--all", help="Also the account and the settings.", negative=""),
     ] = False,
     yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
+    json: Json = False,
     profile: Profile = "",
 ) -> int:
     """Give tasks back, remove service and downloads; the account stays unless --all."""
@@ -154,15 +168,25 @@ def uninstall(
     described = _removable(profile)
     files = tuple(f.path for f in described.files if f.path.exists()) if described else ()
     items = belongings(places, files, everything=all_)
-    _list(items, places)
+    if json and not yes:
+        return say(_("--json asks nothing: add --yes"), EXIT_USAGE)
+    if not json:
+        _list(items, places)
     if not yes and not _confirmed():
         print(_("nothing was changed"))
         return EXIT_FAILURE
     if described and files:
         remove_service(described)
     clock = SystemClock()
-    print(shown(asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock))))
+    handed = shown(
+        asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock))
+    )
     trouble = remove_files(items)
+    if json:
+        paths = [str(item.path) for item in items if item.goes]
+        print_json({"removed": paths, "tasks": handed, "trouble": list(map(str, trouble))})
+        return EXIT_FAILURE if trouble else 0
+    print(handed)
     for sentence in trouble:
         remark(shown(sentence))
     if MACHINE_UNIT.exists():

@@ -16,7 +16,7 @@ from shared.text import printable
 from shared.units import DAY_S, MIB
 from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
-from volunteer.cli.json_output import print_json
+from volunteer.cli.json_output import print_json, print_table
 from volunteer.i18n.catalogue import N_, _, number
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ STRANGERS = N_("volunteers' machines may answer and read this; --private keeps i
 
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
-Model = Annotated[str, Parameter(help="A run, or one of its versions: RUN, RUN@best, RUN@40.")]
+Model = Annotated[
+    str, Parameter(name="--run", help="A run, or one of its versions: RUN, RUN@best, RUN@40.")
+]
 MaxTokens = Annotated[
     int | None, Parameter(help="Most tokens of the answer (default: what the coordinator allows).")
 ]
@@ -84,10 +86,11 @@ def key_list(*, json: Json = False, profile: Profile = "") -> int:
     found = ask_account(profile, lambda api: api.keys())
     if json:
         return print_json(found)
-    for each in found:
-        print(_key_line(each))
     if not found:
         print(hinted(_("no key yet: `volunteer key create`"), profile))
+        return 0
+    names = [_("number"), _("key"), _("state"), _("credits spent"), _("name"), _("only for")]
+    print_table(names, [_key_cells(each) for each in found], {0})
     return 0
 
 
@@ -118,10 +121,37 @@ def usage(
     rows = ask_account(profile, lambda api: api.usage(key))
     if json:
         return print_json(rows)
-    for row in rows:
-        print(_usage_line(row))
     if not rows:
         print(hinted(_("nothing was asked yet: `volunteer generate RUN PROMPT`"), profile))
+        return 0
+    names = [_("at"), _("run"), _("in"), _("out"), _("credits"), _("seconds"), _("key")]
+    print_table(names, [_usage_cells(row) for row in rows], {2, 3, 4, 5})
+    return 0
+
+
+def runs(*, json: Json = False, profile: Profile = "") -> int:
+    """List the runs of the coordinator, to help, ask or play against."""
+    found = ask_account(profile, lambda api: api.runs())
+    if json:
+        return print_json(found)
+    if not found:
+        print(_("no run yet"))
+        return 0
+    print_table(
+        [_("run"), _("state"), _("workload"), _("version"), _("loss"), _("workers")],
+        [
+            [
+                each.name,
+                _(each.state),
+                each.workload,
+                str(each.version) if each.version >= 0 else "-",
+                "-" if each.loss is None else number(each.loss, ".4f"),
+                number(each.workers, ","),
+            ]
+            for each in found
+        ],
+        {3, 4, 5},
+    )
     return 0
 
 
@@ -271,7 +301,7 @@ def forfeit(
 
 def add_to(parent: App) -> None:
     parent.command(key)
-    for command in (usage, generate, chat, give, forfeit):
+    for command in (runs, usage, generate, chat, give, forfeit):
         parent.command(command)
 
 
@@ -342,37 +372,33 @@ def _price(used: Usage | None) -> str:
     )
 
 
-def _key_line(found: KeyInfo) -> str:
+def _key_cells(found: KeyInfo) -> list[str]:
     from volunteer.i18n.formats import credit
     from volunteer.text import key_state
 
     spent = credit(found.spent_micro)
-    told = (
-        _("{spent} credits spent", spent=spent)
-        if found.cap_micro is None
-        else _("{spent} of {cap} credits spent", spent=spent, cap=credit(found.cap_micro))
-    )
-    line = f"{found.id}  {found.prefix}...  {key_state(found.state)}  {told}  {found.name}"
-    runs = ", ".join(found.runs)
-    return printable(f"{line}  {_('only {runs}', runs=runs)}" if runs else line)
+    if found.cap_micro is not None:
+        spent = _("{spent} of {cap}", spent=spent, cap=credit(found.cap_micro))
+    state, only = key_state(found.state), ", ".join(found.runs)
+    return [str(found.id), f"{found.prefix}...", state, spent, found.name, only]
 
 
-def _usage_line(row: UsageRow) -> str:
+def _usage_cells(row: UsageRow) -> list[str]:
     from datetime import UTC, datetime
 
     from volunteer.i18n.formats import credit
 
     at = datetime.fromtimestamp(row.at, UTC).strftime("%Y-%m-%d %H:%M")
-    took = _("under way") if row.latency_s is None else f"{number(row.latency_s, '.1f')} s"
-    paid = _("free") if row.free else _("{credits} credits", credits=credit(row.cost_micro, 6))
-    moved = {"taken": number(row.tokens_in, ","), "made": number(row.tokens_out, ",")}
-    text = (
-        _("{taken} in, {made} images out", **moved)
-        if row.kind == "image"
-        else _("{taken} in, {made} tokens out", **moved)
-    )
-    who = row.key or _("this account")
-    return printable(f"{at}  {row.model}  {text}  {paid}  {took}  {who}")
+    made = number(row.tokens_out, ",")
+    return [
+        at,
+        row.model,
+        number(row.tokens_in, ","),
+        _("{made} images", made=made) if row.kind == "image" else made,
+        _("free") if row.free else credit(row.cost_micro, 6),
+        _("under way") if row.latency_s is None else number(row.latency_s, ".1f"),
+        row.key or _("this account"),
+    ]
 
 
 def _micro(credits: float, micro: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from volunteer.cli.exit_codes import EXIT_FAILURE, hinted, remark
-from volunteer.cli.json_output import print_json
+from volunteer.cli.json_output import print_json, print_table
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 
 if TYPE_CHECKING:
@@ -44,16 +44,19 @@ def listing(*, json: Json = False, profile: Profile = "") -> int:
     if json:
         print_json(rows)
         return 0
+    if not rows:
+        print(hinted(_(NONE), profile))
+        return 0
+    lines = []
     for row in rows:
         if row["problem"]:
-            print(_("wrong: {problem}", problem=shown(row["problem"])))
+            lines.append(["-", "-", _("wrong: {problem}", problem=shown(row["problem"])), "-", "-"])
             continue
         at = datetime.fromtimestamp(row["at"], UTC).strftime("%Y-%m-%d %H:%M")
         paid = credit(row["credits_micro"], 2 if row["contribution"] is not None else 6)
-        place = _("{work}, entry {leaf}", work=_work(row), leaf=row["leaf"])
-        print(f"{at}  {paid} {_(row['kind'])}  {place}")
-    if not rows:
-        print(hinted(_(NONE), profile))
+        lines.append([at, paid, _(row["kind"]), _work(row), str(row["leaf"])])
+    names = [_("at"), _("credits"), _("kind"), _("for"), _("entry")]
+    print_table(names, lines, {1, 4})
     return 0
 
 
@@ -112,7 +115,7 @@ def verify(
 
 
 @app.command
-def accept(*, profile: Profile = "") -> int:
+def accept(*, json: Json = False, profile: Profile = "") -> int:
     """Set all that was kept aside and begin with the coordinator's present record.
 
     For a coordinator that was restored from a backup, if its organiser says so.
@@ -122,6 +125,8 @@ def accept(*, profile: Profile = "") -> int:
     directories, _identity, book = _opened(profile)
     with ProfileDirectory(directories.profile).lock():
         aside = book.accept()
+    if json:
+        return print_json({"aside": None if aside is None else str(aside)})
     print(_("set aside in {path}", path=aside) if aside else _("nothing was kept yet"))
     return 0
 

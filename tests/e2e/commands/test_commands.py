@@ -33,7 +33,7 @@ def test_a_run_from_text_to_files(here: Run, busy: Path, tmp_path: Path) -> None
     assert "paused at version 1" in here("run", "pause", "tiny").out
     assert "running at version 1" in here("run", "resume", "tiny").out
     assert "running at version 2" in here("run", "rollback", "tiny", "--to", "0").out
-    assert "completed" in here("run", "stop", "tiny").out
+    assert "completed" in here("run", "stop", "tiny", "--yes").out
     done = json.loads(
         here("run", "export", "tiny", "--version", "1", "--to", tmp_path / "out", "--json").out
     )
@@ -135,7 +135,7 @@ def test_volunteers_can_be_looked_after(here: Run, busy: Path, run: Run) -> None
     here("volunteer", "unban", "Ann")
     assert "Anna is renamed" in here("volunteer", "rename", "Ann", "Anna").out
     assert parse_link(here("volunteer", "reissue", "Anna").out).code
-    assert "forgotten" in here("volunteer", "forget", "Anna").out
+    assert "forgotten" in here("volunteer", "forget", "Anna", "--yes").out
     assert "Anna" not in here("volunteer", "list").out
     assert here("check").code == 0  # the ledger still balances
     nobody = run("volunteer", "ban", "Nobody", "--data-dir", busy)

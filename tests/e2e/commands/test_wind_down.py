@@ -17,7 +17,7 @@ def actions(here: Run) -> list[str]:
 
 def test_nothing_is_done_without_yes(run: Run, here: Run, busy: Path) -> None:
     there = ("--data-dir", busy)
-    here("run", "stop", "tiny")
+    here("run", "stop", "tiny", "--yes")
     before = here("run", "list").out, actions(here)
     for words in (
         ("run", "delete", "tiny"),
@@ -33,7 +33,7 @@ def test_a_run_is_deleted_and_only_its_record_stays(run: Run, here: Run, busy: P
     there = ("--data-dir", busy)
     assert "ends it" in run("run", "delete", "tiny", "--yes", *there).err
     assert "delete those first" in run("dataset", "delete", "sums", "--yes", *there).err
-    here("run", "stop", "tiny")
+    here("run", "stop", "tiny", "--yes")
     said = here("run", "delete", "tiny", "--yes").out
     assert "its name is free" in said
     assert "tiny" not in here("run", "list").out
@@ -58,7 +58,7 @@ def test_a_completed_run_is_extended_and_goes_on(run: Run, here: Run, busy: Path
     there = ("--data-dir", busy)
     assert "say what to extend to" in run("run", "extend", "tiny", "--yes", *there).err
     assert "end at once" in run("run", "extend", "tiny", "--versions", "1", "--yes", *there).err
-    here("run", "stop", "tiny")
+    here("run", "stop", "tiny", "--yes")
     assert "runs again" in here("run", "extend", "tiny", "--versions", "900", "--yes").out
     asyncio.run(worked(busy, "Cleo", "Dan"))
     assert "tiny  running  gpt             2" in here("run", "list").out

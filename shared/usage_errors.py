@@ -1,4 +1,4 @@
-"""Sentences about mistakes in a command line, in the language of its owner."""
+"""Sentences about mistakes in a command line, of both programs."""
 
 from __future__ import annotations
 
@@ -17,51 +17,58 @@ from cyclopts import (
 )
 
 from shared.nearest import hint, nearest
-from volunteer.i18n.catalogue import N_, _, shown
+from shared.sentences import Sentence, of
 
-KINDS: dict[Any, str] = {int: N_("a whole number"), float: N_("a number"), bool: N_("yes or no")}
+KINDS: dict[Any, Sentence] = {
+    int: Sentence("a whole number"),
+    float: Sentence("a number"),
+    bool: Sentence("yes or no"),
+}
 
 
-def mistake(error: CycloptsError, argv: Sequence[str], commands: Iterable[str]) -> str:
+def mistake(
+    program: str, error: CycloptsError, argv: Sequence[str], commands: Iterable[str]
+) -> Sentence:
     """Return the mistake and the nearest valid word; other parser errors are quoted."""
     match error:
         case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
-            return _no_command(error.unused_tokens[0], within)
+            return _no_command(program, error.unused_tokens[0], within)
         case UnusedCliTokensError() if error.command_chain and error.unused_tokens:
-            said = _('"{word}" is one word too many', word=error.unused_tokens[0])
+            said = Sentence('"{word}" is one word too many', word=error.unused_tokens[0])
         case UnusedCliTokensError():
-            return _no_command((error.unused_tokens or [*argv])[0], commands)
+            return _no_command(program, (error.unused_tokens or [*argv])[0], commands)
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
             if near := _near(option, error):
-                return _(
+                return Sentence(
                     "there is no option {option}: did you mean {name}?", option=option, name=near
                 )
-            said = _("there is no option {option} here", option=option)
+            said = Sentence("there is no option {option} here", option=option)
         case CoercionError(token=token) if token is not None and error.msg is None:
             said = _no_value(error, token.value, token.keyword or _place(error))
         case MissingArgumentError():
             said = (
-                _("{name} needs a value", name=error.keyword)
+                Sentence("{name} needs a value", name=error.keyword)
                 if error.keyword
-                else _("{name} is missing", name=_place(error))
+                else Sentence("{name} is missing", name=_place(error))
             )
         case RepeatArgumentError():
-            said = _("{name} was given twice", name=error.token.keyword)
+            said = Sentence("{name} was given twice", name=error.token.keyword)
         case _other:
-            said = str(error).rstrip(".")
-    command = " ".join(("volunteer", *(error.command_chain or ())))
-    return _("{said}; see `{command} --help`", said=said, command=command)
+            said = of(str(error).rstrip("."))
+    command = " ".join((program, *(error.command_chain or ())))
+    return Sentence("{said}; see `{command} --help`", said=said, command=command)
 
 
-def _no_command(word: str, commands: Iterable[str]) -> str:
+def _no_command(program: str, word: str, commands: Iterable[str]) -> Sentence:
     names = sorted(name for name in commands if not name.startswith("-"))
     if word in names:  # behind an option of the program itself
-        return _(
-            '"{command}" comes first, and its options after it: `volunteer {command} --help`',
+        return Sentence(
+            '"{command}" comes first, and its options after it: `{program} {command} --help`',
             command=word,
+            program=program,
         )
-    return _('there is no command "{name}": {hint}', name=word, hint=shown(hint(word, names)))
+    return Sentence('there is no command "{name}": {hint}', name=word, hint=hint(word, names))
 
 
 def _near(option: str, error: UnknownOptionError) -> str:
@@ -70,13 +77,13 @@ def _near(option: str, error: UnknownOptionError) -> str:
     return nearest(option, known)
 
 
-def _no_value(error: CoercionError, value: str, name: str) -> str:
+def _no_value(error: CoercionError, value: str, name: str) -> Sentence:
     kind = error.target_type
     if get_origin(kind) is Literal:
-        what = _("one of {names}", names=", ".join(map(str, get_args(kind))))
+        what = Sentence("one of {names}", names=", ".join(map(str, get_args(kind))))
     else:
-        what = _(KINDS.get(kind, "")) or str(kind)
-    return _('{name}: "{value}" is not {what}', name=name, value=value, what=what)
+        what = KINDS.get(kind) or of(str(kind))
+    return Sentence('{name}: "{value}" is not {what}', name=name, value=value, what=what)
 
 
 def _place(error: CycloptsError) -> str:
