@@ -51,7 +51,7 @@ def ascii_json(text: str) -> str:
 
 
 def _json_escape(letter: str) -> str:
-    """`\\uXXXX`, or two of them beyond the first plane."""
+    """Return the escape of a letter, two of them beyond the first plane."""
     data = letter.encode("utf-16-be")
     return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
 
