@@ -55,7 +55,14 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take long: at the end no process waits for another's."""
+    """Begin with the files that take long: at the end no process waits for another's. PostgreSQL
+    is quick in the contracts; whole servers and models of a database that use it are slow ones.
+    """
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        whole = "e2e" in item.path.parts or item.path.stem.endswith("_model")
+        if whole and callspec is not None and "postgresql" in callspec.id:
+            item.add_marker(pytest.mark.slow)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in slow, "e2e" not in item.path.parts))
 

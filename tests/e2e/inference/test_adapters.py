@@ -47,7 +47,7 @@ codec = "float32"
 """
 
 
-@pytest.mark.parametrize("train", ["lora", "head"])
+@pytest.mark.parametrize("train", [pytest.param("lora", marks=pytest.mark.slow), "head"])
 async def test_prompts_are_answered_with_what_was_trained_applied(
     tmp_path: Path, train: str
 ) -> None:
@@ -122,6 +122,7 @@ def talking(path: Path, more: str = "") -> AbstractAsyncContextManager[Answering
     return answering(path, text, workload="causal-lm", dataset=build)
 
 
+@pytest.mark.slow
 async def test_a_conversation_is_written_by_the_template_of_its_tokenizer(tmp_path: Path) -> None:
     marking = load_tokenizer(TOKENIZER)
     marking.encode_special_tokens = False

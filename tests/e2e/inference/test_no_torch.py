@@ -87,7 +87,7 @@ context = 16
     [
         pytest.param(RUN, id="gpt", marks=pytest.mark.slow),
         pytest.param(ADAPTERS, id="adapters", marks=pytest.mark.slow),
-        pytest.param(FROM, id="from a folder"),  # which loads most
+        pytest.param(FROM, id="from a folder", marks=pytest.mark.slow),  # which loads most
     ],
 )
 def test_a_server_that_evaluated_and_answered_has_no_torch(tmp_path: Path, run: str) -> None:

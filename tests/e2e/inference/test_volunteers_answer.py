@@ -210,6 +210,7 @@ async def test_a_machine_that_answers_with_other_words_is_suspended_and_not_paid
         await made.sound()
 
 
+@pytest.mark.slow
 async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_paid_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +263,13 @@ async def test_an_account_that_nobody_vouched_for_gets_no_prompts(tmp_path: Path
         assert "vetted" in refused.text
 
 
-@pytest.mark.parametrize("token", [10**6, 10**15], ids=["of no word", "of no number of words"])
+@pytest.mark.parametrize(
+    "token",
+    [
+        pytest.param(10**6, id="of no word"),
+        pytest.param(10**15, id="of no number of words", marks=pytest.mark.slow),
+    ],
+)
 async def test_tokens_that_no_version_has_are_made_again_elsewhere(
     tmp_path: Path, token: int
 ) -> None:

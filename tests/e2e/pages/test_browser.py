@@ -273,6 +273,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.write_eof()
 
 
+@pytest.mark.slow
 async def test_the_live_page_comes_back_after_any_answer(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home, browser() as chromium:
         run = await merged(home)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 
 from coordinator.database import datasets, runs, versions
@@ -158,6 +159,7 @@ async def account(home: LocalCoordinator, name: str) -> tuple[str, int]:
     return standing, promised + earned
 
 
+@pytest.mark.slow
 async def test_no_attack_earns_or_stops_the_model(tmp_path: Path) -> None:
     """Fourteen hostile accounts, each with an attack of its own, beside one honest volunteer."""
     async with local_coordinator(tmp_path / "coordinator", open=True, proof_of_work_bits=1) as home:

@@ -277,6 +277,7 @@ async def audit_work(url: str, token: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
 
 
+@pytest.mark.slow
 async def test_an_auditor_of_the_organisers_without_the_library_settles_nothing(
     tmp_path: Path,
 ) -> None:

@@ -75,6 +75,7 @@ async def found_wrong(served: ServedCoordinator, diary: Diary, crowd: list[Numbe
     return wrong if await check.ended() == 0 else [*wrong, check.said()[-2000:]]
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(300 + 40 * KILLS)
 async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(
@@ -127,6 +128,7 @@ async def test_nothing_is_lost_when_the_coordinator_dies_at_each_named_point(
     assert await found_wrong(served, diary, crowd) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_two_coordinators_on_one_database_merge_each_step_once(
     served: ServedCoordinator, twin: ServedCoordinator, tmp_path: Path

@@ -88,7 +88,7 @@ def test_panels_have_names_and_lie_beside_each_other() -> None:
     [
         ("check", "rules", "alerts.yml"),
         ("check", "config", "prometheus.yml"),
-        ("test", "rules", "alerts_test.yml"),
+        pytest.param(("test", "rules", "alerts_test.yml"), marks=pytest.mark.slow),
     ],
 )
 def test_promtool_accepts_the_files_and_each_alert_fires(arguments: tuple[str, ...]) -> None:

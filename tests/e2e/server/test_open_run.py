@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 
 import msgspec
+import pytest
 from sqlalchemy import Connection
 
 from coordinator.database import runs, volunteers
@@ -58,6 +59,7 @@ async def head(home: LocalCoordinator) -> int:
     return (await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))).head
 
 
+@pytest.mark.slow
 async def test_honest_strangers_are_vetted_and_paid_and_made_up_work_is_neither(
     tmp_path: Path,
 ) -> None:

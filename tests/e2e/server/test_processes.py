@@ -54,6 +54,7 @@ async def is_sound(served: ServedCoordinator) -> list[str]:
         return [*report.breaches, *await coordinator.ledger.check()]
 
 
+@pytest.mark.slow
 async def test_two_volunteers_train_one_model(served: ServedCoordinator) -> None:
     await served.start_run()
     await served.serve()
@@ -72,6 +73,7 @@ async def test_two_volunteers_train_one_model(served: ServedCoordinator) -> None
     assert await is_sound(served) == []
 
 
+@pytest.mark.slow
 async def test_a_volunteer_killed_at_any_point_hands_in_every_result_once(
     served: ServedCoordinator,
 ) -> None:

@@ -122,7 +122,7 @@ async def balances(home: LocalCoordinator, name: str) -> tuple[str, int, int]:
         ("int4", "fedavg", "float32"),
         ("topk-2bit", "fedavg", "float32"),
         ("int8", "fedavg", "bfloat16"),
-        ("int8", "sync-sgd", "float32"),
+        pytest.param("int8", "sync-sgd", "float32", marks=pytest.mark.slow),
     ],
 )
 async def test_honest_work_passes_whatever_its_codec(

@@ -140,7 +140,10 @@ async def measured(home: LocalCoordinator) -> list[VersionInfo]:
     return [row for row in rows if row.loss is not None]
 
 
-@pytest.mark.parametrize("trained", TRAINED)
+@pytest.mark.parametrize(
+    "trained",
+    [pytest.param(each, marks=() if each == "lora" else pytest.mark.slow) for each in TRAINED],
+)
 async def test_two_volunteers_train_it_together(tmp_path: Path, trained: str) -> None:
     model = TRAINED[trained].replace("FOLDER", folder(tmp_path / "model"))
     async with local_coordinator(tmp_path / "coordinator") as home:

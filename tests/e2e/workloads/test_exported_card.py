@@ -54,7 +54,13 @@ async def _exported(home: LocalCoordinator, run: str, to: Path, format: str) -> 
     return (to / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("workload", "format"), FORMATS)
+@pytest.mark.parametrize(
+    ("workload", "format"),
+    [  # programs of people, each with a library that takes seconds to load
+        pytest.param(*each, id="-".join(each), marks=() if each == FORMATS[2] else pytest.mark.slow)
+        for each in FORMATS
+    ],
+)
 async def test_the_code_of_a_card_runs(tmp_path: Path, workload: str, format: str) -> None:
     text, measure = RUNS[workload]
     to = tmp_path / "model"

@@ -426,3 +426,24 @@ def test_a_torn_file_is_measured_as_a_problem(tmp_path: Path) -> None:
     found = measure(tmp_path / "update", SCHEMA, "float32")
     assert (found.norm, found.finite) == (0.0, True)
     assert "bytes" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({}, 4 + 6 * 1.4826),
+        ({"norm_limit": 7.0}, 4 + 7 * 1.4826),
+        ({"norm_limit": 1.0}, 4 + 2 * 4),
+        ({"norm_room": 3.0}, 4 + 3 * 4),
+    ],
+)
+def test_the_organiser_sets_the_room_of_a_cohort(settings: dict[str, float], limit: float) -> None:
+    cohort = [2.0, 3.0, 4.0, 5.0, 4.0]
+    assert cohort_limit(cohort, ValidationSettings(**settings)) == pytest.approx(limit)
+
+
+def test_the_organiser_sets_the_loss_that_is_too_high() -> None:
+    said = evidence(loss_last=6.0)
+    for most, state in ((1.9, "rejected"), (2.1, "accepted")):
+        settings = ValidationSettings(loss_limit=most)
+        assert judge(said, settings, TRAIN, FEDAVG).state == state

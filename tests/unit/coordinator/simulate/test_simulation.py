@@ -62,7 +62,12 @@ def test_a_model_too_large_to_move_about_is_played_by_a_small_one_and_its_bytes_
 
 
 @pytest.mark.parametrize(
-    ("downlink", "megabytes"), [("float32", 40.0), ("chain", 10.1), ("auto", 10.1)]
+    ("downlink", "megabytes"),
+    [
+        pytest.param("float32", 40.0, marks=pytest.mark.slow),
+        pytest.param("chain", 10.1, marks=pytest.mark.slow),
+        ("auto", 10.1),
+    ],
 )
 def test_new_versions_come_down_by_the_way_that_is_the_fewest_bytes(
     downlink: str, megabytes: float
@@ -80,6 +85,7 @@ def test_a_thin_uplink_is_named_as_what_limits_the_run() -> None:
     assert found.device_idle_share > 0.5
 
 
+@pytest.mark.slow
 def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -> None:
     workers = [{"name": "fast", **QUICK}, {"name": "slow", **QUICK, "steps_per_s": 0.1}]
     plan = {"preset": "fedavg", "quorum": 2, "deadline_seconds": 3600}
@@ -97,7 +103,9 @@ def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -
     assert all(row.lost == 0 for row in unasked.machines)  # short tasks are no hostile ones
 
 
-@pytest.mark.parametrize("preset", ["async-diloco", "fedbuff"])
+@pytest.mark.parametrize(
+    "preset", ["async-diloco", pytest.param("fedbuff", marks=pytest.mark.slow)]
+)
 def test_asynchronous_merges_bring_a_crowd_into_step(preset: str) -> None:
     """Merged one by one, machines stay a round apart, and each trains from a base without the
     newest work of all others.
@@ -126,6 +134,7 @@ def test_two_pairs_of_four_machines_come_into_step(preset: str) -> None:
     assert found.device_idle_share < 0.15
 
 
+@pytest.mark.slow
 def test_a_machine_may_get_a_task_again_that_it_is_still_handing_in() -> None:
     """What came too late for its version goes back into the queue while its upload is still being
     answered.

@@ -69,7 +69,7 @@ def run(code: str, *arguments: object, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("shape", ["llama", "qwen2"])
+@pytest.mark.parametrize("shape", [pytest.param("llama", marks=pytest.mark.slow), "qwen2"])
 def test_transformers_asks_by_the_template_and_the_answer_ends(tmp_path: Path, shape: str) -> None:
     base, to = tmp_path / "base", tmp_path / "model"
     chat_base(base, tiny_causal.SHAPES[shape])
@@ -102,6 +102,7 @@ def test_the_type_of_the_numbers_is_the_bases_or_the_one_that_is_wanted(tmp_path
     assert sizes[0] == pytest.approx(sizes[2], rel=0.01)
 
 
+@pytest.mark.slow
 def test_peft_finds_the_base_of_an_adapter_by_its_name_and_commit(tmp_path: Path) -> None:
     base, to = tmp_path / "base", tmp_path / "adapter"
     chat_base(base)

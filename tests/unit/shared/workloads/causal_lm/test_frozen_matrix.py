@@ -149,6 +149,7 @@ def test_a_machine_without_the_library_says_so(
         begun(data, "llama", "nf4")
 
 
+@pytest.mark.slow
 def test_the_library_fetches_no_code(tmp_path: Path) -> None:
     """With the package `kernels` it would load compiled code of a hub when it is imported."""
     (tmp_path / "kernels.py").write_text("raise SystemExit('it was asked for')")

@@ -93,6 +93,7 @@ def test_two_builds_give_the_same_bytes_and_copies_count_once(tmp_path: Path) ->
     assert first != build_images("pets", [root], Store().put, **(OPTIONS | {"seed": 1}))
 
 
+@pytest.mark.slow
 def test_an_archive_is_read_in_place_like_the_folder_it_was_made_of(tmp_path: Path) -> None:
     root = folder(tmp_path / "images")
     archive = tmp_path / "pets.zip"
@@ -202,6 +203,7 @@ def test_options_that_make_no_sense_are_named(options: ImageOptions) -> None:
         build_images("bad", drawn(40), Store().put, **options)
 
 
+@pytest.mark.slow
 def test_without_scikit_learn_digits_are_drawn_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
