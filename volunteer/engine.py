@@ -402,6 +402,7 @@ ACTING: dict[type[Command], Callable[[Agent, Any], Any]] = {
     commands.Retry: lambda agent, _: agent.retry(),
     commands.Consent: lambda agent, told: agent.consent(told.run),
     commands.ReadAnnouncements: lambda agent, _: agent.read_announcements(),
+    commands.OrderMachine: lambda agent, told: agent.remote.api.order_machine(told.request),
     commands.Measure: lambda agent, told: agent.measure(told.device, quick=told.quick),
     commands.StopMeasuring: lambda agent, _: agent.stop_measuring(),
     commands.LookAtDevices: lambda agent, _: agent.look(),

@@ -32,6 +32,7 @@ from shared.protocol.accounts import (
     BenchmarkRequest,
     Challenge,
     LeaveRequest,
+    MachineOrder,
     Me,
     RegisterRequest,
     WorkerInfo,
@@ -167,6 +168,16 @@ class Volunteers:
         who = principal.volunteer_id
         await self._db.write(lambda conn: store.set_volunteer(conn, who, public=public))
         self._board.show(who, public)
+
+    async def order(self, principal: Principal, request: MachineOrder) -> None:
+        """Store the order for a machine of the same account; its next heartbeat carries it.
+
+        Raises NotFound.
+        """
+        owner, now = principal.volunteer_id, self._clock.now()
+        machine, order = request.worker_id, request.order
+        if not await self._db.write(lambda conn: store.order(conn, owner, machine, order, now)):
+            raise NotFound("this account has no such machine: look at the list of its machines")
 
     async def set_benchmark(self, principal: Principal, request: BenchmarkRequest) -> None:
         """Store the benchmark of a machine; its tasks are sized by it."""

@@ -17,6 +17,7 @@ from coordinator.rules.standing import State, moved
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.accounts import Device, Hardware
+from shared.protocol.heartbeat import OwnOrder
 from shared.protocol.limits import RENEW_S
 
 VolunteerState = Literal["active", "banned", "forgotten"]
@@ -25,6 +26,7 @@ WorkerState = Literal["online", "training", "paused", "offline", "left"]
 OFFLINE_S = RENEW_S  # not heard of for so long: its leases expire at the same time
 
 
+ORDERS_MAX = 10_000  # of owners to their machines, that stand at once
 DEVICES_OF = 1000  # workers whose devices are looked at, the latest heard of first
 
 
@@ -241,6 +243,26 @@ def live_machines(conn: Connection, volunteer_id: str) -> int:
 
 _SET_WORKER = update(workers).where(its(workers.c.id))
 _SET_VOLUNTEER = update(volunteers).where(its(volunteers.c.id))
+
+
+def order(conn: Connection, volunteer_id: str, worker_id: str, order: str, now: float) -> bool:
+    """Store the order of its owner for a machine that has not left; False where there is none."""
+    return (
+        conn.execute(
+            update(workers)
+            .where(workers.c.id == worker_id, workers.c.volunteer_id == volunteer_id)
+            .where(workers.c.revoked_at.is_(None), workers.c.state != "left")
+            .values(ordered=order, ordered_at=now)
+        ).rowcount
+        == 1
+    )
+
+
+def orders(conn: Connection, since: float) -> dict[str, OwnOrder]:
+    """Return the orders of owners that were given since an instant, by machine."""
+    found = select(workers.c.id, workers.c.ordered, workers.c.ordered_at)
+    rows = conn.execute(found.where(workers.c.ordered_at > since).limit(ORDERS_MAX))
+    return {row.id: OwnOrder(order=row.ordered, at=row.ordered_at) for row in rows}
 
 
 def set_worker(conn: Connection, worker_id: str, **values: Any) -> None:

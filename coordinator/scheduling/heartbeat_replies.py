@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.accounts.announcements import Announcements
-from coordinator.database import verdicts
+from coordinator.database import verdicts, volunteers
 from coordinator.database.ledger import payments
 from coordinator.traffic import Durations
 from coordinator.ttl_cache import CachedValue
 from shared.protocol.contributions import Verdict
-from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, OwnOrder
 from shared.protocol.limits import HEARTBEAT_S, NEWS_MAX
+from shared.units import DAY_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SHARED_S = 1.0
 ANNOUNCED_S = 5.0
+ORDER_S = DAY_S  # an order of an owner to a machine that is away lapses after this
 # Verdicts younger than this are sent again: a transaction may show an older number late.
 RECENT_S = 60.0
 TOLD_MAX = 4096  # workers of which it is remembered
@@ -59,9 +61,14 @@ class Heartbeats:
         self._newest = CachedValue(self._newest_verdict, SHARED_S, clock)
         self.announcements = Announcements(db, clock)
         self._announced = CachedValue(self.announcements.standing, ANNOUNCED_S, clock)
+        self._ordered = CachedValue(self._orders, SHARED_S, clock)  # by owners, by machine
 
     async def _newest_verdict(self) -> tuple[int, float]:
         return await self._db.read(verdicts.newest)
+
+    async def _orders(self) -> dict[str, OwnOrder]:
+        since = self._clock.now() - ORDER_S
+        return await self._db.read(lambda conn: volunteers.orders(conn, since))
 
     async def answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
         """Renew the leases of a worker and return its orders, the runs and its new verdicts."""
@@ -82,6 +89,10 @@ class Heartbeats:
         if newest > request.news_since or newest_at > now - RECENT_S:
             since = request.news_since
             found = await self._db.read(lambda conn: self.news(conn, principal, since))
+        orders_of_owners = self._ordered.peek()
+        if orders_of_owners is None:
+            orders_of_owners = await self._ordered.get()
+        ordered = orders_of_owners.get(principal.worker_id)
         return HeartbeatReply(
             now=now,
             next_s=HEARTBEAT_S,
@@ -92,6 +103,7 @@ class Heartbeats:
             earned_micro=found.earned_micro if found else None,
             pending_micro=found.pending_micro if found else None,
             announcements=announced,
+            ordered=ordered if ordered and ordered.at > request.ordered_at else None,
         )
 
     def untold(self, conn: Connection, principal: Principal) -> tuple[Verdict, ...]:

@@ -221,6 +221,13 @@ class LeaveRequest(Message):
     forget: bool = False
 
 
+class MachineOrder(Message):
+    """Order of the owner to one machine of the account, given from another."""
+
+    worker_id: str
+    order: Literal["pause", "resume", "finish"]
+
+
 class VisibilityRequest(Message):
     """Show the nickname of this account to others from now on, or hide it."""
 

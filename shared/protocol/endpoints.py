@@ -15,6 +15,7 @@ from shared.protocol.accounts import (
     Forfeited,
     LeaveRequest,
     LinkCode,
+    MachineOrder,
     Me,
     RegisterReply,
     RegisterRequest,
@@ -150,6 +151,13 @@ VISIBILITY = Endpoint(
     path="/workers/visibility",
     summary="Show my nickname to others, or hide it",
     request=VisibilityRequest,
+    reply=NOTHING,
+)
+ORDER_MACHINE = Endpoint(
+    method="POST",
+    path="/workers/order",
+    summary="Let a machine of my account pause, resume or finish with its next heartbeat",
+    request=MachineOrder,
     reply=NOTHING,
 )
 LINK = Endpoint(

@@ -31,6 +31,7 @@ class HeartbeatRequest(Message):
     paused: bool = False
     reason: Line = ""
     news_since: Number = 0  # the last `news` this client has stored
+    ordered_at: float = 0.0  # of the last order of its owner that it carried out
 
 
 class RunBeat(Message):
@@ -70,6 +71,13 @@ class Announcement(Message):
     until: float | None = None
 
 
+class OwnOrder(Message):
+    """Order of the owner to this machine, given from another one at an instant of the server."""
+
+    order: Literal["pause", "resume", "finish"]
+    at: float
+
+
 class HeartbeatReply(Message):
     now: float
     next_s: float
@@ -81,3 +89,4 @@ class HeartbeatReply(Message):
     pending_micro: int | None = None
     me: Me | None = None  # the account at the instant of `news`; None without news
     announcements: Annotated[tuple[Announcement, ...], Meta(max_length=ANNOUNCEMENTS_MAX)] = ()
+    ordered: OwnOrder | None = None  # newer than the request's

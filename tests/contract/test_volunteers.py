@@ -25,7 +25,7 @@ from shared.errors import (
     NotFound,
     Unauthorized,
 )
-from shared.protocol.accounts import Device, Hardware, LeaveRequest
+from shared.protocol.accounts import Device, Hardware, LeaveRequest, MachineOrder
 from shared.protocol.limits import HEARTBEAT_S
 from tests.support.account_rows import (
     OTHER,
@@ -275,3 +275,18 @@ async def test_a_worker_row_is_never_shared(people: Volunteers, database: Databa
     ]
     names = select(volunteers.c.nickname)
     assert await database.read(lambda conn: conn.execute(names).scalars().all()) == ["Mia"]
+
+
+async def test_an_owner_orders_only_machines_of_the_own_account(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia, bob = await join(people, "Mia"), await join(people, "Bob")
+    await people.order(mia, MachineOrder(worker_id=mia.worker_id, order="pause"))
+    with pytest.raises(NotFound):
+        await people.order(bob, MachineOrder(worker_id=mia.worker_id, order="finish"))
+    given = await database.read(lambda conn: store.orders(conn, clock.now() - 1))
+    assert {who: each.order for who, each in given.items()} == {mia.worker_id: "pause"}
+    assert await database.read(lambda conn: store.orders(conn, clock.now())) == {}
+    await people.leave(mia, LeaveRequest())
+    with pytest.raises(NotFound):
+        await people.order(mia, MachineOrder(worker_id=mia.worker_id, order="resume"))

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -460,3 +461,19 @@ async def test_the_stream_of_events_is_let_go_at_the_end(engine: FakeEngine) -> 
     await asyncio.sleep(0)
     assert not engine.hub._subscriptions
     assert isinstance(engine.control, Control)
+
+
+async def test_a_pause_gets_an_end_from_a_list(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        await pilot.press("P")
+        await pilot.pause()
+        assert "for 30 minutes" in screen_text(app)
+        await pilot.press("escape")
+        assert not [c for c in engine.asked if isinstance(c, commands.Pause)]
+        await pilot.press("P", "down", "enter")
+        await pilot.pause()
+        await pilot.press("P", *["down"] * 4, "enter")
+        await pilot.pause()
+        hours, login = [c for c in engine.asked if isinstance(c, commands.Pause)]
+        assert 7100 < hours.ends_at - time.time() <= 7200
+        assert login.ends_at == commands.NEXT_LOGIN

@@ -21,7 +21,6 @@ from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
-from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.widgets.cards import CreditsCard, RunCard
 
 Snapshot = Callable[..., bool]
@@ -284,14 +283,3 @@ async def test_tasks_of_several_devices_can_be_looked_at(engine: FakeEngine) -> 
         await pilot.press("d")
         await pilot.pause()
         assert "Task 4711" in screen_text(app)
-
-
-async def test_curves_can_be_logarithmic_and_cut_to_their_newest_part(engine: FakeEngine) -> None:
-    async with opened(engine, scenes.filled()) as (app, pilot):
-        await pilot.press("y", "w")
-        await pilot.pause()
-        assert screen_text(app).count("log last 500") == 2
-        await pilot.press("y", "w")
-        await pilot.pause()
-        assert "log last" not in screen_text(app)
-        assert isinstance(app.screen, Dashboard)

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.protocol import endpoints
-from shared.protocol.accounts import LinkCode
+from shared.protocol.accounts import LinkCode, MachineOrder, WorkerInfo
 from shared.protocol.heartbeat import RunBeat
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
@@ -283,3 +283,30 @@ async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeE
         await settle(app, pilot)
         text = " ".join(line[60:].strip(" │") for line in screen_text(app).splitlines())
         assert "1,800 of 1,800 games an hour by all machines." in text
+
+
+async def test_every_machine_of_the_account_is_listed_and_ordered(engine: FakeEngine) -> None:
+    machines = tuple(
+        WorkerInfo(worker_id=name, hostname=name, state=state, device="cpu", last_seen=seen)
+        for name, state, seen in (
+            ("attic", "training", scenes.NOW - 5),
+            ("laptop", "paused", scenes.NOW - 3600),
+            ("sold", "left", scenes.NOW - 9),
+        )
+    )
+    prepared(engine).answers[endpoints.ME] = replace(scenes.ME, workers=machines)
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("m")
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "attic" in text and "laptop" in text and "sold" not in text
+        assert "2 machines" in text and "1 training" in text
+        await pilot.press("down", "o")
+        await settle(app, pilot)
+        (given,) = [each for each in engine.asked if isinstance(each, commands.OrderMachine)]
+        assert given.request == MachineOrder(worker_id="laptop", order="resume")
+        assert "laptop hears of it" in screen_text(app)
+        await pilot.press("escape")
+        await settle(app, pilot)
+        assert "2 machines" not in screen_text(app)

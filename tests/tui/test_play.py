@@ -253,3 +253,24 @@ def test_picture(snap_compare: Snapshot, size: tuple[int, int]) -> None:
 
 def test_picture_in_seven_bits(snap_compare: Snapshot) -> None:
     assert picture(snap_compare, (80, 24), ascii=True)
+
+
+async def test_what_is_fetched_is_said_on_the_board_and_the_keys_are_told() -> None:
+    friend, arrived = Friend(), asyncio.Event()
+    sit = friend.sit
+
+    async def slowly(version: int | None = None) -> Seated:
+        await arrived.wait()
+        return await sit(version)
+
+    friend.sit = slowly  # type: ignore[method-assign]
+    app = PlayApp(friend, "six")
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.pause()
+        assert screen_text(app).count("downloading the version") == 2  # state and board
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "The arrow keys move." in screen_text(app)
+        arrived.set()
+        await pilot.pause()
+        assert "downloading" not in screen_text(app)

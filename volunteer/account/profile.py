@@ -76,6 +76,7 @@ class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
 
     consents: tuple[str, ...] = ()  # runs whose licence was accepted
     news_until: int = 0  # verdicts read so far
+    ordered_at: float = 0.0  # of the last order from another machine of the account
     verdicts: tuple[Verdict, ...] = ()  # newest last
     benchmarks: tuple[Benchmark, ...] = ()
     measured: tuple[Benchmark, ...] = ()  # all of them, oldest first

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from shared.errors import VolunteerError
 from shared.local_data import LocalData
@@ -134,6 +135,7 @@ class Agent:
             life=life,
             watcher=self._watcher,
             server_clock=self._server_clock,
+            obey_owner=self._obey_owner,
         )
         self._benchmarks = Benchmarks(
             api=remote.api,
@@ -172,6 +174,16 @@ class Agent:
         still = self._pauses.paused_by(device, YOU)
         if by == YOU and not (was or still or finishing):
             self._guard.go_on()  # only the rules held it back
+
+    def _obey_owner(self, order: Literal["pause", "resume", "finish"]) -> None:
+        """Carry out an order that the owner gave from another machine of the account."""
+        if order == "pause":
+            told = Sentence("paused from another of your machines")
+            self._pauses.pause(by=YOU, message=told, until="you resume")
+        elif order == "resume":
+            self.resume()
+        else:
+            self.finish()
 
     def change_rules(self, rules: WorkRules) -> None:
         """Apply other rules on when and how hard to work from now on."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shared.errors import VolunteerError
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, TaskBeat, TaskOrder
@@ -32,6 +34,7 @@ class Heartbeat:
     life: Lifecycle
     watcher: RunWatcher
     server_clock: ServerClock
+    obey_owner: Callable[[Literal["pause", "resume", "finish"]], None]  # from another machine
     _wanted: bool = field(default=False, init=False)
 
     async def run(self) -> None:
@@ -95,6 +98,7 @@ class Heartbeat:
             paused=pause is not None,
             reason=pause.message[:200] if pause else "",
             news_since=self.watcher.verdicts.news_until,
+            ordered_at=self.watcher.home.memory.ordered_at,
         )
 
     def _learn(self, reply: HeartbeatReply) -> None:
@@ -105,6 +109,10 @@ class Heartbeat:
             if _ours(order) and order.renew_by <= reply.now
         }
         self.watcher.heard(reply)
+        ordered = reply.ordered
+        if ordered is not None and ordered.at > self.watcher.home.memory.ordered_at:
+            self.watcher.home.remember(ordered_at=ordered.at)
+            self.obey_owner(ordered.order)
 
     def _obey(self, order: TaskOrder) -> None:
         held = self.held.get((order.task, order.attempt))

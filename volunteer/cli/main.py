@@ -15,7 +15,7 @@ from shared.sentences import Sentence
 from volunteer.cli import exit_codes, manage, prompt_commands
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
 from volunteer.cli.json_output import print_json, print_table
-from volunteer.i18n.catalogue import N_, _, shown
+from volunteer.i18n.catalogue import _, shown
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -215,23 +215,19 @@ def pause(
     """Free the device and keep its task."""
     from datetime import datetime
 
-    from volunteer.control.commands import NEXT_LOGIN
-    from volunteer.settings.schedule import end_of_pause, moment_words
+    from volunteer.control.commands import NEXT_LOGIN, pause_end
 
-    now = datetime.now().astimezone()
-    login = until == "login" and not length
-    end = None if login else end_of_pause(length, until, now)
-    words = moment_words(end, now) if end else N_("the next login") if login else "you resume"
-    ends_at = end.timestamp() if end else NEXT_LOGIN if login else 0.0
+    words, ends_at = pause_end(length, until, datetime.now().astimezone())
+    login = ends_at == NEXT_LOGIN
     _run(
         _with_control(profile, lambda control: control.pause(device, until=words, ends_at=ends_at))
     )
     if json:
         told: dict[str, Any] = {"ordered": "pause", "device": device}
-        told["ends_at"] = end.timestamp() if end else None
+        told["ends_at"] = ends_at if ends_at > 0 else None
         return print_json(told | ({"until": "login"} if login else {}))
     said = _("{device} paused", device=device) if device else _("paused")
-    if end or login:
+    if ends_at:
         said = _("{paused} until {time}", paused=said, time=_(words))
     print(hinted(_("{pause}; continue with `volunteer resume`", pause=said), profile))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import reduce
 from operator import or_
 from typing import (
@@ -19,11 +20,13 @@ from typing import (
 import msgspec
 
 from shared.errors import BadRequest
-from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
+from shared.protocol.accounts import Benchmark, LinkCode, MachineOrder, ServerInfo
 from shared.protocol.endpoints import QUERIES, Endpoint
 from shared.sentences import Sentence, Words
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
+from volunteer.i18n.catalogue import N_
+from volunteer.settings.schedule import end_of_pause, moment_words
 
 How = Literal["release", "save", "finish"]
 NEXT_LOGIN = -1.0  # as the end of a pause: when somebody logs in to this machine
@@ -93,6 +96,18 @@ class Pause(Command):
     ends_at: float = 0.0
 
 
+def pause_end(length: str, until: str, now: datetime) -> tuple[Words, float]:
+    """Return the end of a pause in words, and as `Pause.ends_at`: after a length ("2h"), at a time
+    of the day ("22:00") or the next "login", or by the owner alone.
+
+    Raises BadRequest.
+    """
+    if until == "login" and not length:
+        return N_("the next login"), NEXT_LOGIN
+    end = end_of_pause(length, until, now)
+    return (moment_words(end, now), end.timestamp()) if end else ("you resume", 0.0)
+
+
 class Resume(Command):
     device: str = ""
     by: str = "you"
@@ -118,6 +133,12 @@ class Consent(Command):
 
 class ReadAnnouncements(Command):
     """Mark the organiser's announcements as read."""
+
+
+class OrderMachine(Command):
+    """Let another machine of the account pause, resume or finish with its next heartbeat."""
+
+    request: MachineOrder
 
 
 class Measure(Command):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
+from shared.protocol.accounts import Benchmark, LinkCode, MachineOrder, ServerInfo
 from shared.protocol.endpoints import Endpoint
 from volunteer.control import commands
 from volunteer.control.commands import Ask, Command, Joined, SettingRow
@@ -148,6 +148,14 @@ class Control:
     async def link(self) -> LinkCode:
         """Return a ten-minute code for another machine of the same account."""
         return await self._ask(commands.MakeLink())
+
+    async def order_machine(
+        self, machine: str, order: Literal["pause", "resume", "finish"]
+    ) -> None:
+        """Let another machine of the account obey with its next heartbeat. Raises NotFound."""
+        await self._execute(
+            commands.OrderMachine(request=MachineOrder(worker_id=machine, order=order))
+        )
 
     async def _ask(self, command: Ask[T]) -> T:
         answer: T = await self._execute(command)

@@ -15,6 +15,7 @@ from shared.protocol.accounts import (
     Forfeited,
     LeaveRequest,
     LinkCode,
+    MachineOrder,
     Me,
     RegisterReply,
     RegisterRequest,
@@ -146,6 +147,10 @@ class Api:
 
     async def leave(self, request: LeaveRequest) -> None:
         await self._call(endpoints.LEAVE, {}, request, patience_s=ASK_S)
+
+    async def order_machine(self, request: MachineOrder) -> None:
+        """Let another machine of this account pause, resume or finish. Raises NotFound."""
+        await self._call(endpoints.ORDER_MACHINE, {}, request, patience_s=ASK_S)
 
     async def visibility(self, public: bool) -> None:
         """Show the nickname to others from now on, or hide it."""

@@ -244,7 +244,7 @@ class VolunteerApp(App[int]):
         """Return whether an action would do anything now."""
         if action in keys.LATER and self._first_start:
             return False
-        if action in ("pause", "finish"):
+        if action in ("pause", "pause_for", "finish"):
             return self.control is not None and not self.ended and self.departure.how is None
         if action == "retry":
             status = self.latest.status
@@ -277,6 +277,12 @@ class VolunteerApp(App[int]):
             return
         paused = self.latest.status.paused(self.device) is not None
         self.command(self.control.resume() if paused else self.control.pause())
+
+    def action_pause_for(self) -> None:
+        """Open the list of ends of a pause."""
+        from volunteer.tui.screens.picker import of_pauses
+
+        self.push_screen(of_pauses(self))
 
     def action_finish(self) -> None:
         """Complete the current task and take no more; a second call continues."""

@@ -123,6 +123,13 @@ COMMANDS = (
         rank=0,
     ),
     KeyCommand(
+        id="pause_for",
+        key="P",
+        action="pause_for",
+        short=N_("pause for …"),
+        help=N_("Pause for half an hour, two hours, until tonight, or the next login."),
+    ),
+    KeyCommand(
         id="finish",
         key="f",
         action="finish",
@@ -181,7 +188,7 @@ COMMANDS = (
 
 
 # Of no use before the first start is over, which has no key that leads back to it.
-LATER = frozenset({"page", "pause", "finish", "read"})
+LATER = frozenset({"page", "pause", "pause_for", "finish", "read"})
 
 IDS = frozenset(command.id for command in COMMANDS)
 

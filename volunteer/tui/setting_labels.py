@@ -27,22 +27,19 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "threads",
             "memory_gb",
             "duty_percent",
-            "device_duty",
             "temperature_max",
-            "priority",
             "keep_awake",
         ),
     ),
     (
         N_("Network and disk"),
-        ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb", "hub"),
+        ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb"),
     ),
     (
         N_("What to help"),
         (
             "runs",
             "roles",
-            "device_roles",
             "workloads",
             "serve",
             "consent",
@@ -56,12 +53,24 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "theme",
             "language",
             "ascii",
-            "keys",
             "device_watts",
             "alerts",
         ),
     ),
-    (N_("Ending"), ("snapshot_seconds", "quit_seconds", "log_level", "sandbox")),
+    (
+        N_("Advanced"),
+        (
+            "priority",
+            "device_duty",
+            "device_roles",
+            "hub",
+            "sandbox",
+            "keys",
+            "snapshot_seconds",
+            "quit_seconds",
+            "log_level",
+        ),
+    ),
 )
 # Labels of the settings; the name in the file and on the command line is shown beside them.
 LABELS = {
@@ -126,12 +135,12 @@ SOURCES = {
 
 
 def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
-    """Return all settings under their headings; settings without one come last."""
+    """Return all settings under their headings; those without one come last."""
     by_name = {row.name: row for row in rows}
-    found = []
+    found: list[tuple[str, list[SettingRow]]] = []
     for title, names in GROUPS:
         found.append((_(title), [by_name.pop(name) for name in names if name in by_name]))
-    found.append((_("More"), list(by_name.values())))
+    found[-1][1].extend(by_name.values())
     return [(title, members) for title, members in found if members]
 
 

@@ -65,7 +65,11 @@ workers = Table(
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double, nullable=True),
     Column("rest_until", Double, nullable=True),  # no work before, after tasks given back as failed
+    # pause, resume or finish: by the owner, from another machine
+    Column("ordered", String(16), nullable=False, server_default=""),
+    Column("ordered_at", Double, nullable=True),
 )
+Index("ix_workers_ordered_at", workers.c.ordered_at)
 
 codes = Table(
     "codes",

@@ -18,6 +18,7 @@ async def _openapi(_: Call[None]) -> Reply:
 HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.REGISTER: workers.register,
     endpoints.VISIBILITY: workers.visibility,
+    endpoints.ORDER_MACHINE: workers.order,
     endpoints.LINK: workers.link,
     endpoints.CLAIM: workers.claim,
     endpoints.BEGIN: workers.begin,

@@ -15,6 +15,7 @@ from shared.errors import BadRequest, Unavailable
 from shared.links import format_link
 from shared.protocol.accounts import (
     LinkCode,
+    MachineOrder,
     Me,
     RegisterReply,
     RegisterRequest,
@@ -46,6 +47,10 @@ async def register(call: Call[RegisterRequest]) -> RegisterReply:
 
 async def visibility(call: Call[VisibilityRequest]) -> None:
     await call.coordinator.volunteers.set_public(call.principal, call.body.public)
+
+
+async def order(call: Call[MachineOrder]) -> None:
+    await call.coordinator.volunteers.order(call.principal, call.body)
 
 
 async def link(call: Call[None]) -> LinkCode:

@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 from shared.protocol import endpoints
-from tests.support.local_volunteer import RUN, local_machine
+from tests.support.local_coordinator import RUN
+from tests.support.local_volunteer import local_machine
 from volunteer.control import events
 from volunteer.control.status import Status, fold
 

@@ -17,9 +17,10 @@ from textual.filter import LineFilter
 from shared.errors import VolunteerError
 from shared.workloads.games import LEVELS, MoveReply
 from shared.workloads.games import BoardAnalysis as Position
-from volunteer.i18n.catalogue import shown
+from volunteer.i18n.catalogue import _, shown
 from volunteer.tui import themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
+from volunteer.tui.keys import key_of
 from volunteer.tui.look import Look
 from volunteer.tui.play.game import ACTIONS, Game, facts, state_line
 from volunteer.tui.terminal.ascii import AsciiFilter
@@ -295,6 +296,12 @@ class PlayApp(App[int]):
             self._asked += 1
             self.game = replace(self.game, trouble="", asking=False)
             self._run(self._sit(wanted))
+
+    def action_help(self) -> None:
+        """Show what the keys do, until the next key."""
+        said = [f"{key_of(command, {})}  {_(command.help)}" for command in ACTIONS]
+        self.clear_notifications()
+        self.notify("\n".join([_("The arrow keys move."), *said]), timeout=30, markup=False)
 
     def action_leave(self) -> None:
         self.exit(0)

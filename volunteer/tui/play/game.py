@@ -116,6 +116,15 @@ ACTIONS = (
         rank=61,
     ),
     KeyCommand(
+        id="help",
+        key="question_mark,f1",
+        action="help",
+        short=N_("help"),
+        help=N_("What the keys do."),
+        place="footer",
+        rank=15,
+    ),
+    KeyCommand(
         id="leave", key="q", action="leave", short=N_("quit"), help=N_("Leave."), place="footer"
     ),
 )

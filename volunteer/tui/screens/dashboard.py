@@ -7,7 +7,6 @@ line below six rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import msgspec
@@ -21,7 +20,7 @@ from volunteer.tui.page import Page
 from volunteer.tui.screens import run_keys
 from volunteer.tui.widgets.cards import CreditsCard, DeviceCard, RunCard
 from volunteer.tui.widgets.compact import Brief
-from volunteer.tui.widgets.loss_plots import RECENT, LossPlot, ModelPlot, TaskPlot
+from volunteer.tui.widgets.loss_plots import ModelPlot, TaskPlot
 from volunteer.tui.widgets.panel import panels
 from volunteer.tui.widgets.recent_work import Contributions, SampleCard
 from volunteer.tui.widgets.task import TaskCard
@@ -114,24 +113,6 @@ class Dashboard(Page):
             short=N_("next device"),
             help=N_("Show the task of the next device."),
         ),
-        keys.KeyCommand(
-            id="log_scale",
-            key="y",
-            action="log_scale",
-            short=N_("log scale"),
-            help=N_("Draw the losses on a logarithmic scale, and back."),
-            place="footer",
-            rank=65,
-        ),
-        keys.KeyCommand(
-            id="window",
-            key="w",
-            action="window",
-            short=N_("newest"),
-            help=N_("Draw only the newest 500 points of the curves, and back."),
-            place="footer",
-            rank=66,
-        ),
         *run_keys.SHARED,
     )
 
@@ -208,16 +189,3 @@ class Dashboard(Page):
 
     async def action_web(self) -> None:
         await run_keys.show_page(self.volunteer, self.volunteer.view.run())
-
-    def action_log_scale(self) -> None:
-        for curve in self._curves():
-            curve.logarithmic = not curve.logarithmic
-        self.volunteer.redraw()
-
-    def action_window(self) -> None:
-        for curve in self._curves():
-            curve.window = 0 if curve.window else RECENT
-        self.volunteer.redraw()
-
-    def _curves(self) -> Iterator[LossPlot]:
-        return (panel for panel in panels(self) if isinstance(panel, LossPlot))

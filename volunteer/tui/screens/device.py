@@ -98,6 +98,15 @@ class DevicePage(QueryPage):
             place="footer",
             rank=36,
         ),
+        keys.KeyCommand(
+            id="machines",
+            key="m",
+            action="machines",
+            short=N_("all my machines"),
+            help=N_("Show every machine of your account; pause, resume or finish one from here."),
+            place="footer",
+            rank=34,
+        ),
         RELOAD,
     )
     CSS = """
@@ -295,6 +304,11 @@ class DevicePage(QueryPage):
         stored = self._setting("device_duty") or {}
         if name == "settings" and self._wanted_duty.items() <= stored.items():
             self._wanted_duty.clear()
+
+    def action_machines(self) -> None:
+        from volunteer.tui.screens.machines import MachinesPage
+
+        self.app.push_screen(MachinesPage())
 
     def action_link(self) -> None:
         control = self.volunteer.control

@@ -1,8 +1,9 @@
-"""List of themes or languages: the screen behind it previews, enter keeps."""
+"""List of themes, languages or ends of a pause: the screen behind it previews, enter keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -13,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from volunteer.control.commands import pause_end
 from volunteer.i18n import catalogue
 from volunteer.i18n.catalogue import N_, _
 from volunteer.tui import themes
@@ -97,6 +99,29 @@ def of_themes(app: VolunteerApp) -> Picker:
         preview=look.preview,
         keep=look.keep,
     )
+
+
+PAUSES = (
+    ("30m", "", N_("for 30 minutes")),
+    ("2h", "", N_("for 2 hours")),
+    ("", "22:00", N_("until 22:00")),
+    ("", "8:00", N_("until 8:00 in the morning")),
+    ("", "login", N_("until somebody logs in")),
+    ("", "", N_("until I resume")),
+)
+
+
+def of_pauses(app: VolunteerApp) -> Picker:
+    """Return the list of the ends of a pause, for the device that is shown."""
+
+    def keep(value: str) -> None:
+        length, until, _words = PAUSES[int(value)]
+        words, ends_at = pause_end(length, until, datetime.now().astimezone())
+        if app.control is not None:
+            app.command(app.control.pause(app.device, until=words, ends_at=ends_at))
+
+    options = [(str(number), _(words)) for number, (_l, _u, words) in enumerate(PAUSES)]
+    return Picker(N_("Pause"), options, "0", preview=lambda value: None, keep=keep)
 
 
 def of_languages(app: VolunteerApp) -> Picker:

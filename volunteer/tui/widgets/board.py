@@ -60,7 +60,7 @@ def seen(laid: BoardState, width: int, height: int) -> Window:
 def board_lines(laid: BoardState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
     """Return the rows with their numbers, then the letters of the columns."""
     if not laid.size:
-        return []
+        return [(), ((f"  {_('downloading the version')} …", "dim"),)]
     part = seen(laid, width, height)
     columns = range(part.left, part.left + part.wide)
     lines: list[Line] = []

@@ -10,30 +10,20 @@ from volunteer.tui.text import Line, count
 from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.pictures import drawn, picture
-from volunteer.tui.widgets.plot import Chart, Plot, Series, last_value, recent
+from volunteer.tui.widgets.plot import Chart, Plot, Series, last_value
 from volunteer.tui.widgets.raster import average
 
-RECENT = 500  # points of the shorter window
 
-
-class LossPlot(Plot):
-    """Plot with an optional logarithmic height and an optional cut to the newest points."""
-
-    logarithmic = False
-    window = 0  # points; 0 = all
-
-
-class TaskPlot(LossPlot):
+class TaskPlot(Plot):
     """Loss of the shown task, or of the last one: every step dim, their mean bold."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         curve = self._curve(scene)
         if curve is None:
-            return _("Loss of this task"), _axes(self)
+            return _("Loss of this task"), ""
         if not curve.points and drawn(curve.preview):
             return _("This task now"), ""
-        both = f"{_('generator')} {scene.glyphs.dot} {_('critic')}" if curve.second else ""
-        subtitle = " ".join(part for part in (both, _axes(self)) if part)
+        subtitle = f"{_('generator')} {scene.glyphs.dot} {_('critic')}" if curve.second else ""
         task = scene.view.task(scene.device)
         if task is not None and task.task == curve.task:
             return _("Loss of this task"), subtitle  # its value stands in the card of the task
@@ -73,17 +63,15 @@ class TaskPlot(LossPlot):
             return Chart(
                 empty=_("its loss appears here") if begun else _("this task measures no loss")
             )
-        points = recent(curve.points, self.window)
-        series = [Series(points=points, role="raw")]
+        series = [Series(points=curve.points, role="raw")]
         if curve.second:
-            series.append(Series(points=recent(curve.second, self.window), role="model"))
+            series.append(Series(points=curve.second, role="model"))
         else:
-            series.append(Series(points=average(points), role="mean"))
-        end = None if self.window else float(curve.steps)
-        return Chart(series=tuple(series), x_name=_("step"), x_end=end, log=self.logarithmic)
+            series.append(Series(points=average(curve.points), role="mean"))
+        return Chart(series=tuple(series), x_name=_("step"), x_end=float(curve.steps))
 
 
-class ModelPlot(LossPlot):
+class ModelPlot(Plot):
     """Loss of the run's model by version, marked at the contributions of this volunteer."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
@@ -98,26 +86,14 @@ class ModelPlot(LossPlot):
         info = scene.view.info(scene.view.run())
         what = measured(info.measure if info else "")
         of = "" if " " in what else " " + _("of the model")  # a long name needs the room
-        return f"{what}{of}{value}", " ".join(part for part in (mine, _axes(self)) if part)
+        return f"{what}{of}{value}", mine
 
     def chart(self, scene: Scene) -> Chart:
         model = scene.view.models.get(scene.view.run())
         if model is None or not model.points:
             return Chart(empty=_("the loss of each new version appears here"))
-        points = recent(model.points, self.window)
         return Chart(
-            series=(Series(points=points, role="model"),),
+            series=(Series(points=model.points, role="model"),),
             marks=tuple(float(version) for version in sorted(model.mine)),
             x_name=_("version"),
-            log=self.logarithmic,
         )
-
-
-def _axes(plot: LossPlot) -> str:
-    """Return the settings of the axes that differ from the defaults."""
-    return " ".join(
-        [
-            *([_("log")] if plot.logarithmic else []),
-            *([_("last {n}", n=plot.window)] if plot.window else []),
-        ]
-    )

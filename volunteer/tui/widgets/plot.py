@@ -229,11 +229,6 @@ def number(value: float, step: float) -> str:
     return localized(f"{value:.{decimals}f}"[:LABEL_MAX])
 
 
-def recent(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """Return the newest points of a curve."""
-    return points[-most:] if most else points
-
-
 def last_value(points: Sequence[Point]) -> float | None:
     """Return the newest finite value of a curve."""
     good = finite(points[-50:])

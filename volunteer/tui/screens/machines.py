@@ -1,0 +1,139 @@
+"""Machines of the account: state, work and last sign of each; any of them is paused, resumed or
+finished from here, with its next heartbeat.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from textual.app import ComposeResult
+
+from shared.protocol import endpoints
+from shared.protocol.accounts import Me, WorkerInfo
+from shared.text import printable
+from volunteer.i18n.catalogue import N_, _, ngettext
+from volunteer.tui import keys
+from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
+from volunteer.tui.text import ago
+from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
+
+COLUMNS = (
+    Column(title=N_("machine"), least=20),
+    Column(title=N_("state"), cells=12),
+    Column(title=N_("device"), cells=9, least=66),
+    Column(title=N_("task"), cells=9, align="right", least=56),
+    Column(title=N_("heard of"), cells=14, align="right"),
+)
+STATES = {
+    "training": N_("training"),
+    "online": N_("online"),
+    "paused": N_("paused"),
+    "offline": N_("offline"),
+    "left": N_("left"),
+}
+ROLES = {"training": "good", "online": "text", "paused": "warn"}
+
+
+class MachinesPage(QueryPage):
+    """Page of the machines of this account."""
+
+    NAME = "device"
+    AUTO_FOCUS = "#machines"
+    ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
+        keys.KeyCommand(
+            id="back",
+            key="escape",
+            action="back",
+            short=N_("back"),
+            help=N_("Back to the page before."),
+            place="footer",
+            rank=1,
+        ),
+        RELOAD,
+        keys.KeyCommand(
+            id="pause_machine",
+            key="p",
+            action="order('pause')",
+            short=N_("pause it"),
+            help=N_("Pause the machine under the cursor; it obeys within half a minute."),
+            place="footer",
+            rank=2,
+        ),
+        keys.KeyCommand(
+            id="resume_machine",
+            key="o",
+            action="order('resume')",
+            short=N_("resume it"),
+            help=N_("Let the machine under the cursor go on."),
+            place="footer",
+            rank=3,
+        ),
+        keys.KeyCommand(
+            id="finish_machine",
+            key="e",
+            action="order('finish')",
+            short=N_("finish it"),
+            help=N_("Let the machine under the cursor complete its task and take no more."),
+            place="footer",
+            rank=4,
+        ),
+    )
+
+    def action_back(self) -> None:
+        """Return to the page before."""
+        self.dismiss()
+
+    def body(self) -> ComposeResult:
+        yield Listing(COLUMNS, self._filling, id="machines")
+
+    def queries(self) -> dict[str, PageQuery]:
+        return {"me": lambda control: control.query(endpoints.ME)}
+
+    def _machines(self) -> tuple[WorkerInfo, ...]:
+        me: Me | None = self.answer("me").value
+        return tuple(each for each in me.workers if each.state != "left") if me else ()
+
+    def _filling(self, scene: Scene) -> Filling:
+        answer: QueryReply[Me] = self.answer("me")
+        found = sorted(self._machines(), key=lambda each: -each.last_seen)
+        working = sum(each.state == "training" for each in found)
+        waiting = answer.asking and answer.value is None
+        return Filling(
+            rows=tuple(machine_row(each, scene, old=answer.old(scene)) for each in found),
+            empty=answer.error or (_("asking the coordinator") if waiting else ""),
+            title=ngettext("{n} machine", "{n} machines", len(found)),
+            subtitle=answer.note(scene) or _("{n} training", n=working),
+        )
+
+    def action_order(self, order: Literal["pause", "resume", "finish"]) -> None:
+        """Give the machine under the cursor an order."""
+        chosen, control = self.query_one(Listing).key, self.volunteer.control
+        machine = next((each for each in self._machines() if each.worker_id == chosen), None)
+        if machine is None or control is None:
+            return
+        told = _(
+            "{machine} hears of it with its next heartbeat", machine=printable(machine.hostname, 40)
+        )
+
+        def done() -> None:
+            self.volunteer.tell(told)
+            self.again()
+
+        self.volunteer.command(control.order_machine(machine.worker_id, order), done)
+
+
+def machine_row(machine: WorkerInfo, scene: Scene, *, old: bool) -> Row:
+    """Return a machine as a row of the table."""
+    role = ROLES.get(machine.state, "dim")
+    return Row(
+        key=machine.worker_id,
+        cells=(
+            ((printable(machine.hostname, 80), "value"),),
+            ((_(STATES[machine.state]), role),),
+            ((printable(machine.device, 20) or "-", "text"),),
+            ((str(machine.task) if machine.task is not None else "-", "text"),),
+            ((_("{time} ago", time=ago(max(0.0, scene.now - machine.last_seen))), "dim"),),
+        ),
+        dim=old,
+    )
