@@ -70,6 +70,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     revoked_at: float | None
     rest_until: float | None = None
+    ordered: str = ""
+    ordered_at: float | None = None
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):

@@ -286,14 +286,11 @@ async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeE
 
 
 async def test_every_machine_of_the_account_is_listed_and_ordered(engine: FakeEngine) -> None:
-    machines = tuple(
-        WorkerInfo(worker_id=name, hostname=name, state=state, device="cpu", last_seen=seen)
-        for name, state, seen in (
-            ("attic", "training", scenes.NOW - 5),
-            ("laptop", "paused", scenes.NOW - 3600),
-            ("sold", "left", scenes.NOW - 9),
-        )
+    attic = WorkerInfo(
+        worker_id="attic", hostname="attic", state="training", device="cpu", last_seen=scenes.NOW
     )
+    laptop = replace(attic, worker_id="laptop", hostname="laptop", state="paused")
+    machines = (attic, laptop, replace(attic, worker_id="sold", hostname="sold", state="left"))
     prepared(engine).answers[endpoints.ME] = replace(scenes.ME, workers=machines)
     async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
