@@ -308,16 +308,12 @@ class VolunteerApp(App[int]):
         self.redraw()
 
     def action_theme(self) -> None:
-        """Open the list of themes; the screen shows the one under the cursor."""
-        from volunteer.tui.screens.picker import of_themes
-
-        self.push_screen(of_themes(self))
+        """Take the next theme."""
+        self.appearance.turn("theme")
 
     def action_language(self) -> None:
-        """Open the list of languages; the screen uses the one under the cursor."""
-        from volunteer.tui.screens.picker import of_languages
-
-        self.push_screen(of_languages(self))
+        """Take the next language."""
+        self.appearance.turn("language")
 
     def action_help(self) -> None:
         """Show all keys and words."""

@@ -8,6 +8,7 @@ import msgspec
 
 from volunteer.i18n.catalogue import AUTO, choose, use
 from volunteer.tui import themes
+from volunteer.tui.setting_labels import named_choices
 from volunteer.tui.terminal.ascii import AsciiFilter
 from volunteer.tui.text import ASCII, UNICODE, Glyphs
 
@@ -52,29 +53,14 @@ class Appearance:
         """Mark the application for its stylesheet."""
         self._app.set_class(self.look.ascii, "-ascii")
 
-    def preview(self, theme: str) -> None:
-        """Show a theme without saving it."""
-        self._app.theme = theme
-        self._app.redraw()
-
-    def keep(self, theme: str) -> None:
-        """Show a theme from now on, and save it for the next start."""
-        app, before = self._app, self.look.theme
-        self.change("theme", theme)
-        if app.control is not None and theme != before:
-            app.command(app.control.set_settings({"theme": theme}))
-
-    def speak(self, language: str) -> None:
-        """Use a language without saving it."""
-        use(choose(language))
-        self._app.redraw()
-
-    def keep_language(self, language: str) -> None:
-        """Use a language and save it for the next start."""
-        app, before = self._app, self.look.language
-        self.change("language", language)
-        if app.control is not None and language != before:
-            app.command(app.control.set_settings({"language": language}))
+    def turn(self, name: str) -> None:
+        """Take the next theme or language, and save it for the next start."""
+        values = named_choices(name)
+        now = getattr(self.look, name)
+        value = values[(values.index(now) + 1) % len(values)] if now in values else values[0]
+        self.change(name, value)
+        if self._app.control is not None:
+            self._app.command(self._app.control.set_settings({name: value}))
 
     def change(self, name: str, value: Any) -> None:
         """Apply one setting that is saved already."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from shared.errors import Configuration
-from shared.nearest import nearest
 from shared.sentences import Sentence
 from volunteer.control.commands import SettingRow
-from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, localized
+from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, languages, localized
 from volunteer.settings import settings
 from volunteer.settings.display import Display
 from volunteer.settings.work_rules import WorkRules
+from volunteer.tui.themes import THEMES
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -212,10 +212,17 @@ def choices(row: SettingRow) -> tuple[str, ...]:
     """Return the values to choose from; empty where the value has to be typed."""
     if row.type == "bool":
         return ("yes", "no")
+    if row.name in ("theme", "language"):
+        return named_choices(row.name)
     return tuple(row.type.split(" or ")) if " or " in row.type else ()
 
 
-def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
+def named_choices(name: str) -> tuple[str, ...]:
+    """Return our themes, or the languages."""
+    return tuple(theme.name for theme in THEMES) if name == "theme" else (AUTO, *languages())
+
+
+def parsed(row: SettingRow, text: str) -> object:
     """Return the value of a text. Raises Configuration with the valid values."""
     text = text.strip()
     if row.type == "bool":
@@ -223,14 +230,6 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
         if text.lower() not in words:
             raise Configuration(_("yes or no"))
         return words[text.lower()]
-    if row.name == "theme" and themes and text not in themes:
-        near = nearest(text, themes)
-        hint = (
-            _(": did you mean {name}?", name=near)
-            if near
-            else _(", known: {names}", names=", ".join(themes))
-        )
-        raise Configuration(_('there is no theme "{name}"{hint}', name=text, hint=hint))
     if row.name == "language" and (problem := choose(text).problem):
         raise Configuration(problem)
     if row.type == "float" and "." not in text:

@@ -17,7 +17,6 @@ from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import limit_presets, settings
 from volunteer.tui import keys
 from volunteer.tui.query_page import PageQuery, QueryPage, QueryReply
-from volunteer.tui.screens.picker import of_languages, of_themes
 from volunteer.tui.setting_labels import SOURCES, choices, help_of, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
@@ -141,11 +140,6 @@ class SettingsPage(QueryPage):
 
     def action_change(self) -> None:
         self._list.change()
-
-    @on(SettingList.Wanted)
-    def _pick(self, event: SettingList.Wanted) -> None:
-        of = of_languages if event.row.name == "language" else of_themes
-        self.app.push_screen(of(self.volunteer), lambda _closed: self.again())
 
     def action_default(self) -> None:
         self._list.set_back()

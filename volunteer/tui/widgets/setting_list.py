@@ -38,11 +38,6 @@ COLUMNS = (
 )
 
 
-LISTED = frozenset(
-    {"theme", "language"}
-)  # settings whose values are seen best before they are chosen
-
-
 class Editor(Field):
     """Text input for a value."""
 
@@ -59,9 +54,8 @@ class Editor(Field):
 class SettingList(Vertical):
     """List of settings that can be changed in place.
 
-    `rows` gives the settings, `names` which of them are seen (all, under headings, if none). For
-    those in `LISTED` the page shows a list of its own when it gets `Wanted`. Without `by_enter` a
-    page calls `change` for a key of its own; a click changes in any case.
+    `rows` gives the settings, `names` which of them are seen (all, under headings, if none). Without
+    `by_enter` a page calls `change` for a key of its own; a click changes in any case.
     """
 
     DEFAULT_CSS = """
@@ -87,13 +81,6 @@ class SettingList(Vertical):
             super().__init__()
             self.row = row
             self.value = value
-
-    class Wanted(Message):
-        """Message: the user wants to change a setting that has a list of its own on the page."""
-
-        def __init__(self, row: SettingRow) -> None:
-            super().__init__()
-            self.row = row
 
     class Moved(Message):
         """Message: the cursor moved to another setting."""
@@ -181,9 +168,6 @@ class SettingList(Vertical):
         row = self.chosen
         if row is None:
             return
-        if row.name in LISTED:
-            self.post_message(self.Wanted(row))
-            return
         options = choices(row)
         if options:
             now = as_text(row.value)
@@ -216,7 +200,7 @@ class SettingList(Vertical):
         self._trouble = ""
         if row is not None:
             try:
-                parsed(row, event.value, tuple(self.app.available_themes))
+                parsed(row, event.value)
             except Configuration as error:
                 self._trouble = complaint(error)
         self.query_one("#verdict", FunctionPanel).draw()
