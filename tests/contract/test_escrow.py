@@ -239,3 +239,32 @@ async def test_the_organiser_suspends_with_a_reason_and_vouches(
     await database.write(lambda conn: merged(conn, run, NEW, 2.0))
     assert await have(database) == (0, 0, PRICE)
     assert await breaches(database) == []
+
+
+async def test_a_pass_that_shows_a_part_of_its_work_owes_the_rest_of_the_bond(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> None:
+        for _ in range(4):
+            row = draw(conn, merged(conn, run, NEW, 2.0))
+            assert proof.settle(conn, row, "passed", ("", "{}"), 3.0, 1.0)
+        row = draw(conn, merged(conn, run, NEW, 4.0))
+        assert proof.settle(conn, row, "passed", ("", "{}"), 5.0, 0.75)
+        friend = draw(conn, merged(conn, run, FRIEND, 4.0))
+        assert proof.settle(conn, friend, "passed", ("", "{}"), 5.0, 0.75)
+
+    await database.write(drawn)
+    found = await database.read(lambda conn: payments.balances(conn, NEW))
+    # Five draws, whose bond is six tasks: of the five at stake a quarter was not shown.
+    assert (found.escrow_micro, found.debt_micro) == (5 * PRICE, 13)
+    lines = await database.read(lambda conn: payments.history(conn, NEW, None, 1))
+    number = await database.read(lambda conn: contributions.newest_of(conn, NEW))
+    task = await database.read(lambda conn: contributions.by_id(conn, number).task_id)
+    memo = f"task {task}, done again elsewhere, shows 75.0% of its work"
+    assert [(line.kind, line.amount_micro, line.memo) for line in lines] == [
+        ("not proved", 0, memo),
+    ]  # fmt: skip
+    assert await have(database, FRIEND) == (0, 0, PRICE)  # who was vouched for owes nothing
+    assert await breaches(database) == []
