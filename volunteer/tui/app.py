@@ -280,9 +280,9 @@ class VolunteerApp(App[int]):
 
     def action_pause_for(self) -> None:
         """Open the list of ends of a pause."""
-        from volunteer.tui.screens.picker import of_pauses
+        from volunteer.tui.screens.pause_picker import PausePicker
 
-        self.push_screen(of_pauses(self))
+        self.push_screen(PausePicker())
 
     def action_finish(self) -> None:
         """Complete the current task and take no more; a second call continues."""
