@@ -6,7 +6,7 @@ Reads only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from sqlalchemy import (
@@ -36,6 +36,7 @@ from coordinator.database.volunteers import VolunteerRow, worker_state
 from shared.protocol.accounts import WorkerInfo
 from shared.units import DAY_S
 
+STRETCHES = 48  # columns of work over time
 GOOD = ("accepted", "merged", "superseded")  # contributions that were found good
 LISTING_MAX = 100_000
 
@@ -181,14 +182,19 @@ def _with(work: WorkTotals, state: str, reason: str, count: int, seconds: float)
     )
 
 
-def stretches(conn: Connection, run_id: int, since: float, width_s: float) -> list[Stretch]:
-    """Return a run's work in stretches of `width_s` seconds, oldest first, without empty ones."""
+def stretches(
+    conn: Connection, run_ids: Sequence[int], since: float, width_s: float, volunteer_id: str = ""
+) -> list[Stretch]:
+    """Return the good work on some runs, of everybody or of one volunteer, in stretches of
+    `width_s` seconds, oldest first, without empty ones.
+    """
     c = contributions.c
+    whose = (c.volunteer_id == volunteer_id,) if volunteer_id else ()
     # Never negative, so that both databases round it the same way.
     number = cast(func.floor((c.decided_at - since) / width_s), Integer).label("number")
     query = (
         select(number, func.count(), func.count(c.volunteer_id.distinct()), func.sum(c.train_s))
-        .where(c.run_id == run_id, c.state.in_(GOOD), c.decided_at >= since)
+        .where(c.run_id.in_(run_ids), c.state.in_(GOOD), c.decided_at >= since, *whose)
         .group_by(number)
         .order_by(number)
     )
@@ -210,13 +216,17 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     first_at: float | None = None  # of the first contribution that was found good
     versions: int = 0  # with work of theirs in it
     days: int = 0  # in a row with good work, the longest such time; days of UTC
+    stretches: tuple[Stretch, ...] = ()  # since the first, of at least a day each
 
 
-def marks(conn: Connection, volunteer_id: str, run_ids: Iterable[int]) -> Marks:
+def marks(conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float) -> Marks:
     """Return the marks of a volunteer."""
     c = contributions.c
-    mine = (c.volunteer_id == volunteer_id) & c.run_id.in_(list(run_ids)) & c.state.in_(GOOD)
+    mine = (c.volunteer_id == volunteer_id) & c.run_id.in_(run_ids) & c.state.in_(GOOD)
     first_at = conn.execute(select(func.min(c.decided_at)).where(mine)).scalar()
+    if first_at is None:
+        return Marks()
+    width_s = max(DAY_S, (now - first_at) / (STRETCHES - 1))
     merged = select(c.run_id, c.version).where(mine, c.version.is_not(None)).distinct().subquery()
     day = cast(func.floor(c.decided_at / DAY_S), Integer).label("day")
     days = conn.execute(select(day).where(mine).distinct().order_by(day)).scalars()
@@ -229,6 +239,7 @@ def marks(conn: Connection, volunteer_id: str, run_ids: Iterable[int]) -> Marks:
         first_at=first_at,
         versions=int(conn.execute(select(func.count()).select_from(merged)).scalar_one()),
         days=longest,
+        stretches=tuple(stretches(conn, run_ids, first_at, width_s, volunteer_id)),
     )
 
 

@@ -55,6 +55,9 @@ class Site:
     async def volunteer(self, scope: Scope) -> FinishedPage:
         return await self.views.volunteer(scope["path_params"]["name"])
 
+    async def statistics(self, scope: Scope) -> FinishedPage:
+        return await self.views.statistics()
+
     async def run(self, scope: Scope) -> FinishedPage:
         return await self.views.run(_run(scope))
 
@@ -143,6 +146,7 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/": site.home,
         "/leaderboard": site.leaderboard,
         "/volunteers/{name}": site.volunteer,
+        "/statistics.json": site.statistics,
         "/runs/{run}": site.run,
         "/runs/{run}/events": None,
         "/runs/{run}/versions/{version}": site.version,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.runs import RunRow
     from coordinator.database.standings import CostOfChecks
+    from coordinator.database.statistics import Stretch
     from coordinator.runs.landmarks import Landmarks
     from coordinator.runs.queries import RunFigures
     from coordinator.services import Coordinator
@@ -37,6 +38,9 @@ VERSIONS = 10  # newest that a run's page lists
 LEADERS = 10
 PLACES_MIN = 12  # of columns: a young run does not fill the whole width
 RUNS = 20  # newest that the first page lists
+JSON = "application/json"
+FOR_OTHERS = ((b"access-control-allow-origin", b"*"),)
+STATISTICS_RUNS, STATISTICS_LEADERS = 100, 1000
 QUIET = 4  # modules of light around a QR code
 WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
 
@@ -75,6 +79,21 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     newest: Any
     last_at: float | None  # when the newest version came
     news: Sequence[News]  # of the organiser, the newest first
+
+
+class RunStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Run and its volunteers, the most credits first."""
+
+    run: RunInfo
+    volunteers: tuple[LeaderRow, ...]
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Public figures of a server at an instant (UTC epoch seconds)."""
+
+    server: str
+    at: float
+    runs: tuple[RunStatistics, ...]
 
 
 class Views:
@@ -196,10 +215,43 @@ class Views:
             if not found:
                 raise not_shown(name)
             marks = await self._public.marks(who)
-            body = self._page("volunteer.html", nickname=nickname, rows=found, marks=marks)
+            most = max((each.contributions for each in marks.stretches), default=0)
+            body = self._page(
+                "volunteer.html",
+                nickname=nickname,
+                rows=found,
+                marks=marks,
+                columns=_columns(marks.stretches, lambda each: each.contributions),
+                most=most,
+            )
             return made(HTML, body)
 
         return await self._once(f"volunteer {who} {nickname}", make)
+
+    async def statistics(self) -> FinishedPage:
+        """Return what the pages say as JSON, for other sites: runs, and the volunteers of each who
+        agreed to be shown.
+        """
+
+        async def make() -> FinishedPage:
+            board = self._coordinator.volunteers.leaderboard
+            runs = []
+            for row in (await self._public.listing())[:STATISTICS_RUNS]:
+                leaders = await board(row.name, None, seldom=True)
+                runs.append(
+                    RunStatistics(
+                        run=await self._queries.describe(row),
+                        volunteers=tuple(found for found in leaders[:STATISTICS_LEADERS]),
+                    )
+                )
+            found = Statistics(
+                server=self._coordinator.settings.name,
+                at=self._coordinator.clock.now(),
+                runs=tuple(runs),
+            )
+            return made(JSON, msgspec.json.encode(found), headers=FOR_OTHERS, keep="max-age=60")
+
+        return await self._once("/statistics.json", make)
 
     # --- a run ---
 
@@ -260,7 +312,7 @@ class Views:
             landmarks=landmarks,
             curve=charts.line([Point(p.version, p.loss, at=p.at) for p in losses], marks),
             strength=charts.line([Point(*found) for found in rated], marks),
-            columns=_columns(stretches),
+            columns=_columns(stretches, lambda each: each.volunteers),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
             news=await self._news.get(name, lambda: self._told(row)),
@@ -282,18 +334,16 @@ class Views:
         return made(HTML, self._page("error.html", error=error), status=error.status)
 
 
-def _columns(stretches: Sequence[Any]) -> list[ChartColumn]:
+def _columns(stretches: Sequence[Stretch], height: Callable[[Stretch], int]) -> list[ChartColumn]:
     places = max((stretch.place + 1 for stretch in stretches), default=0)
-    return charts.columns([_column(s.place, s) for s in stretches], max(PLACES_MIN, places))
+    values = [(each.place, float(height(each)), _column_title(each)) for each in stretches]
+    return charts.columns(values, max(PLACES_MIN, places))
 
 
-def _column(place: int, stretch: Any) -> tuple[int, float, str]:
+def _column_title(stretch: Stretch) -> str:
     people = counted(stretch.volunteers, "volunteer")
     work = counted(stretch.contributions, "contribution")
-    title = (
-        f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
-    )
-    return place, float(stretch.volunteers), title
+    return f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
 
 
 def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:

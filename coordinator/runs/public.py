@@ -36,7 +36,6 @@ FRESH_S = 1.0
 # What is summed over all history is read anew at most a five-hundredth of the time.
 HISTORY_REST = 500.0
 CURVE = 120  # points of a curve, at most twice as many
-STRETCHES = 48  # columns of a run's activity
 STRETCH_S_MIN = 60.0
 STORY = 25  # samples that the story of a run goes through, evenly spread
 MARKED_MAX = 256  # volunteers whose marks are kept
@@ -217,7 +216,7 @@ class PublicRuns:
         shown_ids = [row.id for row in await self.listing()]
 
         def read(conn: Connection) -> Marks:
-            return statistics.marks(conn, volunteer_id, shown_ids)
+            return statistics.marks(conn, volunteer_id, shown_ids, self._clock.now())
 
         return await self._marks.get(volunteer_id, lambda: self._db.read(read))
 
@@ -229,7 +228,9 @@ class PublicRuns:
             began, ended = row.started_at, row.ended_at
             if began is None:
                 return ()
-            width = max(STRETCH_S_MIN, ((ended or self._clock.now()) - began) / (STRETCHES - 1))
-            return tuple(statistics.stretches(conn, run.id, began, width))
+            width = max(
+                STRETCH_S_MIN, ((ended or self._clock.now()) - began) / (statistics.STRETCHES - 1)
+            )
+            return tuple(statistics.stretches(conn, [run.id], began, width))
 
         return await self._stretches.get(run.id, lambda: self._db.read(read))

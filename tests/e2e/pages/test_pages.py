@@ -280,3 +280,35 @@ async def test_a_server_without_the_page_opens_join_links_only(tmp_path: Path) -
             assert "volunteer join 'http" in text(answer)
             assert "/leaderboard" not in answer.text
             assert 'href="/"' not in answer.text
+
+
+async def test_other_sites_read_the_figures_of_those_who_are_shown(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        name = await merged(home)
+        mia = await home.join("Mia Hidden")
+        await mia.work(7)
+        who = mia.volunteer_id
+        await home.coordinator.db.write(lambda conn: hide(conn, who))
+        async with home.client() as client:
+            answer = await client.get("/statistics.json")
+        assert answer.headers["access-control-allow-origin"] == "*"
+        (run,) = answer.json()["runs"]
+        assert run["run"]["name"] == name
+        assert run["run"]["version"] >= 2
+        assert run["volunteers"]
+        assert "Hidden" not in answer.text
+
+
+async def test_a_volunteers_page_says_what_was_lent_and_when(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await home.start_run()
+        workers = (await home.join("Mia"), await home.join("Bob"))
+        history = MergeRounds(home, run, workers, lambda: 0.0)
+        await history.round(0)
+        await home.clock.advance(3 * 86_400.0)
+        await history.round(10)
+        async with home.client() as client:
+            answer = await client.get("/volunteers/Mia")
+        assert "of computing to 1 run: 2 contributions were found good." in text(answer)
+        assert answer.text.count("<rect") == 2
+        assert "1 contribution" in answer.text
