@@ -67,9 +67,7 @@ class Unfailing:
 
 
 class Sparing(logging.Filter):
-    """Passes a message of a library a few times a minute: clients decide how often they are
-    refused, but must not fill the disk.
-    """
+    """Passes a library's message a few times a minute: clients must not fill the disk."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -40,10 +40,7 @@ class Route:
 
 
 def routes(manifest: VersionManifest, held: Collection[str]) -> list[Route]:
-    """Return every way with fewer bytes than the whole file, the fewest first.
-
-    `held` are the hashes of weights that are here.
-    """
+    """Return all ways shorter than the whole file, best first; `held`: hashes of held weights."""
     links = {link.weights: link for link in manifest.downlink.links}
     packed = {each.weights: each for each in manifest.downlink.snapshots}
     size, at = manifest.weights.size, manifest.weights.sha256

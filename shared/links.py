@@ -100,10 +100,7 @@ def tidy_link(text: str) -> str:
 
 
 def parse_link(text: str) -> JoinLink:
-    """Read a join link, or the bare address of a coordinator, however it was pasted.
-
-    Raises BadRequest with what to do instead.
-    """
+    """Read a join link or bare address, however pasted. Raises BadRequest with the remedy."""
     given, text = " ".join(text.split()), tidy_link(text)
     if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
         raise BadRequest(Sentence("this is not a join link; copy it whole from your organiser"))

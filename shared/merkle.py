@@ -100,10 +100,7 @@ def inclusion(nodes: Nodes, index: int, size: int) -> list[bytes]:
 
 
 def consistency(nodes: Nodes, old: int, new: int) -> list[bytes]:
-    """Return the proof that the tree of `new` entries begins with the tree of `old` ones.
-
-    Raises ValueError unless 0 < old <= new.
-    """
+    """Return the proof that the tree of `new` entries begins with `old`'s. Raises ValueError."""
     if not 0 < old <= new:
         raise ValueError(f"a tree of {new} entries cannot begin with one of {old}")
     path, low, high, whole = [], 0, new, True

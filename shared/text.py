@@ -42,9 +42,7 @@ def escaped(text: object, limit: int = SHOWN_CHARS_MAX) -> str:
 
 
 def ascii_json(text: str) -> str:
-    """Return JSON in ASCII: text of the other side cannot steer a terminal, neither by C1 controls
-    nor by marks of direction.
-    """
+    """Return JSON in ASCII, so that foreign text cannot steer a terminal."""
     if text.isascii() and "\x7f" not in text:
         return text
     return "".join(c if c == "\n" or " " <= c <= "~" else _json_escape(c) for c in text)
@@ -82,9 +80,7 @@ def right(text: str, width: int) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell that no spreadsheet takes for a formula: such a text is quoted with an
-    apostrophe. Numbers stay, also as text.
-    """
+    """Return a cell that no spreadsheet takes for a formula, by an apostrophe."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     if value[0] in "+-" and value[1:].replace(".", "", 1).isdecimal():

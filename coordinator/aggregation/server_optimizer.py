@@ -84,9 +84,7 @@ def server_optimizer(plan: Plan) -> ServerOptimizer:
 
 
 def state_schema(optimizer: ServerOptimizer, schema: Schema) -> Schema:
-    """The tensors of the state of a model (or of a shard), all F32: "slot/tensor", flat, and
-    "count/counter" with one element.
-    """
+    """Schema of a model's state, all F32: "slot/tensor", flat, and "count/counter", one element."""
     slots = (
         TensorSpec(name=f"{slot}/{spec.name}", shape=(spec.count,), dtype="F32", role="buffer")
         for slot in optimizer.slots

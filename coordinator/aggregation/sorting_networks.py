@@ -95,9 +95,7 @@ def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Need
 
 
 def _pairwise(count: int) -> Comparators:
-    """Return the pairwise sorting network (Parberry 1992): fewer comparators than Batcher's when
-    only some ranks are wanted.
-    """
+    """Return the pairwise sorting network (Parberry 1992), short when some ranks are wanted."""
     found: Comparators = []
     gap = 1
     while gap < count:

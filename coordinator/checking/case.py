@@ -158,9 +158,7 @@ def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
 
 
 def silent(row: ContributionRow, *, keeps: bool) -> bool:
-    """Return True if a worker omitted the commitment to its optimiser's state, where that is
-    carried, or to its codec's residual.
-    """
+    """Return True if a worker left out a commitment to carried state or residual."""
     said = decode(row.report, SubmitRequest).commitment
     return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)
 

@@ -74,9 +74,7 @@ class Checkers(PlatformService):
         self._recomputes = recomputes
 
     async def take(self, name: str, machine: ComputeDevice, hold: str) -> CheckerOffer:
-        """Return a recompute for a checker, held under the name `hold`: a repeated call returns the
-        same. Raises BadRequest.
-        """
+        """Return a recompute, held as `hold`, the same when repeated. Raises BadRequest."""
         if not _HOLD.fullmatch(hold):
             raise BadRequest("a hold is named by 32 hexadecimal digits")
         if not _KIND.fullmatch(machine.kind):

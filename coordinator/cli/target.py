@@ -113,9 +113,7 @@ def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
 
 @asynccontextmanager
 async def connected(where: Where) -> AsyncIterator[CommandSender]:
-    """Keep one coordinator open for a series of commands: a database, or a server that must answer
-    soon. Raises Configuration.
-    """
+    """Keep one coordinator open for commands: a database or a server. Raises Configuration."""
     async with reached(where, WATCHED_S) as (ask, _):
         yield ask
 

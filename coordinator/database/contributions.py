@@ -254,9 +254,7 @@ _DISCREDITED = (
 
 
 def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
-    """Return, by version from `first` on, the merged contributions whose account was suspended
-    since, or whose pay was reversed.
-    """
+    """Return by version merged work of accounts suspended since, or with reversed pay."""
     found: dict[int, set[int]] = {}
     for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
         found.setdefault(version, set()).add(number)

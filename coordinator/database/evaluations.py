@@ -109,9 +109,7 @@ class VersionLoss(NamedTuple):
 
 
 def measured(conn: Connection, run_id: int, most: int) -> list[VersionLoss]:
-    """Return versions with a loss, oldest first: about `most` of them, evenly spread, when there
-    are more; always the newest.
-    """
+    """Return about `most` versions with a loss, oldest first, evenly spread, with the newest."""
     e = evaluations.c
     found = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
     count = conn.execute(select(func.count()).select_from(evaluations).where(found)).scalar_one()
@@ -162,9 +160,7 @@ def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled
 
 
 def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
-    """Return the hashes of a run's pictures, oldest first: at most `most`, evenly spread, including
-    the first and the last.
-    """
+    """Return at most `most` hashes of a run's pictures, oldest first, evenly spread."""
     drawn = and_(_E.run_id == run_id, _E.state == "done", _E.sample_sha256.is_not(None))
     count = conn.execute(select(func.count()).select_from(evaluations).where(drawn)).scalar_one()
     place = func.row_number().over(order_by=_E.version) - 1

@@ -172,9 +172,7 @@ def set_values(conn: Connection, run_id: int, **values: Any) -> None:
 
 
 def _at_work() -> ColumnElement[bool]:
-    """Return the condition that a worker was heard from since an instant, and holds a task of a run
-    or waits for its next merge.
-    """
+    """Return the condition that a live worker holds a run's task or waits for its merge."""
     doing = one_of(tasks.c.state, ("doing",))
     holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), doing)
     c = contributions.c

@@ -186,10 +186,7 @@ def background(conn: Connection, row: ContributionRow) -> Background:
 
 
 def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
-    """Return the part that this submission has to be.
-
-    Raises Conflict for a part, or a recomputation, whose turn it is not.
-    """
+    """Return the part that this submission has to be. Raises Conflict for another."""
     if found.checked:
         raise Conflict(f"something else of task {task.id} is still being checked")
     if (request.part, request.tries) != (found.part, found.tries):

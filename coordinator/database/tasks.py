@@ -150,9 +150,7 @@ def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRo
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
-    """Check that an attempt may submit. Raises NotFound for another worker's task, Gone when
-    another holds it by now, Cancelled.
-    """
+    """Check that an attempt may submit. Raises NotFound, Gone if another holds it, Cancelled."""
     if row.worker_id != worker_id:
         if 0 < attempt < row.attempt:
             raise Gone(f"task {row.id} is done by somebody else now")
@@ -421,9 +419,7 @@ def cancel_run(conn: Connection, run_id: int, now: float) -> int:
 
 
 def reopen_run(conn: Connection, run_id: int) -> int:
-    """Reopen the tasks that the end of a run cancelled; return their number. The attempt grows, so
-    that former holders get 410.
-    """
+    """Reopen the tasks that a run's end cancelled, with attempts grown; return their number."""
     ended = and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled")
     values = {"state": "todo", "attempt": tasks.c.attempt + 1, "ended_at": None}
     return conn.execute(update(tasks).where(ended).values(**values)).rowcount

@@ -31,9 +31,7 @@ class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strength(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the last version against version 0, both colours of fixed openings; ratings by
-    these and all checked matches.
-    """
+    """Result of the last version against version 0 by fixed openings, and all ratings."""
 
     version: int
     wins: int

@@ -74,10 +74,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """Next part of an answer. The last one has a `finish`.
-
-    `text` may be empty while a character or a stop string is incomplete.
-    """
+    """Next part of an answer, the last with a `finish`; `text` may be empty meanwhile."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()

@@ -475,9 +475,7 @@ def _values(
 
 
 def _is_late(row: ContributionRow, run: RunRow, plan: Plan) -> bool:
-    """Return True if a gradient has to be computed again: its version is too old where the plan
-    merges one version at a time.
-    """
+    """Return True if a gradient's version is too old where versions merge one at a time."""
     gap = run.head - row.base_version
     return row.kind == "gradient" and plan.in_flight == "redo" and gap > plan.max_staleness
 

@@ -340,10 +340,7 @@ class Uploads(PlatformService):
 
     @asynccontextmanager
     async def _alone(self, upload_id: str) -> AsyncIterator[_UploadWriter]:
-        """Take the exclusive right to write this upload, ending an older request.
-
-        Raises Conflict when ended by a newer one.
-        """
+        """Take the exclusive right to write this upload. Raises Conflict if a newer one did."""
         while (older := self._writers.get(upload_id)) is not None:
             older.end()
             await older.done.wait()

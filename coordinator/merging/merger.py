@@ -324,10 +324,7 @@ class Merger(PlatformService):
     def _commit(
         self, conn: Connection, job: MergeJob, content: Content, draft: VersionDraft
     ) -> None:
-        """Commit version, head, contributions and credits in one transaction.
-
-        Raises Conflict when somebody else was faster.
-        """
+        """Commit version, head, contributions, credits at once. Raises Conflict if outrun."""
         now = self._clock.now()
         if not merges.end(conn, job.merge, "committed", now):
             raise Conflict("the merge was taken over")

@@ -73,10 +73,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def progress(self) -> TrainingProgress:
-        """Return the training progress after the merge.
-
-        Global steps go on by the mean of the local ones: they ran side by side.
-        """
+        """Return the progress after the merge, global steps by the mean of the local ones."""
         steps = max(1, round(sum(row.steps for row in self.rows) / len(self.rows)))
         samples = sum(row.samples for row in self.rows)
         return TrainingProgress(

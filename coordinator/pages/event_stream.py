@@ -112,9 +112,7 @@ class Broadcast:
     async def serve(
         self, name: str, state: State, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Send the state of a run now and at each change. Raises Unavailable when there are too
-        many viewers, or the server stops.
-        """
+        """Send a run's state now and at each change. Raises Unavailable for too many viewers."""
         if self.viewers >= self._viewers_max or self._stopping.is_set():
             raise Unavailable("too many are watching; look again in a minute", retry_after_s=60.0)
         channel = self._channels.setdefault(name, Channel(self._clock, state))

@@ -181,10 +181,7 @@ def no_base(plan: Plan, head: int, base: int) -> str:
 
 
 def staleness_weight(plan: Plan, gap: int) -> float:
-    """Return the weight of a contribution whose base is `gap` versions old; 0 = too old.
-
-    Raises ValueError for a base to come.
-    """
+    """Return the weight of a base `gap` versions old; 0 = too old. Raises ValueError below 0."""
     if gap < 0:
         raise ValueError(f"the base version lies {-gap} versions in the future")
     if gap > plan.max_staleness:

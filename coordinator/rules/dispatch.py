@@ -351,10 +351,7 @@ def dispatch(
     leases_max: int,
     bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
-    """Decide for every waiter: a lease, or the reason against one.
-
-    `bench` are those to whom a task beside the pass may be left.
-    """
+    """Decide for every waiter: a lease, or the reason against one; `bench` as in placement."""
     batch = _Batch(waiters, runs, Placement(bench), leases_max)
     batch.see(tasks)
     return batch.run()

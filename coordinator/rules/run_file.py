@@ -105,9 +105,7 @@ class EvaluationSettings(Settings):
 
 
 class TrustSettings(Settings):
-    """`[trust]`: the least share of the contributions that is recomputed; on a server that is open
-    to strangers 0.03 at least.
-    """
+    """`[trust]`: least recomputed share of contributions; on open servers at least 0.03."""
 
     recompute: Share = 0.0
     # of a version's weight: more of it by accounts suspended since, and a rollback is proposed

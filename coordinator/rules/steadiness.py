@@ -39,9 +39,7 @@ class Heading(NamedTuple):
 
 
 def window(share: float) -> int:
-    """Return the number of versions that amount to `ROUNDS` of all live workers, where a merge has
-    the work of this share of them.
-    """
+    """Return the versions that amount to `ROUNDS` of all live workers, at this share a merge."""
     return min(WINDOW_MAX, math.ceil(ROUNDS / min(1.0, max(share, ROUNDS / WINDOW_MAX))))
 
 

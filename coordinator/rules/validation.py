@@ -150,9 +150,7 @@ def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[fl
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:
-    """Return the norm per step above which a contribution stands out: median + max(norm_limit x
-    1.4826 MAD, norm_room x median).
-    """
+    """Return the norm limit: median + max(norm_limit x 1.4826 MAD, norm_room x median)."""
     middle = median(cohort)
     spread = median(abs(norm - middle) for norm in cohort)
     return middle + max(settings.norm_limit * MAD_TO_SIGMA * spread, settings.norm_room * middle)

@@ -166,9 +166,7 @@ class Runs(PlatformService):
         return await self.queries.describe(await self._db.write(store))
 
     async def _store_files(self, workload: Workload, model: Mapping[str, Any]) -> None:
-        """Store copies of the files that every version of a run needs. Raises InvalidRunFile when a
-        file has changed meanwhile.
-        """
+        """Store the files that all versions of a run need. Raises InvalidRunFile if changed."""
         paths = workload.sources(model)
         for name, ref in workload.files(model).items():
             copy = self._blobs.scratch() / f"file-{secrets.token_hex(8)}"

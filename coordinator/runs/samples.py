@@ -94,10 +94,7 @@ class Samples(PlatformService):
         return await asyncio.get_running_loop().run_in_executor(self._threads, path.read_bytes)
 
     async def timelapse(self, name: str, kind: Kind) -> bytes:
-        """Return the pictures of a run as one animation, at most about twenty seconds old.
-
-        Raises NotFound when it draws none.
-        """
+        """Return a run's pictures as one animation, cached a while. Raises NotFound for none."""
         run_id = await self._db.read(lambda conn: runs.by_name(conn, name).id)
         data = await self._given.get((name, kind), lambda: self._film(run_id, name, kind))
         if not data:

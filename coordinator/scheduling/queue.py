@@ -214,10 +214,7 @@ class Queue:
         volunteers.set_worker(conn, worker, rest_until=rest_until)
 
     async def expire(self) -> int:
-        """Put back the tasks of expired leases and return their number.
-
-        No lease expires within one renew period of a restart.
-        """
+        """Requeue tasks of expired leases, none soon after a restart; return their number."""
         if self._clock.now() < self._started_at + RENEW_S:
             return 0
         await self.renewals.flush()

@@ -79,10 +79,7 @@ class Renewals:
         return tuple([self._order(principal, each, request.paused) for each in request.tasks])
 
     async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
-        """Load leases missing from memory.
-
-        Loops because a concurrent flush may drop leases that have ended while this waits.
-        """
+        """Load leases missing from memory; loops, since a flush may drop ended ones meanwhile."""
         read: dict[int, TaskRow | None] = {}
         while unknown := [e.task for e in tasks if e.task not in read and not self._knows(e)]:
             read |= dict.fromkeys(unknown)

@@ -40,9 +40,7 @@ class Labour(Protocol):
 
 
 class Pretended:
-    """Pretended work: fixed noise, rotated by another amount for each task, as large as honest
-    work, and never the same bytes.
-    """
+    """Pretended work: noise of honest size, rotated by task, never the same bytes."""
 
     def __init__(self, about: Definition, scratch: Path, seed: int) -> None:
         self._about = about

@@ -102,10 +102,7 @@ class BlobStore(Protocol):
 
 
 def check_name(sha256: str) -> str:
-    """Return the name if it is valid.
-
-    Raises BadRequest unless it is a SHA-256 in lower-case hex: no other text becomes a path.
-    """
+    """Return a valid name. Raises BadRequest for all but a SHA-256 in lower-case hex."""
     if not _NAME.fullmatch(sha256):
         raise BadRequest("a blob is named by its SHA-256: 64 hexadecimal digits in lower case")
     return sha256
@@ -157,9 +154,7 @@ async def open_in_pool(function: Callable[..., R], *args: Any) -> R:
 
 
 def read_cached(file: BinaryIO, size: int) -> bytearray | None:
-    """Return the next bytes of an unbuffered file as far as the kernel has them in memory; None = a
-    thread must wait for the disk.
-    """
+    """Return the next bytes of an unbuffered file that are in memory; None = a thread must wait."""
     if not hasattr(os, "RWF_NOWAIT"):  # Linux only
         return None
     room = bytearray(size)

@@ -58,9 +58,7 @@ class Staging:
         return await self._blobs.signed("PUT", _key(upload_id, offset, size))
 
     async def finish(self, upload_id: str, sha256: str, path: Path) -> None:
-        """Make a blob of an upload that was collected into a file, which is taken: the one piece as
-        it lies there, or the file.
-        """
+        """Make a blob of an upload collected in a file: of its one piece, or of the file."""
         pieces = await self.pieces(upload_id)
         if len(pieces) == 1:
             await self._blobs.copy_object(pieces[0].key, sha256)

@@ -259,10 +259,7 @@ def summary(path: Path, listed: BackupList) -> BackupSummary:
 
 
 def read_list(source: Path) -> BackupList:
-    """Return the list of a backup, its signature checked.
-
-    Raises BadRequest where there is none, Configuration for a damaged one.
-    """
+    """Return a backup's verified list. Raises BadRequest without one, Configuration if damaged."""
     try:
         payload = (source / LIST).read_bytes()
         signature = bytes.fromhex((source / SIGNATURE).read_text(encoding="ascii").strip())

@@ -117,9 +117,7 @@ class Benchmark(Message):
 
 
 class RegisterRequest(Message):
-    """Registration, sent once; the client has stored `volunteer_id`, `worker_id` and the secret
-    before the first byte leaves.
-    """
+    """Registration; the client stores its ids and secret before the first byte leaves."""
 
     volunteer_id: str
     worker_id: str

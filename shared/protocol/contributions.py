@@ -51,10 +51,7 @@ class Commitment(Message):
 
 
 class SubmitRequest(Message, kw_only=True):
-    """Unique on (task, attempt, part, tries).
-
-    The claims of a submission are checked, never believed; pay comes from the task.
-    """
+    """Unique on (task, attempt, part, tries). Its claims are checked, never believed."""
 
     attempt: Count
     part: Count = 0

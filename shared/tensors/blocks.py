@@ -231,9 +231,7 @@ def block_peaks(numbers: F32, block: int) -> F32:
 
 
 def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
-    """Return the bfloat16 scales of blocks with these largest magnitudes, all finite, and their
-    inverses (0 for a block of zeros).
-    """
+    """Return blocks' bfloat16 scales by largest magnitudes, and their inverses (0 for zeros)."""
     # As `bf16_from_float`, of numbers that are not negative and far from infinity.
     wide = (peaks / np.float32(limit)).view(np.uint32)
     wide += np.uint32(0x7FFF) + ((wide >> 16) & np.uint32(1))

@@ -86,10 +86,7 @@ def parse_header(text: bytes) -> Header:
 
 
 def check_header(header: Header, schema: Schema, file_bytes: int) -> None:
-    """Check a header against the schema and the size of its file.
-
-    Raises InvalidFrame with the first difference.
-    """
+    """Check a header by schema and file size. Raises InvalidFrame with the first difference."""
     expected = by_name(schema)
     for name in header.entries:
         if name not in expected:

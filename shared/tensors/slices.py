@@ -89,9 +89,7 @@ def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
 
 
 def aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
-    """Return an empty array that begins on a cache line; numpy's own begin anywhere, which costs up
-    to half the speed, measured.
-    """
+    """Return an empty array from a cache line on; numpy's own may cost half the speed."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     raw = np.empty(size + LINE, np.uint8)

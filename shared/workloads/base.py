@@ -413,10 +413,7 @@ class Workload(Protocol):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """Return the metrics of a version on held-out chunks; always "loss" (lower is better).
-
-        The same samples every time.
-        """
+        """Return a version's metrics on held-out chunks; always "loss", on the same samples."""
 
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int

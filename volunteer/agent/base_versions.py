@@ -126,9 +126,7 @@ class BaseVersions:
         return BaseVersion(begun=begun, manifest=manifest, weights=weights)
 
     async def announce(self, held: LeaseInWork) -> None:
-        """Notify the coordinator of a base that it does not know, while the task trains; the task
-        ends where it is refused.
-        """
+        """Report a base that the coordinator does not know; a refusal ends the task."""
         stored = held.stored
         if not stored.early or stored.begun is None:
             return

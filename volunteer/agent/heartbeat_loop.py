@@ -54,9 +54,7 @@ class Heartbeat:
         self.life.notify()
 
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
-        """Return the leases of an earlier process that are still ours and not yet late: another
-        volunteer may claim a late one.
-        """
+        """Return an earlier process's leases that are still ours and not late."""
         extra = tuple(LeaseInWork(lease).report(paused=False) for lease in stored)
         reply = await self.api.heartbeat(lambda: self._request(extra))
         self._learn(reply)

@@ -44,9 +44,7 @@ class ModelSteps:
     def meter(
         self, job: Job, version: int, device: str, pass_on: Callable[[Callable[[], None]], None]
     ) -> StepMeter | None:
-        """Return a meter for a task whose step is not known yet; `pass_on` calls a function on the
-        loop, from the training thread.
-        """
+        """Return a meter for a task of unknown step; `pass_on` calls the loop from its thread."""
         if job.kind not in LEARNS or self.known(job, version, device) is not None:
             return None
         key = self._key(job, version, device)

@@ -134,9 +134,7 @@ class RunChoice:
 
 
 def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
-    """Check the names of chosen runs. Raises BadRequest, which lists the runs, for an unknown name
-    or when all of them have ended.
-    """
+    """Check names of chosen runs. Raises BadRequest, with a list, for unknown or ended ones."""
     if not chosen:
         return
     known = {run.name: run for run in runs}

@@ -86,9 +86,7 @@ class LeasePlan:
 
 @dataclass(eq=False, kw_only=True)
 class StretchRunner:
-    """Trains stretches on one device, announces their progress, and passes newer versions to work
-    that can continue on them.
-    """
+    """Trains stretches on one device, with progress and newer versions for their work."""
 
     device: LentDevice
     downloads: Downloads

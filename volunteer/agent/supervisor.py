@@ -128,9 +128,7 @@ class Supervisor:
         return any(r is not None and r.eta_s is not None and r.eta_s < left for r in running)
 
     async def _flush(self) -> None:
-        """Wait until the ready results are submitted: bounded when the agent is to stop, unbounded
-        when all tasks are done.
-        """
+        """Wait until ready results are submitted, for a bounded time if the agent is to stop."""
         outbox, life = self.outbox, self.life
         until = self.life.clock.monotonic() + FLUSH_S
         while self._unsent() and life.fatal is None:

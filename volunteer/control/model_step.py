@@ -30,9 +30,7 @@ class ModelStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(job: Job, workload_version: int, machine: Iterable[str]) -> str:
-    """Return the hash of everything that the time and memory of a step depend on; `machine` names
-    the device and the software.
-    """
+    """Return the hash of what a step's time and memory depend on; `machine`: device, software."""
     train = job.train
     what = (job.workload, str(workload_version), job.update, str(job.batch_size))
     how = (train.optimizer, train.precision, str(train.prox_mu > 0))

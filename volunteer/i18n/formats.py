@@ -51,9 +51,7 @@ def day_initials() -> str:
 
 
 def _locale() -> str:
-    """Return the locale in use, without its country where Babel does not know that; English where
-    it does not know the language.
-    """
+    """Return the locale in use as Babel knows it, English otherwise."""
     from babel.core import Locale, UnknownLocaleError
 
     locale = current().locale

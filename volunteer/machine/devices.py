@@ -238,10 +238,7 @@ def detect() -> tuple[Device, ...]:
 
 
 def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Return the devices that the setting `device` names.
-
-    Raises Configuration for one that is not there or cannot be used.
-    """
+    """Return the devices that the setting `device` names. Raises Configuration."""
     usable = [device for device in devices if device.usable]
     if setting == "auto":
         return tuple(usable[:1])

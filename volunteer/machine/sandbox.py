@@ -131,9 +131,7 @@ def _writable(own: Iterable[Path]) -> Sequence[Path]:
 
 
 def _filter_calls() -> bool:
-    """Refuse system calls that bypass Landlock. Return True, without a filter, on a processor whose
-    numbers are not known here.
-    """
+    """Refuse system calls that bypass Landlock; True, unfiltered, on unknown processors."""
     if platform.machine() not in _CALLS:
         return True
     audit, (sock, pair, ioctl, xattr, link_xattr, chmod_at, chmod) = _CALLS[platform.machine()]

@@ -222,9 +222,7 @@ class _Wire(asyncio.BufferedProtocol):
             piece = piece[:0]
 
     async def take(self, most: int) -> memoryview:
-        """Return received bytes: as soon as `most` bytes or a whole piece are there, else a moment
-        after the first. Raises Lost.
-        """
+        """Return received bytes: `most` or a whole piece, or after a moment. Raises Lost."""
         try:
             await self._until(1, self._idle_s)
         except TimeoutError as error:

@@ -277,9 +277,7 @@ class Client:
             raise errors.Unreachable(said) from error
 
     def may_go_to(self, url: str) -> bool:
-        """Look whether the coordinator may name this address: encrypted, and on this machine only
-        where the coordinator is too.
-        """
+        """Return True if the coordinator may name this address: encrypted, or local like itself."""
         to, home = urlsplit(url), urlsplit(self.address.url)
         near = is_loopback(to.hostname or "")
         return is_loopback(home.hostname or "") if near else to.scheme == "https"

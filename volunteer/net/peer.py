@@ -45,9 +45,7 @@ class Peer:
             self._known = True
 
     def tracer(self) -> Callable[[str, Mapping[str, Any]], Awaitable[None]]:
-        """Return a trace of one request that verifies the peer of a new connection, before the
-        request's headers are sent over it.
-        """
+        """Return a request's trace that verifies a new connection's peer before headers go."""
         fresh = False
 
         async def trace(event: str, _: Mapping[str, Any]) -> None:

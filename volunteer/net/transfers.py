@@ -194,9 +194,7 @@ class Transfers:
 
 
 def hub_address() -> str:
-    """Return the address of the model hub, or of the mirror that HF_ENDPOINT names; empty without
-    the library that knows it.
-    """
+    """Return the address of the model hub (HF_ENDPOINT), empty without its library."""
     try:
         from huggingface_hub import constants
     except ImportError:

@@ -39,10 +39,7 @@ class Weights:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def fetch(self, manifest: VersionManifest, teller: Teller) -> Path:
-        """Return the file of a version's published weights.
-
-        Raises InvalidFrame when all that comes is damaged, StorageFull.
-        """
+        """Return the file of a version's weights. Raises InvalidFrame, StorageFull."""
         wanted = manifest.weights
         lock = self._locks.setdefault(wanted.sha256, asyncio.Lock())
         async with lock:  # two devices may want the same version

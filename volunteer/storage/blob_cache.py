@@ -56,10 +56,7 @@ class Cache:
         return path
 
     def partial(self, sha256: str, size: int) -> Partial:
-        """Return the partial file of a blob being downloaded; the caller closes it.
-
-        Raises StorageFull when it would not fit.
-        """
+        """Return a blob's partial file, to be closed by the caller. Raises StorageFull."""
         path = self._partial / self._name(sha256)
         self._make_room(size, sha256)
         try:

@@ -119,10 +119,7 @@ class Carried:
         return coming
 
     def keep_inner(self, state: InnerState | None) -> None:
-        """Store a lent state, unless it was dropped or overtaken meanwhile.
-
-        A state that cannot be stored leaves the previous one.
-        """
+        """Store a lent state, unless dropped or overtaken; a failure keeps the previous one."""
         coming = self._file("coming")
         if state is None or self._lent is not state:
             coming.unlink(missing_ok=True)

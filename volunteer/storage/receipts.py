@@ -147,9 +147,7 @@ class ReceiptBook:
             self._write("versions.json", self._versions)
 
     def accept(self) -> Path | None:
-        """Set aside all seen heads, so that the present record is the beginning; return their new
-        folder, None without any.
-        """
+        """Set aside all seen heads for a new beginning; return their folder, None without any."""
         if not self.folder.exists():
             return None
         for number in range(1, 1000):

@@ -242,9 +242,7 @@ class LocalTask:
         return entry
 
     def _write_left(self, left: InnerState | None) -> None:
-        """Write the state that the task left, before its result counts: begun again after a crash,
-        it begins with the one before.
-        """
+        """Write the state that a task left, before its result counts, for crashes."""
         files = self._files
         if left is not None:
             path = files.carried.write_inner(left)

@@ -94,8 +94,6 @@ class Departure:
 
     @property
     def farewell(self) -> str:
-        """Return the sentence that stays in the terminal after the screen: the end of the
-        volunteer; empty while it runs on.
-        """
+        """Return the sentence that stays in the terminal at the end of the volunteer."""
         ended = self._app.latest.ended
         return (words(ended) or "") if ended is not None else ""

@@ -41,9 +41,7 @@ class SampleHistory:
         self.head = max(self.rows, default=-1)
 
     async def step(self, control: Control, at: int, by: int) -> int | None:
-        """Return the version with a sample `by` versions from `at` or next beyond; None without
-        one. Raises VolunteerError.
-        """
+        """Return the version with a sample `by` versions from `at` or beyond, if any."""
         way = 1 if by > 0 else -1
         wanted, pages = at + by, 0
         wanted = min(max(wanted, 0), self.head) if abs(by) > 1 else wanted

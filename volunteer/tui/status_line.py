@@ -189,9 +189,7 @@ REASON_CELLS = 46
 
 
 def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
-    """Return the fault of the connection, the time of the next retry and the functions that still
-    work; empty while all is well.
-    """
+    """Return the connection's fault, the next retry, and what still works; else empty."""
     status = view.status
     if status.online or not status.connection or status.stopped:
         return ""

@@ -92,9 +92,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
 
 
 def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Put an audit's pending credit at stake, for any account. Raises Conflict when its account is
-    suspended at this moment.
-    """
+    """Put an audit's pending credit at stake. Raises Conflict if its account is suspended."""
     _hold(conn, rows, now)
     _not_suspended(conn, rows)
 

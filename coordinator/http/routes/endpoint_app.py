@@ -117,11 +117,7 @@ class Call(Generic[Body]):
         return self._query.get(name, "")
 
     def query_number(self, name: str) -> int | None:
-        """Return a query parameter that is a number, or None; one beyond every row counts as the
-        largest.
-
-        Raises BadRequest.
-        """
+        """Return a numeric query parameter, or None; capped at the largest. Raises BadRequest."""
         text = self.query(name)
         if not text:
             return None

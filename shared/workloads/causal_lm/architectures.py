@@ -378,9 +378,7 @@ CLASSES = {  # of transformers: settings and model
 
 
 def read_shape(raw: Mapping[str, Any]) -> Shape:
-    """Check the settings of a model. Raises InvalidRunFile, also for an unknown architecture and a
-    model larger than any here.
-    """
+    """Check a model's settings. Raises InvalidRunFile, also if unknown or too large."""
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise InvalidRunFile(

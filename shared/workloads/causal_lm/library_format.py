@@ -51,9 +51,7 @@ def as_model(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Conv
 
 
 def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
-    """Return the files of a folder that `PeftModel` loads onto the frozen model. Raises BadRequest
-    for a run without adapters.
-    """
+    """Return a folder for `PeftModel`. Raises BadRequest for a run without adapters."""
     lora = config.lora
     if lora is None:
         raise BadRequest('this run has no adapters: choose the format "transformers"')

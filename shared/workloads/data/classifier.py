@@ -111,9 +111,7 @@ def spread(features: NDArray[np.float64]) -> Spread:
 
 
 def frechet(one: Spread, other: Spread) -> float:
-    """Return the Fréchet distance of two normal distributions: |m1 - m2|^2 + tr(C1 + C2 - 2 (C1
-    C2)^1/2); infinite for NaN.
-    """
+    """Return the Fréchet distance of two normal distributions; infinite for NaN."""
     parts = (one.mean, other.mean, one.covariance, other.covariance)
     if not all(np.isfinite(part).all() for part in parts):
         return math.inf

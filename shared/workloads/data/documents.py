@@ -65,10 +65,7 @@ class _TextLine(msgspec.Struct):
 def read_documents(
     sources: Iterable[str | Path | Document], skipped: Skipped
 ) -> Iterator[Document]:
-    """Yield every document of `sources`, directories in sorted order.
-
-    Raises InvalidRunFile for a source that cannot be read.
-    """
+    """Yield every document of `sources`, sorted. Raises InvalidRunFile for unreadable ones."""
     for source in sources:
         if isinstance(source, Document):
             yield source

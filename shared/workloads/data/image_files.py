@@ -44,10 +44,7 @@ def write_png(pixels: Pixels) -> bytes:
 
 
 def read_png(data: bytes) -> Pixels:
-    """Return the pixels (H, W) or (H, W, 3) of a PNG file of grey or colour, for showing.
-
-    Raises BadRequest for anything else.
-    """
+    """Return the pixels (H, W) or (H, W, 3) of a PNG, for showing. Raises BadRequest."""
     image = open_image(data, ("PNG",), SHOWN_PIXELS_MAX)
     if image.mode not in ("L", "RGB"):
         raise BadRequest("only PNG images of plain 8-bit grey or colour are shown")

@@ -69,9 +69,7 @@ class PassOrder:
         return int(self._bounds[-1])
 
     def at(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the samples at positions [start, stop): one row (chunk, sample in that chunk)
-        each, shape (stop - start, 2).
-        """
+        """Return the samples at [start, stop) as rows (chunk, sample in that chunk)."""
         parts = [self._group(group)[first:last] for group, first, last in self._pieces(start, stop)]
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
 
@@ -89,9 +87,7 @@ class PassOrder:
         return tuple(found)
 
     def reach(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the chunks of every group that [start, stop) touches: `chunks` and perhaps a few
-        more, without building a group.
-        """
+        """Return the chunks of every group that [start, stop) touches, without building one."""
         found: dict[int, None] = {}
         for group, _, _ in self._pieces(start, stop):
             found.update(dict.fromkeys(self._members(group).tolist()))

@@ -17,9 +17,7 @@ Meta = dict[str, str | int | float]
 
 
 def lengths(sizes: Sequence[int], unit: str) -> Meta:
-    """Return the median, the 95th percentile and the maximum of lengths, in the keys that a
-    dataset's description has for them.
-    """
+    """Return median, 95th percentile and maximum of lengths, as a description's keys."""
     if not sizes:
         return {}
     middle, long = np.percentile(sizes, (50, 95))

@@ -134,9 +134,7 @@ def _example(line: bytes, place: str) -> Example:
 def build_suite(
     name: str, sources: tuple[Path, ...], put: Put, *, licence: str = "unknown", source: str = ""
 ) -> DatasetManifest:
-    """Store a suite, the bytes of its file unchanged, and return its manifest; the whole suite is
-    held out. Raises InvalidRunFile.
-    """
+    """Store a suite's file unchanged, held out; return its manifest. Raises InvalidRunFile."""
     if len(sources) != 1 or not sources[0].is_file():
         raise InvalidRunFile("a suite is one file of JSON lines")
     try:

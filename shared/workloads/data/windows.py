@@ -95,9 +95,7 @@ def of_pass(
 
 
 def spread(counts: Sequence[int], wanted: int) -> NDArray[np.int64]:
-    """Return at most `wanted` samples evenly spread over all, in a fixed mixed order, so that any
-    beginning represents the rest.
-    """
+    """Return at most `wanted` samples, evenly spread, in a fixed mixed order."""
     ends = np.cumsum(np.asarray(counts, np.int64))
     total = int(ends[-1]) if len(ends) else 0
     taken = min(total, wanted)

@@ -25,11 +25,7 @@ KERNEL = 4  # of every layer that doubles or halves
 
 
 class Layer(NamedTuple):
-    """One convolution.
-
-    A convolution doubles or halves the side, but for the one at the b x b end, which has a kernel
-    of b.
-    """
+    """One convolution. It doubles or halves the side, except at the b x b end."""
 
     before: int  # channels
     after: int

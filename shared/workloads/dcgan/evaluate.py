@@ -92,9 +92,7 @@ def _judge(config: DcganConfig, heldout: Data | None) -> Judge:
 
 
 def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
-    """Return (coverage, overlap) of the classes that images show for sure, from odds (N, K) and
-    their shares (K,) among real ones.
-    """
+    """Return (coverage, overlap) of images' sure classes, from odds (N, K), real shares (K,)."""
     sure = np.nan_to_num(odds).max(axis=1) >= _SURE
     shown = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)
     there = real > 0

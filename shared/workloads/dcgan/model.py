@@ -70,10 +70,7 @@ def _discriminator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def build(config: DcganConfig, weights: Weights, device: str) -> Dcgan:
-    """Build both networks on `device` with their own copy of `weights`.
-
-    Raises InvalidFrame when they are not this model's.
-    """
+    """Build both networks on `device` with copies of `weights`. Raises InvalidFrame."""
     own: dict[str, Tensor] = {}
     for spec in schema(config):
         found = weights.get(spec.name)

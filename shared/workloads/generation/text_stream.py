@@ -34,10 +34,7 @@ class StopStrings:
 
 
 class TextStream:
-    """Turns tokens into text piece by piece.
-
-    Only the last tokens are decoded again, so that a piece costs the same at any length.
-    """
+    """Turns tokens into text by pieces, decoding only the last ones again."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode = decode

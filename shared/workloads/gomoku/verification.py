@@ -95,9 +95,7 @@ def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
 
 
 def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[int, str]:
-    """Return the records that the task did not ask for, by their place in the file: each game is
-    due once, with its own seed.
-    """
+    """Return the places of records that the task did not ask for: each game is due once."""
     found: dict[int, str] = {}
     seen: set[int] = set()
     for place, record in enumerate(records):

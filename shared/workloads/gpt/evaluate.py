@@ -58,10 +58,7 @@ def _losses(config: GptConfig, weights: Weights) -> Losses:
 
 
 class TextGenerator:
-    """A model that answers prompts on the CPU, one token at a time.
-
-    Without a tokenizer a text is the numbers of its tokens.
-    """
+    """A model that answers prompts on the CPU; without a tokenizer text is token numbers."""
 
     def __init__(self, config: GptConfig, weights: Weights, tokenizer: bytes | None) -> None:
         self._config = config

@@ -213,9 +213,7 @@ class StepWork(ABC):
         self._pace.set(max(1, int(counters[2])))
 
     def _spare(self) -> bool:
-        """Use less memory for a sample from now on, at the price of time; False where that is not
-        possible, or is done already.
-        """
+        """Use less memory a sample, at the price of time; False where that cannot be."""
         return False
 
     def _finish_step(self, size: int) -> None:

@@ -53,9 +53,7 @@ def _terminal(errors: IO[str] | None) -> IO[str]:
 
 
 def _in_front(terminal: int) -> bool:
-    """Return True unless the shell keeps this process in the background of its terminal, where
-    changing a mode would stop it.
-    """
+    """Return True unless this process is in the background of its terminal."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:  # no shell has this terminal

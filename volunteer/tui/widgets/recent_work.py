@@ -67,9 +67,7 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """Return a verdict, `named` with its run; the reason of a rejection gets a line of its own
-    where the first has no room.
-    """
+    """Return a verdict, `named` with its run; a long reason gets a line of its own."""
     line = verdict_line(verdict, cells, glyphs, named=named)
     why = reason_of(verdict)
     if verdict.state != "rejected" or why in "".join(text for text, _ in line):
