@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
-from shared.tensors.blocks import sum_squares
+from shared.tensors.blocks import SPAN, inner_product, sum_squares
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import CODECS, codec
-from shared.tensors.slices import bf16_from_float, float_from_bf16
+from shared.tensors.slices import ArrayReader, bf16_from_float, float_from_bf16
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
-from shared.tensors.update import delta, inspect
+from shared.tensors.update import CodecInput, delta, inspect
 from tests.support.examples import examples
 
 MODEL: Schema = (
@@ -27,6 +27,7 @@ MODEL: Schema = (
     TensorSpec("steps", (), "I64", "counter"),
     TensorSpec("bias", (9,)),
 )
+MEAN = TensorSpec("mean", (2,), "F32", "buffer")
 EACH = pytest.mark.parametrize("name", list(CODECS))
 
 
@@ -188,3 +189,62 @@ def test_a_cut_update_is_refused(tmp_path: Path, name: str) -> None:
         (tmp_path / "u").write_bytes(data[:length])
         with pytest.raises(InvalidFrame):
             inspect(tmp_path / "u", MODEL, codec(name))
+
+
+def variances(**values: list[float]) -> tuple[Schema, dict[str, np.ndarray]]:
+    """Buffers with these values, all of a model."""
+    schema = tuple(TensorSpec(name, (len(each),), "F32", "buffer") for name, each in values.items())
+    return schema, {name: np.array(each, "f4") for name, each in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("values", "negative"),
+    [
+        ({"a_running_var": [1.0, 0.0], "b_running_var": [2.0, 3.0]}, ""),
+        ({"a_running_var": [1.0, 0.0], "b_running_var": [2.0, -1e-9]}, "b_running_var"),
+        ({"a_running_var": [-1.0, 5.0], "b_running_var": [2.0, -3.0]}, "a_running_var"),
+        ({"a_running_mean": [-1.0, -5.0], "b_running_var": [2.0, 0.5]}, ""),
+        ({"a_running_var": [], "b_running_var": [2.0, -3.0]}, "b_running_var"),
+    ],
+)
+def test_the_first_variance_below_zero_is_named(
+    tmp_path: Path, values: dict[str, list[float]], negative: str
+) -> None:
+    schema, tensors = variances(**values)
+    path = write(tmp_path / "update", tensors, schema)
+    assert inspect(path, schema, codec("float32")).negative == negative
+
+
+def test_a_parameter_that_is_called_a_variance_may_be_negative(tmp_path: Path) -> None:
+    schema = (TensorSpec("running_var", (2,)),)
+    path = write(tmp_path / "update", {"running_var": np.array([-1.0, -2.0], "f4")}, schema)
+    assert inspect(path, schema, codec("float32")).negative == ""
+
+
+def test_a_variance_beyond_the_grid_is_looked_at(tmp_path: Path) -> None:
+    values = [1.0] * CHUNK_ELEMENTS + [-1.0]
+    schema, tensors = variances(running_var=values)
+    path = write(tmp_path / "update", tensors, schema)
+    assert inspect(path, schema, codec("float32")).negative == "running_var"
+
+
+@pytest.mark.parametrize(("before", "expected"), [(False, 1.5), (True, 1.25)])
+def test_the_input_of_a_codec_is_what_was_written_and_the_change_of_its_residual(
+    before: bool, expected: float
+) -> None:
+    left: Schema = (TensorSpec("w", (4,)),)
+    written = ArrayReader({"w": np.ones(4, "f4"), "mean": np.full(2, 7.0, "f4")}, (*left, MEAN))
+    kept, had = {"w": np.full(4, 0.5, "f4")}, {"w": np.full(4, 0.5, "f4")}
+    found = CodecInput(written, kept, had if before else {}, left, 0.5)
+    assert found.read("w", 1, 3).tolist() == [expected] * 2
+    assert found.read("mean", 0, 2).tolist() == [7.0, 7.0]  # buffers have no residual
+
+
+def test_an_inner_product_is_summed_in_spans() -> None:
+    one, other = np.arange(5, dtype="f4"), np.full(5, 2.0, "f4")
+    assert inner_product(one, other) == 20.0
+    assert inner_product(one[:0], other[:0]) == 0.0
+    long = np.ones(SPAN + 3, "f4")
+    assert inner_product(long, 2 * long) == 2.0 * (SPAN + 3)
+    huge = np.full(3, 1e30, "f4")
+    assert inner_product(huge, huge) == pytest.approx(3e60)  # in float64
