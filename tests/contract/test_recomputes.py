@@ -342,3 +342,20 @@ async def test_who_commits_to_nothing_earns_nothing_and_is_not_vetted(database: 
 
     await database.write(silent)
     assert (await have(database))[2] == 0
+
+
+async def test_a_newcomer_is_told_how_long_the_line_takes_at_the_speed_of_lately(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        first = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e12)
+        assert recomputes.backlog_s(conn, 100.0) is None  # nothing was done yet
+        contributions.checked(conn, first.contribution_id, 30.0)
+        done(conn, first, 100.0)
+        for _ in range(2):
+            order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1.8e14)
+        assert recomputes.backlog_s(conn, 200.0) == pytest.approx(3 * 3600.0)
+
+    await database.write(play)
