@@ -329,14 +329,13 @@ def flops_per_sample(config: CausalConfig) -> float:
 
 def fixed_bytes(config: CausalConfig) -> int:
     """Return the memory besides the trained numbers': frozen weights, and for one window the inputs
-    and outputs of each block's matrices, the blocks' inputs, and the logits, their copy in float32
-    and its gradient. Where memory is short the blocks are recomputed one by one in the backward
-    pass.
+    of all blocks, and the inputs and outputs of one block's matrices, recomputed on the way back, or
+    two and a half times the logits (their loss and gradient, a copy of bfloat16), if that is more.
     """
     shape, T = config.shape, config.context
     largest = max(_by_block(shape).values(), default=0)
-    numbers = T * (largest + shape.layers * _width(shape) + 3 * shape.vocab_size)
-    return 4 * numbers + (frozen_bytes(config) if config.frozen else 0)
+    numbers = shape.layers * _width(shape) + max(largest, 5 * shape.vocab_size // 2)
+    return 4 * T * numbers + (frozen_bytes(config) if config.frozen else 0)
 
 
 def frozen_bytes(config: CausalConfig) -> int:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from shared.errors import InvalidRunFile, NotFound
 from shared.workloads.base import TrainSettings, load
 from shared.workloads.causal_lm import frozen_matrix
-from shared.workloads.causal_lm.config import BasePrecision, CausalConfig, frozen_bytes
+from shared.workloads.causal_lm.config import BasePrecision, CausalConfig, fixed_bytes, frozen_bytes
 from shared.workloads.causal_lm.frozen_matrix import FrozenMatrix
 from shared.workloads.causal_lm.train import CausalWork
 from tests.support.workloads import tiny_causal, tiny_gpt
@@ -90,6 +95,58 @@ def test_memory_is_what_the_estimate_says(data: Folder, precision: BasePrecision
     plain = sum(4 * p.numel() for p in work.model.parameters() if not p.requires_grad)
     largest = max(4 * part.dense(torch.float32).numel() for part in parts)
     assert frozen_bytes(config) == held + plain + largest
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that were made and alive at one time."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.most = 0
+        self._sizes = {value.untyped_storage()._cdata: 0 for value in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for value in tree_iter(made):
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                if storage._cdata not in self._sizes:
+                    self._sizes[storage._cdata] = storage.nbytes()
+                    self.live += storage.nbytes()
+                    self.most = max(self.most, self.live)
+                    weakref.finalize(storage, self._freed, storage._cdata)
+        return made
+
+    def _freed(self, key: int) -> None:
+        self.live -= self._sizes.pop(key, 0)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4}
+WIDE_OF = {"gpt2": {"n_embd": 256, "n_layer": 4, "n_positions": 256}}
+
+
+@pytest.mark.parametrize("kind", tiny_causal.SHAPES)
+def test_a_window_takes_the_memory_that_is_foreseen(data: Folder, kind: str) -> None:
+    shape = {**tiny_causal.SHAPES[kind], **WIDE_OF.get(kind, WIDE)}
+    if kind != "gpt2":
+        shape["max_position_embeddings"] = 256
+    shape |= {key: 256 for key in ("sliding_window",) if key in shape}
+    shape |= {
+        key: 2 * list(shape[key]) for key in ("layer_types", "no_rope_layers") if key in shape
+    }
+    table = tiny_causal.table({**shape, "vocab_size": 2000}, context=256, train="lora")
+    model = WORKLOAD.config(table, None)
+    job = tiny_gpt.job(model, steps=1, batch=1, workload="causal-lm")
+    weights = WORKLOAD.init(model, 1)
+    work = WORKLOAD.begin(job, weights, data, "cpu", None)
+    assert work.halve() == 1
+    assert isinstance(work, CausalWork)
+    held = [*work.model.parameters(), *work.model.buffers()]
+    with Peak([*held, *weights.values()]) as peak:
+        work.measure(0, 1)
+    frozen = sum(value.nbytes for value in held if not value.requires_grad)
+    foreseen = fixed_bytes(CausalConfig.from_dict(model))
+    assert foreseen == pytest.approx(frozen + peak.most, rel=0.15)
 
 
 @pytest.mark.parametrize("shape", ["llama", "gpt2"])
