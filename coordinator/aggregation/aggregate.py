@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Aggregator(Protocol):
-    """Combines contributions into one update; stateless, what a merge needs is surveyed in it."""
+    """Combines contributions into one update, without a state of its own."""
 
     surveys: ClassVar[
         bool

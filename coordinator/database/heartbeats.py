@@ -70,7 +70,7 @@ _RENEW = Lines(
 
 
 def renew(conn: Connection, renewals: Sequence[Renewal]) -> list[TaskRow]:
-    """Write renewals of leases still held. Return those; missing ones are held no longer."""
+    """Write renewals of leases; return the renewed ones, which are still held."""
     if not renewals:
         return []
     lines = [(r.task, r.attempt, r.renew_by, r.extra_s) for r in renewals]

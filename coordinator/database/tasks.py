@@ -493,7 +493,7 @@ def lines(
 
 
 def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
-    """discarded -> todo with a clean slate: given tasks, or all of a run. Return those requeued."""
+    """discarded -> todo with a clean slate: given tasks, or all of a run; return the ids."""
     wanted = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]
     if ids is not None:
         wanted.append(tasks.c.id.in_(ids))

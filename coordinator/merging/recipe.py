@@ -118,7 +118,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return [row.volunteer_id for row, weight in found if weight]
 
     async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.MergeOrder:
-        """Return the order with its files; `part` marks those of one shard. Raises NotFound."""
+        """Return the order with its files; `part` marks files of one shard. Raises NotFound."""
         return await self.order_on(
             blobs,
             base=await blobs.local(self.base.master_sha256),

@@ -41,7 +41,7 @@ COHORT_LEAST = 0.02  # of the cohort's median: no honest task learns so little b
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurement of an uploaded file. `problem` is set when it is not what it should be."""
+    """Measurement of an uploaded file. `problem` is set for an unusable file."""
 
     norm: float = 0.0
     finite: bool = True

@@ -59,13 +59,13 @@ async def pictures(connect: Connect, clock: Clock) -> AsyncIterator[tuple[Overvi
 
 
 def drawn(seen: Overview | None, old: str, width: int) -> Text:
-    """Return a picture as text; what does not fit the terminal is cut off below."""
+    """Return a picture as text, cut off at the terminal's end."""
     told = [*([old] if old else []), *(lines(seen, width) if seen is not None else ())]
     return Text("\n".join(told), no_wrap=True, overflow="crop")
 
 
 def watch(connect: Connect) -> int:
-    """Draw until ctrl+c. Raises what the first connection raises."""
+    """Draw until ctrl+c. Raises errors of the first connection."""
 
     async def draw() -> None:
         async for seen, old in pictures(connect, SystemClock()):

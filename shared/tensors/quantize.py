@@ -46,7 +46,7 @@ Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first ele
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedUpdate:
-    """A finished update file. `residual` is what the codec lost, for the next update."""
+    """A finished update file. `residual`: the codec's loss, for the next one."""
 
     sha256: str
     size: int  # bytes

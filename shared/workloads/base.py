@@ -373,7 +373,7 @@ class Workload(Protocol):
         """Return the FLOPs forward and backward, for price and task sizing."""
 
     def fixed_bytes(self, config: Config) -> int:
-        """Return the memory beside the trained numbers: frozen weights, a sample's activations."""
+        """Return the bytes for frozen weights and a sample's activations."""
         return 0
 
     def libraries(self, config: Config) -> Sequence[str]:

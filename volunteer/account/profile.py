@@ -107,7 +107,7 @@ class Home:
         return self._memory
 
     def remember(self, **changes: object) -> None:
-        """Change the memory and store it; what a full disk refuses is stored with the next."""
+        """Change the memory and store it, on a full disk with the next change."""
         self._memory = msgspec.structs.replace(self._memory, **changes)
         try:
             write_record(self.path / "memory.json", self._memory)

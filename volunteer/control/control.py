@@ -125,7 +125,7 @@ class Control:
         return await self._ask(commands.GetSettings())
 
     async def set_settings(self, changes: dict[str, Any]) -> tuple[SettingRow, ...]:
-        """Check settings and write them to config.toml. Raises Configuration with what must be."""
+        """Check settings and write them to config.toml. Raises Configuration with valid values."""
         return await self._ask(commands.SetSettings(changes=changes))
 
     async def query(self, endpoint: Endpoint[T], **args: str | int) -> T:

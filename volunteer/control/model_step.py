@@ -30,7 +30,7 @@ class ModelStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(job: Job, workload_version: int, machine: Iterable[str]) -> str:
-    """Return the hash of what a step's time and memory depend on; `machine`: device, software."""
+    """Return the hash of job, device and software, which fix a step's time and memory."""
     train = job.train
     what = (job.workload, str(workload_version), job.update, str(job.batch_size))
     how = (train.optimizer, train.precision, str(train.prox_mu > 0))

@@ -47,7 +47,7 @@ class TorchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_threads() -> int:
-    """Return all physical cores but one: with all, torch is far slower beside a program."""
+    """Return all physical cores but one: with all, torch is far slower next to a program."""
     return max(1, cores() - 1)
 
 

@@ -178,7 +178,7 @@ class Trainer:
         return self._closing
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Stop everything and wait; False if the thread goes on: the process must os._exit."""
+        """Stop all work and wait; False if the thread goes on: the process must os._exit."""
         with self.changed:
             self._closing = True
             self.changed.notify_all()

@@ -189,7 +189,7 @@ REASON_CELLS = 46
 
 
 def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
-    """Return the connection's fault, the next retry, and what still works; else empty."""
+    """Return the connection's fault, the next retry, the working functions; else empty."""
     status = view.status
     if status.online or not status.connection or status.stopped:
         return ""

@@ -63,7 +63,7 @@ class GomokuGames(Games):
         *,
         whole: bool = False,
     ) -> Inspection:
-        """Inspect a file of games; see `Games.inspect`. Valid games beside others are kept."""
+        """Inspect a file of games; see `Games.inspect`. Valid games among others are kept."""
         config, how = GomokuConfig.from_dict(job.config), GomokuOptions.from_dict(job.options)
         match = job.kind == "evaluate"
         try:

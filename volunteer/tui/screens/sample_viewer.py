@@ -1,4 +1,4 @@
-"""Viewer of samples: texts, pictures or games, version by version, beside an earlier one."""
+"""Viewer of samples: texts, pictures or games, version by version, next to an earlier one."""
 
 from __future__ import annotations
 
