@@ -17,22 +17,29 @@ from coordinator.admin.command import (
     Sure,
     reason,
 )
-from coordinator.database import runs
+from coordinator.database import datasets, runs
+from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.merging.healing import Proposal, proposal
 from coordinator.rules.run_file import StopSettings
+from coordinator.runs.definition import definition
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import PLAIN, Exported
 from coordinator.runs.landmarks import Landmarks
 from coordinator.runs.queries import RunFigures
+from coordinator.runs.trial import Trial, trial
 from coordinator.runs.wind_down import Deed, Difference
 from shared.errors import BadRequest
+from shared.machine_limits import threads
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import VersionInfo
+from shared.workloads.base import DatasetManifest
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from coordinator.plan.plan_tables import Plan
     from coordinator.services import Coordinator
 
@@ -110,6 +117,13 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...] = ()
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost of a run's work on the coordinator's machine; None where it was not measured."""
+
+    trial: Trial | None
+    task_s: float | None
+
+
 async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
     if ask.example and ask.text:
         raise BadRequest("give a run file, or --example")
@@ -117,6 +131,19 @@ async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
         await example_dataset(coordinator.datasets)
     run = await coordinator.runs.create(EXAMPLE if ask.example else ask.text)
     return Created(run=run, advice=await coordinator.runs.queries.advice(run.name))
+
+
+async def measure(coordinator: Coordinator, ask: Named) -> Measured:
+    def read(conn: Connection) -> tuple[RunRow, DatasetManifest | None]:
+        run = runs.by_name(conn, ask.name)
+        data = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+        return run, data.manifest if data else None
+
+    run, manifest = await coordinator.db.read(read)
+    task = definition(run).file.task
+    found = await trial(run, manifest, coordinator.blobs, threads())
+    steps = 0 if task.target_seconds else task.local_steps
+    return Measured(trial=found, task_s=found.step_s * steps if found and steps else None)
 
 
 async def start(coordinator: Coordinator, ask: Named) -> RunInfo:
@@ -209,6 +236,7 @@ COMMANDS = (
     OrganiserCommand(
         name="run.create", request=CreateRun, reply=Created, run=create, needs="nothing"
     ),
+    OrganiserCommand(name="run.measure", request=Named, reply=Measured, run=measure),
     OrganiserCommand(name="run.start", request=Named, reply=RunInfo, run=start),
     OrganiserCommand(
         name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing, needs="database"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,11 +115,43 @@ def add(
     else:
         request[kind] = tuple(map(str, paths))
         request["tokenizer"] = str(more.tokenizer.expanduser().absolute()) if more.tokenizer else ""
-    done = call(where, "dataset.add", **request)
+    with nullcontext() if json else _stages(where):
+        done = call(where, "dataset.add", **request)
     if json:
         as_json(done)
         return
     _tell(done, where)
+
+
+STAGES = {
+    "reading": "Reading.",
+    "tokenizer": "Learning a vocabulary.",
+    "writing": "Storing.",
+    "judge": "Training the judge of samples: up to two minutes.",
+}
+
+
+@contextmanager
+def _stages(where: Where) -> Iterator[None]:
+    """Say the stages of a build, once each."""
+    if where.remote:
+        print("The server builds the dataset.", flush=True)
+        yield
+        return
+    from coordinator.runs.datasets import progress
+
+    told: set[str] = set()
+
+    def tell(now: Any) -> None:
+        if now.stage not in told:
+            told.add(now.stage)
+            print(STAGES[now.stage], flush=True)
+
+    token = progress.set(tell)
+    try:
+        yield
+    finally:
+        progress.reset(token)
 
 
 def _files(

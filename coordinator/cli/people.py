@@ -372,8 +372,8 @@ def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 
 @volunteers.command
 def forget(name: Who, *, yes: Yes = False, where: Where = HERE, json: Json = False) -> int:
-    """Delete the identity of an account; its credits and contributions still count. Says what it
-    would do, without --yes.
+    """Delete the identity of an account; its credits and contributions still count. Without --yes
+    nothing is done.
     """
     if not yes:
         return preview(f"the identity of {name} would be deleted, for good", json)

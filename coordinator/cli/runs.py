@@ -15,7 +15,7 @@ from shared.text import credit, duration, size, whole_percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coordinator.admin.runs import RunShown
+    from coordinator.admin.runs import Measured, RunShown
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
@@ -83,9 +83,21 @@ def create(
     )
     if run.origin:
         print(f"It goes on from {_origin(run)}.")
+    print("Measuring two steps on this machine: some seconds.", flush=True)
+    _tell_cost(call(where, "run.measure", name=run.name))
     for sentence in done.advice:
         print(f"Beware: {sentence}.")
     print(where.hint(f"Next: `coordinator run start {run.name}`"))
+
+
+def _tell_cost(found: Measured) -> None:
+    if found.trial is None:
+        return
+    task = "" if found.task_s is None else f", a task {duration(found.task_s)}"
+    print(
+        f"Measured on this machine: a process holds {size(found.trial.memory_bytes)}, an update is "
+        f"{size(found.trial.update_bytes)}, a step takes {found.trial.step_s:.2g} s{task}."
+    )
 
 
 def _origin(run: RunInfo) -> str:
@@ -157,7 +169,7 @@ def stop(
     where: Where = HERE,
     json: Json = False,
 ) -> int:
-    """End the run for good; accepted work is paid. Says what it would do, without --yes."""
+    """End the run for good; accepted work is paid. Without --yes nothing is done."""
     if not yes:
         return preview(f'the run "{name}" would end for good; accepted work is paid', json)
     _moved(call(where, "run.stop", name=name, reason=reason), json)

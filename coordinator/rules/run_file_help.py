@@ -106,7 +106,7 @@ def explained(text: str, complaint: str) -> str:
 
 
 def _better(key: str, place: str, hint: str) -> str:
-    """Return a better hint for an unknown key than the nearest one of its table, if there is one."""
+    """Return a better hint for an unknown key than the nearest of its table, where one is known."""
     homes = [table for table, keys in _tables().items() if key in keys and table != place]
     if key.lower() in WORDS:
         return f"here it is {WORDS[key.lower()]}"
@@ -126,7 +126,7 @@ def _better(key: str, place: str, hint: str) -> str:
 
 @cache
 def _tables() -> dict[str, tuple[str, ...]]:
-    """Return the keys of every table of a run file; those of the top are in "the run file"."""
+    """Return the keys of every table of a run file; the top is "the run file"."""
     found: dict[str, tuple[str, ...]] = {"the run file": RunFile.__struct_encode_fields__}
     for field in msgspec.structs.fields(RunFile):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
+# Hears the progress of a build, in the command that waits for it.
+progress: ContextVar[Callable[[Any], None] | None] = ContextVar("progress", default=None)
 
 
 class Datasets(PlatformService):
@@ -79,7 +82,7 @@ class Datasets(PlatformService):
         """
         from shared.workloads.data.text_dataset import build_text
 
-        return await self._named(name, build_text, paths, options)
+        return await self._named(name, build_text, paths, {"on_progress": progress.get()} | options)
 
     async def add_chat(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
         """Add a dataset of dialogues from JSON lines; see `chat_dataset.build_chat`."""
@@ -93,7 +96,9 @@ class Datasets(PlatformService):
         """
         from shared.workloads.data.image_dataset import build_images
 
-        return await self._named(name, build_images, paths, options)
+        return await self._named(
+            name, build_images, paths, {"on_progress": progress.get()} | options
+        )
 
     async def add_suite(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
         """Add a task suite from a file of JSON lines; see `shared.workloads.data.task_suite`."""

@@ -230,7 +230,7 @@ def run(
 ) -> str:
     """Return a scenario file's prediction as text or JSON. Raises InvalidRunFile, InvalidPlan."""
     try:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRunFile(f"the scenario {file} cannot be read: {why(error)}") from error
     scenario = parse(text, file.parent)

@@ -349,7 +349,7 @@ def _standard_input() -> str:
             Sentence("the prompt is too long: at most {most} bytes are sent", most=most)
         )
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise BadRequest(Sentence("the prompt on standard input is not UTF-8 text")) from None
 

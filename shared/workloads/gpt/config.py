@@ -23,11 +23,16 @@ from shared.settings import read_table
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import DatasetManifest
 
+# Default sizes by the tokens of the dataset: layers, heads, width.
+_SIZES = ((3_000_000, (4, 4, 128)), (30_000_000, (6, 6, 192)))
+_SIZED = ("n_layer", "n_head", "n_embd")
 _STEP = 32  # the hidden width of a gated MLP is a multiple of it
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[model]` table. By default about 11 million parameters and the vocabulary's rows."""
+    """The `[model]` table. By default about 11 million parameters and the vocabulary's rows, less
+    for a small dataset (`config_for`).
+    """
 
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
     block_size: Annotated[int, Meta(ge=1, le=1 << 16)] = 256  # tokens of context
@@ -105,7 +110,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptC
             " make one with `coordinator dataset add NAME --text PATH`"
         )
     known = int(manifest.meta.get("vocab_size", 0))
-    config = GptConfig.from_dict({"vocab_size": known, **raw} if known else raw)
+    config = GptConfig.from_dict({"vocab_size": known, **_fitting(raw, manifest)} if known else raw)
     if config.vocab_size < known:
         raise InvalidRunFile(
             f"[model] vocab_size {config.vocab_size} is below the {known} tokens of the dataset"
@@ -119,6 +124,15 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptC
                 f" {use}: [model] block_size must be at most {longest - 1}, or add more text"
             )
     return config
+
+
+def _fitting(raw: Mapping[str, Any], manifest: DatasetManifest) -> Mapping[str, Any]:
+    """Return the table with sizes for a small dataset, where it names none."""
+    tokens = sum(chunk.items for chunk in manifest.chunks)
+    found = next((size for most, size in _SIZES if tokens < most), None)
+    if found is None or raw.keys() & {*_SIZED, "n_kv_head"}:
+        return raw
+    return {**dict(zip(_SIZED, found, strict=True)), **raw}
 
 
 def schema(config: GptConfig) -> Schema:

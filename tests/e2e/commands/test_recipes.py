@@ -135,6 +135,7 @@ def test_the_list_says_what_each_is_for(run: Run, tmp_path: Path) -> None:
         "continue-pretraining",
         "dcgan",
         "gomoku",
+        "gpt",
         "lora-chat",
         "pretrain-small",
         "speed-run",

@@ -42,7 +42,7 @@ def pack(folder: Path, name: str, *, whole: bool = False) -> None:
     page.write_text(f'<a href="../../{file}">{file}</a>')
     with zipfile.ZipFile(folder / file, "w") as wheel:
         for path in found.files or [] if whole else []:
-            if ".." not in path.parts and "RECORD" not in path.name:
+            if ".." not in path.parts and "RECORD" not in path.name and path.suffix != ".pyc":
                 wheel.write(str(found.locate_file(path)), str(path))
         if not whole:
             extra = "Provides-Extra: asyncio\n" if name == "sqlalchemy" else ""
