@@ -117,10 +117,7 @@ def add(
         request["tokenizer"] = str(more.tokenizer.expanduser().absolute()) if more.tokenizer else ""
     with nullcontext() if json else _stages(where):
         done = call(where, "dataset.add", **request)
-    if json:
-        as_json(done)
-        return
-    _tell(done, where)
+    as_json(done) if json else _tell(done, where)
 
 
 STAGES = {
