@@ -56,7 +56,7 @@ from volunteer.control import events
 from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import EventBus
 from volunteer.machine import memory_limit
-from volunteer.machine.devices import choose, detect
+from volunteer.machine.devices import choose, detect, ranked
 from volunteer.machine.energy import EnergyMeter
 from volunteer.machine.policy_loop import PolicyGuard, Read, Watched
 from volunteer.machine.sensors import Sense, Sensors, Watch
@@ -265,12 +265,17 @@ class Agent:
         )
         share = self._settings.memory_gb
         memory_limit.follow(share)
+        groups = ranked(choose(self._settings.device, devices))
+        chosen = {device.id: device for device, _ in groups}
+        others = {each for _, more in groups for each in more}
+        devices = tuple(chosen.get(each.id, each) for each in devices if each.id not in others)
         lent = {device.id: usable_bytes(device, share) for device in devices}
         self._hub.emit(events.devices_found(devices, lent))
-        chosen = choose(self._settings.device, devices)
-        self._trainers = {chosen[0].id: first}
-        pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen]
-        first.device = chosen[0].id
+        self._trainers = {groups[0][0].id: first}
+        pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen.values()]
+        for (_, trainer), (_, more) in zip(pairs, groups, strict=True):
+            trainer.others = more
+        first.device = pairs[0][0].id
         self._steps.announce()
         self._choice.announce()
         await self._benchmarks.know(pairs, measure=self._machine.measure)
@@ -508,6 +513,7 @@ class Agent:
             snapshot=store.leases.snapshot(lease),
             outbox=store.outbox,
             memory_bytes=device.memory_bytes,
+            ranks=device.trainer.ranks,
             now=self._timing.clock.now,
             step=self._steps.known(lease.job, base.manifest.workload_version, device.id),
         )

@@ -237,6 +237,27 @@ def detect() -> tuple[Device, ...]:
     return match(look_at_torch(), look_at_drivers())
 
 
+def ranked(chosen: tuple[Device, ...]) -> tuple[tuple[Device, tuple[str, ...]], ...]:
+    """Return the devices that take tasks, each with the ids of its further ranks: NVIDIA's cards of
+    one name train together.
+    """
+    alike: dict[tuple[str, str], list[Device]] = {}
+    for device in chosen:
+        key = ("cuda", device.name) if device.kind == "cuda" else ("", device.id)
+        alike.setdefault(key, []).append(device)
+    return tuple(
+        (
+            msgspec.structs.replace(
+                first,
+                name=f"{1 + len(more)} x {first.name}" if more else first.name,
+                memory_bytes=min(each.memory_bytes for each in (first, *more)),
+            ),
+            tuple(each.id for each in more),
+        )
+        for first, *more in alike.values()
+    )
+
+
 def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """Return the devices that the setting `device` names. Raises Configuration."""
     usable = [device for device in devices if device.usable]

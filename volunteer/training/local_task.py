@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,10 @@ from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
 from shared.text import size as bytes_in_words
-from shared.workloads.base import Result, Traits, Weights, Work, Workload
+from shared.workloads.base import Job, Result, Traits, Weights, Work, Workload
+from shared.workloads.base import load as load_workload
 from shared.workloads.games import Actor
-from shared.workloads.training.micro_batch import Paced
+from shared.workloads.training.micro_batch import Paced, Rankable
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
 from volunteer.machine.device_memory import OutOfMemory
@@ -40,6 +42,8 @@ from volunteer.training.job import Spent
 
 if TYPE_CHECKING:
     import torch
+
+    from shared.workloads.training.ranks import Ranks
 
 EXACT = "float32"  # codec of a result that is no update
 PLAYED = ("games", "evaluation")  # results that are files of games
@@ -84,6 +88,7 @@ class TaskFiles:
     snapshot: Path
     outbox: Outbox
     memory_bytes: int  # what the device may spend; 0 = unknown
+    ranks: Callable[[], Ranks | None]  # further devices that compute along
     now: Callable[[], float]
     step: ModelStep | None = None  # of this model on this device, as it was measured before
 
@@ -147,6 +152,9 @@ class LocalTask:
         work = workload.begin(job, self._weights(), files.data, device, inner)
         if isinstance(work, Paced):
             self._pace(work, max(0, files.memory_bytes - need))
+        ranks = files.ranks()
+        if ranks is not None and isinstance(work, Rankable):
+            work.spread(ranks, partial(_along, workload.name, job, files.weights, files.data))
         if snapshot is not None:
             try:
                 work.restore(snapshot)
@@ -283,11 +291,7 @@ class LocalTask:
             )
 
     def _weights(self, path: Path | None = None) -> dict[str, torch.Tensor]:
-        import torch
-
-        # Copy on write: torch wants to be allowed to write, the file must never change.
-        frame = open_frame(path or self._files.weights, self._schema, copy_on_write=True)
-        return {name: torch.from_numpy(frame.array(name)) for name in frame}
+        return _tensors(path or self._files.weights, self._schema)
 
     def _entry(self, made: PartResult) -> QueuedResult:
         files, lease = self._files, self._files.held.lease
@@ -379,6 +383,20 @@ class LocalTask:
                     files.carried.next, f"{files.carried.owner} residual"
                 )
             return made
+
+
+def _tensors(path: Path, schema: Schema) -> dict[str, torch.Tensor]:
+    import torch
+
+    # Copy on write: torch wants to be allowed to write, the file must never change.
+    frame = open_frame(path, schema, copy_on_write=True)
+    return {name: torch.from_numpy(frame.array(name)) for name in frame}
+
+
+def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> Any:
+    """Begin a task on a further rank, in its process."""
+    workload = load_workload(name)
+    return workload.begin(job, _tensors(weights, workload.schema(job.config)), data, device, None)
 
 
 def _refuse_diverged(tensors: Weights) -> None:

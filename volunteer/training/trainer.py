@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shared import gc_freeze
 from shared.clock import Clock, SystemClock
@@ -33,6 +33,9 @@ from volunteer.machine.device_memory import (
 from volunteer.machine.policy import rest_after
 from volunteer.machine.priority import lower_thread
 from volunteer.training.job import Finished, Interrupted, Spent, TrainingJob, TrainingReport
+
+if TYPE_CHECKING:
+    from shared.workloads.training.ranks import Ranks
 
 REPORT_S = 0.25  # the event loop hears of progress at most this often
 SAVE_SHARE = 0.02  # at most this part of the time goes into snapshots
@@ -114,6 +117,7 @@ class Trainer:
         self, device: str, *, threads: int, clock: Clock | None = None, low: bool = False
     ) -> None:
         self.device = device
+        self.others: tuple[str, ...] = ()  # devices of further ranks
         self.share = 1.0  # of the time in which the device may work
         self.changed = threading.Condition()
         self.resting = threading.Event()  # set while nothing of ours is on the device
@@ -123,6 +127,7 @@ class Trainer:
         self._clock = clock or SystemClock()
         self._paused = False
         self._closing = False
+        self._ranks: Ranks | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._between: deque[_Job] = deque()
         self._dead: ThreadDied | None = None
@@ -154,6 +159,14 @@ class Trainer:
         """Run the interjected jobs between two micro-batches, on the thread."""
         while self._between:
             self._between.popleft().run()
+
+    def ranks(self) -> Ranks | None:
+        """Return the further ranks of this device, if any; on the thread."""
+        if self.others and self._ranks is None:
+            from shared.workloads.training.ranks import Ranks
+
+            self._ranks = Ranks(self.others, threads=self._threads)
+        return self._ranks
 
     def _put(self, job: _Job) -> None:
         with self.changed:
@@ -197,6 +210,8 @@ class Trainer:
             lower_thread()
         try:
             self._work_off()
+            if self._ranks is not None:
+                self._ranks.stop()
         except BaseException as error:
             log.exception("the training thread of %s died", self.device)
             died = ThreadDied(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -33,6 +33,17 @@ class Learner:
                 self._base = {name: p.detach().clone() for name, p in self._parameters.items()}
         else:
             self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+
+    @property
+    def parameters(self) -> Iterable[Parameter]:
+        return self._parameters.values()
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradient of every parameter, zeros where there is none."""
+        for value in self._parameters.values():
+            if value.grad is None:
+                value.grad = torch.zeros_like(value)
+        return [value.grad for value in self._parameters.values() if value.grad is not None]
 
     def finish(self, step: int, share: float) -> None:
         """Apply the gradients of a step, whose samples are `share` of the task's, and drop them."""

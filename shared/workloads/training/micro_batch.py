@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from shared.workloads.training.ranks import Begin, Ranks
 
 _LIMIT_S = 0.45
 _REMEMBERED = 4
@@ -39,6 +42,14 @@ class Listening(Protocol):
         wait, and compute without gradients; its error ends the micro-batch, and the step in
         progress starts over.
         """
+
+
+@runtime_checkable
+class Rankable(Protocol):
+    """Work that further devices can compute along with."""
+
+    def spread(self, ranks: Ranks, begin: Begin) -> None:
+        """Compute each step with further ranks, which begin the same task by `begin`."""
 
 
 class MicroBatchPace:

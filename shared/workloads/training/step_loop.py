@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from time import perf_counter
 from typing import ClassVar, NamedTuple
 
@@ -22,6 +23,7 @@ from shared.workloads.base import Job, Progress, Result, Weights
 from shared.workloads.training.device_differences import autocast, release, to_host
 from shared.workloads.training.learner import Learner
 from shared.workloads.training.micro_batch import MicroBatchPace
+from shared.workloads.training.ranks import Begin, Part, RankLost, Ranks, broadcast, hand_over
 
 _READ_S = 0.2
 _COUNTERS = "counters"
@@ -70,6 +72,9 @@ class StepWork(ABC):
         self._lookout: Lookout | None = None
         learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._learner = Learner(learnt, job, inner)
+        self._look: Callable[[], None] = _nothing
+        self._ranks: Ranks | None = None
+        self._own = 0  # samples of the step in progress that no other rank computes
         self._step = 0
         self._in_step = 0  # samples of the step in progress that are done
         # Of the step in progress: the loss, its weight, the figures.
@@ -101,8 +106,36 @@ class StepWork(ABC):
 
     def listen(self, look: Callable[[], None]) -> None:
         """Check for pauses within micro-batches; see `Listening`. On a GPU they are short."""
+        self._look = partial(self._held, look)
         if self.device == "cpu":
-            self._lookout = Lookout(look, self.model.parameters())
+            self._lookout = Lookout(self._look, self.model.parameters())
+
+    def _held(self, look: Callable[[], None]) -> None:
+        if self._ranks is not None:
+            self._ranks.hold(True)
+        look()
+        if self._ranks is not None:
+            self._ranks.hold(False)
+
+    def spread(self, ranks: Ranks, begin: Begin) -> None:
+        """Compute each step with further ranks, which begin the same task by `begin`."""
+        self._ranks = ranks
+        ranks.begin(begin)
+
+    def assist(self, part: Part) -> None:
+        """Compute a part of a step for rank 0, with its weights."""
+        broadcast(value.data for value in self._learner.parameters)
+        self._start_over()
+        at = part.start
+        while at < part.stop:
+            stop = min(at + min(part.micro, self._pace.micro), part.stop)
+            try:
+                self._compute(at, stop, part.size)
+                at = stop
+            except (MemoryError, torch.OutOfMemoryError):
+                self.halve()
+                at = part.start
+        hand_over([*self._learner.gradients(), self._now])
 
     def advance(self) -> Progress:
         """Do one micro-batch.
@@ -111,17 +144,55 @@ class StepWork(ABC):
         """
         if self.done:
             raise RuntimeError("this task is done")
+        if self._ranks is None:
+            return self._advance()
+        self._ranks.hold(False)
+        try:
+            while True:
+                try:
+                    return self._advance(self._ranks)
+                except RankLost:
+                    self._start_over()
+        finally:
+            self._ranks.hold(True)
+
+    def _advance(self, ranks: Ranks | None = None) -> Progress:
         began = perf_counter()
         first = self._step * self.job.batch_size
         size = min(self.job.batch_size, self._samples - first)
-        micro = min(self._pace.micro, size - self._in_step)
+        if not self._in_step:
+            self._own = size
+            if ranks is not None:
+                whole = Part(first, first + size, size, self._pace.micro)
+                weights = (value.data for value in self._learner.parameters)
+                self._own = ranks.share(weights, whole) - first
         at = first + self._in_step
-        share = micro / size
+        micro = min(self._pace.micro, self._own - self._in_step)
+        self._compute(at, at + micro, size)
+        self._in_step += micro
+        self._unread += micro
+        ended = self._in_step == self._own
+        if ended:
+            if ranks is not None and ranks.computing:
+                self._collect(ranks)
+            self._finish_step(size)
+        found = self._read(began, ended)
+        return Progress(
+            step=self._step,
+            steps=self.job.steps,
+            samples=first + size if ended else at + micro,
+            loss=_told(found) if found else None,
+            metrics=dict(zip(self.FIGURES, found[2:], strict=True)) if found else {},
+        )
+
+    def _compute(self, at: int, stop: int, size: int) -> None:
+        """Add the gradients and figures of samples [at, stop) of a step."""
+        share = (stop - at) / size
         try:
             with self._lookout or nullcontext():
                 with self._autocast:
-                    loss, figures, weight = self.measure(at, at + micro)
-                torch.autograd.backward(loss if micro == size else loss * share)
+                    loss, figures, weight = self.measure(at, stop)
+                torch.autograd.backward(loss if stop - at == size else loss * share)
         except BaseException:
             self._start_over()  # a part of a micro-batch may be in the gradients
             raise
@@ -129,19 +200,16 @@ class StepWork(ABC):
         self._now[1].add_(share if weight is None else weight * share)
         if figures is not None:
             self._now[2:].add_(figures, alpha=share)
-        self._in_step += micro
-        self._unread += micro
-        ended = self._in_step == size
-        if ended:
-            self._finish_step(size)
-        found = self._read(began, ended)
-        return Progress(
-            step=self._step,
-            steps=self.job.steps,
-            samples=at + micro,
-            loss=_told(found) if found else None,
-            metrics=dict(zip(self.FIGURES, found[2:], strict=True)) if found else {},
-        )
+
+    def _collect(self, ranks: Ranks) -> None:
+        """Add the parts of the other ranks; the time is no micro-batch of this one."""
+        began = perf_counter()
+        try:
+            ranks.collect([*self._learner.gradients(), self._now], self._look)
+        except BaseException:
+            self._start_over()
+            raise
+        self._busy_s -= perf_counter() - began
 
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         figures = self._figures.cpu()
@@ -163,6 +231,10 @@ class StepWork(ABC):
         return report, self._learner.result()
 
     def suspend(self) -> None:
+        if self._ranks is not None:
+            if self._ranks.computing:
+                self._start_over()
+            self._ranks.stop()
         self._move("cpu")
         release(self.device)
 
@@ -225,6 +297,8 @@ class StepWork(ABC):
 
     def _start_over(self) -> None:
         """Restart the step in progress."""
+        if self._ranks is not None and self._ranks.computing:
+            self._ranks.stop()
         self._learner.drop()
         self._now.zero_()
         self._in_step = 0
@@ -261,6 +335,9 @@ class StepWork(ABC):
         self._learner.move(device)
         self._now = self._now.to(device)
         self._figures = self._figures.to(device)
+
+
+def _nothing() -> None: ...
 
 
 def _told(means: list[float]) -> float:

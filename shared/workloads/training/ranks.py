@@ -1,0 +1,216 @@
+"""Ranks: further devices of this machine that compute a part of each step, each in a process of its
+own.
+
+Rank 0 is the caller, which alone has an optimiser. torch.distributed carries the weights to the
+others at the beginning of a step and their gradients back at its end; a rank that dies takes
+nothing along, and the step is computed again by those that are left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+LIMIT = timedelta(minutes=10)  # of a step of the slowest rank
+LOOK_S = 0.005
+DYING_S = 1.0  # from the end of a connection to the end of its process
+
+
+class RankLost(Exception):
+    """Error of a step in which a rank died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Samples [start, stop) of a step of `size` samples, by micro-batches of `micro`."""
+
+    start: int
+    stop: int
+    size: int
+    micro: int
+
+
+class Assistant(Protocol):
+    """Work of a rank other than 0."""
+
+    def assist(self, part: Part) -> None: ...
+
+    def listen(self, look: Callable[[], None]) -> None: ...
+
+
+Begin: TypeAlias = Callable[[str], Assistant]  # on a device; pickled
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    device: str
+    process: SpawnProcess
+    pipe: Connection
+
+
+class Ranks:
+    """Ranks 1, 2, ... on `devices`, started when a step needs them, idle unless rank 0 works."""
+
+    def __init__(self, devices: Sequence[str], *, threads: int = 1) -> None:
+        self._devices = self._left = tuple(devices)
+        self._threads = threads
+        self._task: Begin | None = None
+        self._ranks: list[_Rank] = []
+        self._folder: Path | None = None  # where the ranks find each other
+        self._held: Any = get_context("spawn").RawValue("b", 1)
+        self.computing = False  # a part of the step in progress
+
+    def begin(self, task: Begin) -> None:
+        """Set the task of the next steps."""
+        self._task = task
+        if self.computing or self._left != self._devices:
+            self.stop()
+        self._left = self._devices
+        try:
+            for rank in self._ranks:
+                rank.pipe.send(task)
+        except OSError:
+            self.stop()
+
+    def hold(self, held: bool) -> None:
+        """Keep the ranks from computing, or let them."""
+        self._held.value = int(held)
+
+    def share(self, weights: Iterable[Tensor], whole: Part) -> int:
+        """Begin a step: send weights and samples; return where the samples of rank 0 end. Raises
+        RankLost.
+        """
+        part = whole.size // (len(self._left) + 1)
+        if not self._left or not part:
+            return whole.stop
+        own = whole.stop - part * len(self._left)
+        try:
+            if not self._ranks:
+                self._start()
+            self.computing = True
+            for at, rank in enumerate(self._ranks):
+                start = own + at * part
+                rank.pipe.send(Part(start, start + part, whole.size, whole.micro))
+            broadcast(weights)
+        except (RuntimeError, OSError) as error:
+            raise self._lost() from error
+        return own
+
+    def collect(self, gradients: Iterable[Tensor], look: Callable[[], None]) -> None:
+        """Receive and add gradients of all ranks; `look` is called meanwhile. Raises RankLost."""
+        try:
+            for each in [dist.reduce(value, 0, async_op=True) for value in gradients]:
+                while not each.is_completed():
+                    look()
+                    if not all(rank.process.is_alive() for rank in self._ranks):
+                        raise RuntimeError("a rank died")
+                    sleep(LOOK_S)
+                each.wait()
+        except RuntimeError as error:
+            raise self._lost() from error
+        self.computing = False
+
+    def stop(self) -> None:
+        """End the processes, which frees their devices; a later step starts them again."""
+        for rank in self._ranks:
+            rank.process.kill()
+            rank.process.join()
+            rank.pipe.close()
+        self._ranks, self.computing = [], False
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _start(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ranks"))
+        on_gpus = all(device.startswith("cuda") for device in self._left)
+        joining: dict[str, Any] = {
+            "backend": "nccl" if on_gpus else "gloo",
+            "init_method": (self._folder / "meeting").as_uri(),
+            "world_size": len(self._left) + 1,
+            "timeout": LIMIT,
+        }
+        spawning = get_context("spawn")
+        for number, device in enumerate(self._left, 1):
+            ours, its = spawning.Pipe()
+            process = spawning.Process(
+                target=_serve,
+                args=(its, device, self._threads, self._held, joining | {"rank": number}),
+                name=f"rank {number}",
+                daemon=True,
+            )
+            process.start()
+            its.close()  # so that its end is seen
+            self._ranks.append(_Rank(device, process, ours))
+            ours.send(self._task)
+        dist.init_process_group(rank=0, **joining)
+
+    def _lost(self) -> RankLost:
+        """Stop all ranks; dead ones, or all where none is dead, are left out of the task."""
+        for rank in self._ranks:
+            rank.process.join(DYING_S / len(self._ranks))
+        alive = tuple(rank.device for rank in self._ranks if rank.process.is_alive())
+        self._left = alive if len(alive) < len(self._ranks) else ()
+        self.stop()
+        return RankLost(f"{len(self._left)} of {len(self._devices)} ranks are left")
+
+
+def broadcast(weights: Iterable[Tensor]) -> None:
+    """Copy the weights of rank 0 to every rank."""
+    for each in [dist.broadcast(value, 0, async_op=True) for value in weights]:
+        each.wait()
+
+
+def hand_over(gradients: Iterable[Tensor]) -> None:
+    """Send the gradients to rank 0, which adds them."""
+    for each in [dist.reduce(value, 0, async_op=True) for value in gradients]:
+        each.wait()
+
+
+def _serve(pipe: Connection, device: str, threads: int, held: Any, joining: dict[str, Any]) -> None:
+    """Compute parts of steps until rank 0 ends, or its connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: rank 0 decides
+    parent = parent_process()
+
+    def look() -> None:
+        while held.value:
+            if parent is not None and not parent.is_alive():
+                os._exit(1)
+            sleep(LOOK_S)
+
+    torch.set_num_threads(threads)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group(**joining)
+        work: Assistant | None = None
+        while True:
+            message = pipe.recv()
+            if isinstance(message, Part):
+                assert work is not None
+                look()
+                work.assist(message)
+            else:
+                work = message(device)
+                work.listen(look)
+    except (EOFError, OSError):
+        os._exit(0)
