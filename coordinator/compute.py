@@ -72,9 +72,7 @@ class Compute:
         self._paused: Flag = get_context("spawn").RawValue("b", 0)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return `work(stop, *arguments)`; all of it is pickled into a process of its own. Raises
-        as `timed` does.
-        """
+        """Return `work(stop, *arguments)`, pickled into its own process. Raises as `timed`."""
         return (await self.timed(work, *arguments))[0]
 
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:

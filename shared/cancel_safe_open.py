@@ -51,10 +51,7 @@ class _Opening(Generic[R]):
 
 
 async def opened(make: Callable[..., R], *args: Any, pool: Executor | None = None) -> R:
-    """Return the resource that `make(*args)` opens in a thread of `pool` (None: the loop's own).
-
-    Closed again if the caller is cancelled.
-    """
+    """Return what `make(*args)` opens in a thread; closed if the caller is cancelled."""
     opening = _Opening(lambda: make(*args))
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, opening.run)

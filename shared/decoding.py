@@ -66,10 +66,7 @@ def decode(data: bytes | str, kind: type[T]) -> T: ...
 @overload
 def decode(data: bytes | str, kind: Any = Any) -> Any: ...
 def decode(data: bytes | str, kind: Any = Any) -> Any:
-    """JSON as a value of this type.
-
-    Raises msgspec.DecodeError, and UnicodeDecodeError and RecursionError of bad bytes.
-    """
+    """JSON as a value of this type. Raises DecodeError, UnicodeDecodeError, RecursionError."""
     return decoder(kind).decode(data)
 
 

@@ -81,10 +81,7 @@ def root(nodes: Nodes, size: int) -> bytes:
 
 
 def inclusion(nodes: Nodes, index: int, size: int) -> list[bytes]:
-    """Return the proof that entry `index` is in the tree of `size` entries, leaf to root.
-
-    Raises ValueError when there is no such entry.
-    """
+    """Return the proof, leaf to root, that `index` is in the tree of `size`. Raises ValueError."""
     if not 0 <= index < size:
         raise ValueError(f"there is no entry {index} among {size}")
     path, low, high = [], 0, size

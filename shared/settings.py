@@ -68,9 +68,7 @@ class SettingsTable(Generic[S]):
     """Settings of a program, by name: reading, checks and descriptions."""
 
     def __init__(self, kind: type[S], prefix: str, others: Collection[str] = ()) -> None:
-        """Describe a settings struct; `prefix` begins the variables; `others` are variables with it
-        that are no settings.
-        """
+        """Describe a settings struct; `prefix` begins variables, `others` are no settings."""
         self._kind = kind
         self._prefix = prefix
         self._others = others
@@ -180,9 +178,7 @@ class SettingsTable(Generic[S]):
         return found
 
     def listed(self, name: str, text: str) -> str | list[str] | dict[str, str]:
-        """Return a value that was typed: lists are separated by commas, of a table each entry is
-        `name=value`.
-        """
+        """Return a typed value: items of lists by commas, entries of tables as `name=value`."""
         kind = get_origin(self._fields[name].type) if name in self._fields else None
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if kind is dict:

@@ -40,9 +40,7 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Self:
-        """Return the key in `path`, made there if missing; two callers at once end with the same
-        key. Raises Configuration as `load`.
-        """
+        """Return the key in `path`, made there if missing, once. Raises as `load`."""
         if not path.exists():
             from cryptography.hazmat.primitives import serialization as form
 
@@ -54,10 +52,7 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The key in `path` (PEM, PKCS #8).
-
-        Raises Configuration when the file is no such key or others may read it.
-        """
+        """The key in `path` (PEM, PKCS #8). Raises Configuration if bad, or readable by others."""
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -109,11 +104,7 @@ def verify_text(public_key: str, payload: str, signature: str) -> None:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return the fingerprint of a public key, to compare and paste: 24 letters in groups of four,
-    e.g.
-
-    `mzxw-6ytb-...`.
-    """
+    """Return a public key's fingerprint: 24 letters in groups of four, `mzxw-6ytb-...`."""
     short = hashlib.sha256(public_key).digest()[:_FINGERPRINT_BYTES]
     letters = base64.b32encode(short).decode().lower()
     return "-".join(letters[start : start + 4] for start in range(0, len(letters), 4))

@@ -125,9 +125,7 @@ def credit(micro: int, digits: int = 2) -> str:
 def table_lines(
     names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
 ) -> list[str]:
-    """Return a table with its header, aligned by terminal cells; the columns with these positions
-    to the right.
-    """
+    """Return a table with its header, aligned by cells; these columns to the right."""
     widths = [max(map(cells, column)) for column in zip(names, *rows, strict=True)]
     return [
         "  ".join(

@@ -59,9 +59,7 @@ class Rival:
         self._opponent: Opponent | None = None
 
     async def sit(self, version: int | None = None) -> Seated:
-        """Seat a version as the opponent, the newest by default. Raises NotFound for a pruned one,
-        BadRequest for a run without games.
-        """
+        """Seat a version as the opponent, by default the newest. Raises NotFound, BadRequest."""
         newest = checked(await self._api.latest(self._run), self._public_key)
         manifest = newest
         if version is not None and version != newest.version:
@@ -89,10 +87,7 @@ class Rival:
         return self._seated().look(moves)
 
     async def reply(self, moves: Sequence[int], level: int) -> MoveReply:
-        """Return the version's evaluation of a position, and its move.
-
-        Raises BadRequest when the game is over.
-        """
+        """Return the version's value of a position, and its move. Raises BadRequest at the end."""
         opponent = self._seated()
         return await self._on_thread(lambda: opponent.reply(moves, level))
 

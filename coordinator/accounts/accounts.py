@@ -146,10 +146,7 @@ class Volunteers:
         return self._tokens.recall(header)
 
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
-        """Return the worker with this secret.
-
-        Raises Unauthorized or Banned; a ban works within half a second everywhere.
-        """
+        """Return the worker with this secret. Raises Unauthorized or Banned (within 0.5 s)."""
         return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
@@ -419,10 +416,7 @@ class Volunteers:
         return await self._shut_out(change)
 
     async def forget(self, who: str) -> str:
-        """Wipe the personal data of an account; return the name that stays.
-
-        Credits and contributions keep adding up. Raises NotFound.
-        """
+        """Wipe an account's personal data; return the name that stays. Raises NotFound."""
         now = self._clock.now()
         return await self._shut_out(
             lambda conn: _forget(conn, _find(conn, who).id, "organiser", now)

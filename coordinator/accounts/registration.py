@@ -72,10 +72,7 @@ def check(request: RegisterRequest) -> None:
 def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered:
-    """Return the account of this worker, made where there is none.
-
-    Raises Forbidden, InvalidName, Unauthorized, Banned.
-    """
+    """Return this worker's account, or a new one. Raises Forbidden, InvalidName, Unauthorized."""
     known = store.credentials(conn, request.worker_id)
     if known is None:
         made = _admit(conn, request, admission, now)
@@ -146,10 +143,7 @@ def _opened(
     admission: Admission,
     now: float,
 ) -> VolunteerRow | None:
-    """Insert an account; None for an existing id.
-
-    An invited account is vouched for; so is every account on a server that is not open.
-    """
+    """Insert an account, vouched for if invited or on a closed server; None if it exists."""
     invited = code is not None or not admission.open
     if store.by_id(conn, request.volunteer_id) is not None:
         return None

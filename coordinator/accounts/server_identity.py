@@ -197,10 +197,7 @@ def software() -> str:
 
 
 async def own_key(db: Database, file: Path) -> SigningKey:
-    """Return the signing key of a database; a new database gets one.
-
-    Raises Configuration where the file is missing or holds another key.
-    """
+    """Return a database's signing key, new for a new one. Raises Configuration if another."""
     known = await db.read(lambda conn: key_values.get(conn, key_values.KEY))
 
     def adopt(conn: Connection) -> str:

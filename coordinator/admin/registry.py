@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 class Backup(CommandRequest, frozen=True, kw_only=True):
-    """Request for a backup. `to` is a folder of the machine that runs the command, `like` an
-    earlier backup there.
-    """
+    """Request for a backup to folder `to` where the command runs; `like`: an earlier one there."""
 
     to: str
     like: str = ""

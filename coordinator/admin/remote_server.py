@@ -157,10 +157,7 @@ class RemoteServer:
         return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}
 
     def _connect(self) -> http.client.HTTPConnection:
-        """Open a connection to the verified server.
-
-        Raises Unreachable, Unauthorized for another certificate.
-        """
+        """Connect to the verified server. Raises Unreachable, or Unauthorized if another."""
         parts = urlsplit(self._link.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "http":

@@ -60,9 +60,7 @@ class Rollback(CommandRequest, frozen=True, kw_only=True):
 
 
 class ExportRun(CommandRequest, frozen=True, kw_only=True):
-    """Request for an export. `to` is a directory of the machine that runs the command; empty = a
-    `box` to fetch from.
-    """
+    """Request for an export to directory `to` where the command runs; empty = a `box`."""
 
     name: str
     version: int | None = None

@@ -39,9 +39,7 @@ class Aggregator(Protocol):
     ]  # whether the rule must see the whole model before it can merge any of it
 
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
-        """Return the rule's statistics of a piece: an array that adds up over pieces, or None
-        when it needs nothing.
-        """
+        """Return the rule's statistics of a piece, additive over pieces; None if it needs none."""
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         """Return a factor a contribution, (K,), from the model's whole survey. Raises NotFinite."""
@@ -133,11 +131,7 @@ def survey(
 
 
 def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) -> Floats:
-    """Return the factors of a merge from the surveys of all pieces in canonical order (of all
-    shards).
-
-    Raises NotFinite.
-    """
+    """Return a merge's factors from all pieces' surveys in canonical order. Raises NotFinite."""
     total: Doubles | None = None
     for part in parts:
         if part is not None:

@@ -164,10 +164,7 @@ class CentredClip:
 
 @dataclass(frozen=True, slots=True)
 class NormClip:
-    """The weighted mean of contributions scaled down to `factor` x the cohort's median norm.
-
-    The median counts by weight.
-    """
+    """Weighted mean of contributions clipped to `factor` x the cohort's weighted median norm."""
 
     factor: float
     surveys: ClassVar[bool] = True

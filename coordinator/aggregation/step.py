@@ -115,9 +115,7 @@ class MergeOutput:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """Return the L2 norm of the update from the squared norms of its pieces: rounded once, so their
-    order does not matter.
-    """
+    """Return the L2 norm of an update from its pieces' squared norms, for any order."""
     return math.sqrt(math.fsum(squares))
 
 

@@ -37,9 +37,7 @@ def settle(
     now: float,
     share: float = 1.0,
 ) -> bool:
-    """End a draw that shows a share of its work, with (sentence, figures as JSON); False where it
-    has ended before.
-    """
+    """End a draw that shows a share of its work, with (sentence, figures); False if it ended."""
     if not recomputes.end(conn, row.contribution_id, result, told, now):
         return False
     account = accounts.locked(conn, row.volunteer_id)

@@ -82,9 +82,7 @@ class Recomputes(PlatformService):
         self._begin_at_once = False  # one was ordered that needs no evidence
 
     def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> Drawn:
-        """Order the recompute of a drawn update, with its verdict; "never" where no machine could
-        do its task again.
-        """
+        """Order the recompute of a drawn update; "never" where no machine could do it."""
         if not self._draws.possible(run):
             return ""
         case = Case.of(conn, row, run)

@@ -92,9 +92,7 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine_of(device: str) -> tuple[str, ComputeDevice]:
-    """Return the name, class and model of a device here; "auto" is the fastest. Raises
-    Configuration for an absent one.
-    """
+    """Return name, class and model of a device, "auto" the fastest. Raises Configuration."""
     import torch
 
     if device == AUTO:
@@ -205,10 +203,7 @@ def _finish(stop: Stop, case: Case, work: Work, tell: Tell | None) -> None:
 
 
 def missing_library(case: Case) -> str | None:
-    """Return an optional library that a task needs and this machine lacks.
-
-    Raises NotFound where the workload itself is not installed.
-    """
+    """Return an optional library that a task lacks here. Raises NotFound without workload."""
     workload = definition(case.run).workload
     here = libraries_here(workload)
     return next((name for name in workload.libraries(case.job.config) if name not in here), None)

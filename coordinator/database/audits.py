@@ -142,9 +142,7 @@ def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> AuditRow |
 
 
 def to_open(conn: Connection, now: float) -> list[int]:
-    """Return the contributions whose recompute has waited so long, or is so large, that volunteers
-    may make it as well.
-    """
+    """Return contributions whose recomputes waited long, or are large: volunteers may help."""
     room = OPEN_MAX - int(conn.execute(_OPEN_NOW).scalar_one())
     given = {"before": now - OFFERED_AFTER_S, "most": max(0, room)}
     return list(conn.execute(_TO_OPEN, given).scalars())

@@ -90,9 +90,7 @@ _LIVE = select(tasks).where(among(tasks.c.id, "ids"))
 
 
 def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> ClaimView:
-    """Return the input of a claim decision, locked where work may be handed out: at most `todo_max`
-    waiting tasks a run.
-    """
+    """Return the input of a claim decision, locked, with at most `todo_max` tasks a run."""
     lines = tuple(LiveRun(**row) for row in conn.execute(_RUNS).mappings())
     asking = sorted({waiter.volunteer_id for waiter in waiters})
     mine = conn.execute(_MINE, {"volunteers": asking}).all()

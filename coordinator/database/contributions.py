@@ -234,9 +234,7 @@ _COHORT = (
 
 
 def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
-    """Return the newest contributions of a kind by vetted accounts, newest first: accepted, or
-    refused for their norm.
-    """
+    """Return vetted accounts' newest contributions: accepted, or refused for their norm."""
     given = {"its_run_id": run_id, "its_kind": kind, "most": limit}
     # Rows have its fields in its order: to make a struct of each took as long as the query.
     return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, given).all())

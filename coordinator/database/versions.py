@@ -112,9 +112,7 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
 
 
 def pace(conn: Connection, run_id: int, head: int) -> tuple[float, float]:
-    """Return when the newest version was made, and the usual seconds between two of the newest; 0
-    for a single one.
-    """
+    """Return the newest version's time, and the usual seconds between two; 0 for one."""
     v, first = versions.c, max(0, head - PACE_VERSIONS)
     query = select(v.created_at).where(v.run_id == run_id, v.version.in_((first, head)))
     times = [float(at) for at in conn.execute(query.order_by(v.version)).scalars()]
@@ -213,9 +211,7 @@ def outer_scale(conn: Connection, run_id: int, version: int) -> float:
 def prunable(
     conn: Connection, run_id: int, keep: Sequence[int], newest: int, every: int
 ) -> list[VersionRow]:
-    """Return versions to prune: below `newest`, not among `keep`, not an `every`-th, not waiting
-    for evaluation.
-    """
+    """Return prunable versions: below `newest`, not in `keep`, no `every`-th, none waiting."""
     join = versions.join(
         evaluations,
         (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),

@@ -297,10 +297,7 @@ def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
 
 
 def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: float) -> None:
-    """Wipe the identifying data of an account.
-
-    Contributions and ledger keep the id, which says nothing, and stay true.
-    """
+    """Wipe an account's identifying data; contributions and ledger keep the id."""
     revoke(conn, volunteer_id, now)
     invite = select(volunteers.c.invite_id).where(volunteers.c.id == volunteer_id).scalar_subquery()
     conn.execute(update(codes).where(codes.c.id == invite).values(label=""))

@@ -120,11 +120,7 @@ def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:
 
 
 def create_app(coordinator: Coordinator) -> Starlette:
-    """Return the ASGI application.
-
-    The application's lifespan runs the background jobs; the caller, who built the coordinator,
-    closes it.
-    """
+    """Return the ASGI application; its lifespan runs the jobs, the caller closes."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware

@@ -118,10 +118,7 @@ class Meter:
         return len(self._live)
 
     async def begin(self, order: MeteredRequest) -> Metered:
-        """Hold the worst case of a request.
-
-        Raises InsufficientQuota with what is missing, TooManyRequests, Unauthorized, Forbidden.
-        """
+        """Hold a request's worst case. Raises InsufficientQuota, TooManyRequests, Forbidden."""
         metered = Metered(secrets.token_hex(16), self._clock.monotonic(), order)
         now = self._clock.now()
         self._live[metered.id] = metered

@@ -125,9 +125,7 @@ _PICTURES = decoder(_Pictures)
 
 
 class UpstreamEngine:
-    """Inference engine on a server of the organiser's; see `Engine`. No serving process runs
-    templates, so conversations are plain here.
-    """
+    """Inference engine on the organiser's server; its conversations are plain. See `Engine`."""
 
     templates = False
 

@@ -216,10 +216,7 @@ class Worker:
 
 
 def compared(reader: Reader, order: Compare) -> tuple[int, int]:
-    """Return how many tokens of an answer were compared, and how many are wrong.
-
-    A long answer is sampled: a cheat does not know which.
-    """
+    """Return how many tokens of an answer were compared and are wrong; long ones are sampled."""
     asked, tokens = order.sequence, list(order.tokens)
     if order.ended and reader.end is not None:
         tokens.append(asked.ends[0] if asked.ends else reader.end)

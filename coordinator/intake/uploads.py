@@ -377,9 +377,7 @@ class Uploads(PlatformService):
     async def _receive_small(
         self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]
     ) -> int:
-        """Receive a small upload in memory: one change of threads instead of three, which are most
-        of its cost.
-        """
+        """Receive a small upload in memory: one change of threads instead of three."""
         received = bytearray()
         try:
             async for data in stream:
@@ -475,11 +473,7 @@ class Uploads(PlatformService):
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
 
     async def expire(self) -> int:
-        """Delete uploads past their time or whose lease ended without a submission, and files
-        without a row.
-
-        Returns how many rows went.
-        """
+        """Delete uploads past their time or lease, and files without a row; count the rows."""
         now = self._clock.now()
 
         def over(conn: Connection) -> list[str]:

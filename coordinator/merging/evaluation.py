@@ -186,9 +186,7 @@ class Evaluation(PlatformService):
         return False, self._left(conn)
 
     def _left(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
-        """Return the version 0 of a run without scores of its suites, after a crash, or the last
-        version of an ended run.
-        """
+        """Return a version without scores of its suites: version 0, or an ended run's last."""
         for run in runs.every(conn, (*runs.OPEN, "completed")):
             if run.head < 0 or not definition(run).file.evaluation.suites:
                 continue

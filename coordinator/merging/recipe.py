@@ -204,7 +204,5 @@ def of_contributions(
 
 
 def _work(row: ContributionRow, update: str) -> float:
-    """Return the weight of a contribution before staleness and trust: its samples or its steps,
-    both fixed by the task.
-    """
+    """Return a contribution's weight before staleness and trust: samples or steps, by the task."""
     return float(row.samples if update == "gradient" else row.steps)

@@ -31,9 +31,7 @@ class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def install_lines(wheel: Wheel, url: str, *, pinned: bool) -> tuple[InstallLine, ...]:
-    """Return the lines for a server at `url`. No authority vouches for a `pinned` certificate: the
-    hash in the line verifies the program.
-    """
+    """Return the lines for a server at `url`; if `pinned`, a hash verifies the program."""
     trust = f"--trusted-host {url.partition('://')[2]}" if pinned else ""
     address = f'"{url}/install/{wheel.name}#sha256={wheel.sha256}"'
     found = []

@@ -64,11 +64,7 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
 
 
 def improvement(losses: Sequence[float], window: int) -> float | None:
-    """Return the share by which the loss fell over its last `window` evaluations; None while there
-    are fewer.
-
-    Below zero where it rose.
-    """
+    """Return the share by which the loss fell over `window` evaluations; None for fewer."""
     if len(losses) < window:
         return None
     first, last = losses[-window], losses[-1]
@@ -106,10 +102,7 @@ def in_phase(whole: Plan, index: int) -> Plan:
 
 @lru_cache(maxsize=256)
 def _phase(encoded: bytes, index: int) -> Plan:
-    """The plan of one phase.
-
-    Kept: every claim and every verdict asks, and checking a table takes milliseconds.
-    """
+    """The plan of one phase, cached: a check takes milliseconds, and every claim asks."""
     whole = decode(encoded, Plan)
     if index >= len(whole.phases):
         return msgspec.structs.replace(whole, phases=())

@@ -109,9 +109,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redone(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a recompute: raw update against ours, encoded update against its codec's output,
-    and the optimiser state left behind.
-    """
+    """Figures of a recompute: raw update, encoded update, codec's output, optimiser state."""
 
     cosine: float
     norm_ratio: float

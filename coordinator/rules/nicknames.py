@@ -133,9 +133,7 @@ def _seen(char: str) -> str:
 
 
 def skeleton(name: str) -> str:
-    """Return the form that two lookalikes have in common: no case, accents, blanks or signs,
-    lookalike letters made one.
-    """
+    """Return the common form of lookalikes: no case, accents, blanks, signs; letters made one."""
     text = unicodedata.normalize("NFKC", name).translate(_TABLE)
     text = unicodedata.normalize("NFKC", text.casefold())
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))

@@ -274,9 +274,7 @@ def steps_in(samples: int, batch_size: int) -> int:
 
 
 def parts_of(steps: int, part_steps: int) -> int:
-    """Return the number of updates that a task submits, one after every `part_steps` (0 = one at
-    its end); the last may be shorter.
-    """
+    """Return the updates that a task submits, one each `part_steps` (0 = one at its end)."""
     return -(-steps // part_steps) if part_steps else 1
 
 

@@ -110,10 +110,7 @@ class Datasets(PlatformService):
     async def add_for(
         self, workload: str, wanted: DatasetWanted, skipped: Skipped
     ) -> DatasetManifest:
-        """Add a dataset that a workload builds itself: of its kinds, under the wanted name.
-
-        Raises NotFound, BadRequest, InvalidRunFile.
-        """
+        """Add a dataset that a workload builds. Raises NotFound, BadRequest, InvalidRunFile."""
         found = load(workload)
 
         def build(name: str, _: object, put: Callable[[bytes], str], **__: Any) -> DatasetManifest:

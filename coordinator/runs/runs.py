@@ -185,10 +185,7 @@ class Runs(PlatformService):
         )
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
-        """Return the dataset of a run file.
-
-        Raises NotFound, and InvalidRunFile when it does not fit the workload.
-        """
+        """Return a run file's dataset. Raises NotFound, or InvalidRunFile if unfit."""
         if not file.dataset:
             if workload.dataset_kinds:
                 raise InvalidRunFile(

@@ -252,9 +252,7 @@ def lease(
 
 
 def audit(of: Lease, work: AuditLease) -> Lease:
-    """Return the lease of an audit: the job and base of the audited task. Its answer has the size
-    of sums, whatever the run's codec.
-    """
+    """Return the lease of an audit: job and base of its task; the answer is sums."""
     grant = msgspec.structs.replace(of.grant, codec="float32", bytes_max=AUDIT_BYTES, parts=1)
     return msgspec.structs.replace(
         of,

@@ -268,10 +268,7 @@ class Queue:
     # --- the list of tasks ---
 
     async def lines(self, run: str | None = None, *, failed: bool = False) -> list[TaskLine]:
-        """Return the discarded tasks, and the open ones unless `failed`, of one run or of all.
-
-        Raises NotFound.
-        """
+        """Return the discarded, or all open, tasks of one run or of all. Raises NotFound."""
         states = ("discarded",) if failed else ("todo", "doing", "discarded")
 
         def read(conn: Connection) -> list[TaskLine]:

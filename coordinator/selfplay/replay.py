@@ -288,9 +288,7 @@ class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standing(rows: Sequence[MatchRow]) -> RatingTable:
-    """Return ratings relative to version 0; the best is the last in a chain of versions that each
-    beat the best before beyond doubt.
-    """
+    """Return ratings relative to version 0, and the best: last of those that beat the best."""
     met: dict[tuple[int, int], MatchScore] = {}
     best = ANCHOR
     for row in rows:

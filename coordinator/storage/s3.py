@@ -89,9 +89,7 @@ class S3Blobs:
         await in_pool(self._keep, sha256, path)
 
     async def put_object(self, key: str, data: Path | bytes, size: int) -> None:
-        """Store an object. A slow store may have it without a reply in time, and then does not know
-        the pieces of a repeated request.
-        """
+        """Store an object; a slow store may have it without a timely reply."""
         try:
             await self._call(
                 self._obstore.put_async(self._store, key, data, max_concurrency=PUTS_AT_ONCE)

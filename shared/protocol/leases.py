@@ -17,10 +17,7 @@ WORKLOADS_MAX = 64  # of one worker
 
 
 class ClaimRequest(Message):
-    """Request for a lease.
-
-    `claim_id` is made and stored first: after a lost reply the same id gets the same live lease.
-    """
+    """Request for a lease; `claim_id` is stored first: repeated, it gets the same live lease."""
 
     claim_id: str
     device: str = "cpu"

@@ -41,10 +41,7 @@ class Kernel(Protocol):
         """Return the tensors of the file for one parameter; the first has its name."""
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
-        """Encode a slice that begins on a chunk edge into its parts.
-
-        Raises InvalidFrame for NaN and infinity.
-        """
+        """Encode a slice from a chunk edge into its parts. Raises InvalidFrame if not finite."""
 
     def decode(
         self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
@@ -275,9 +272,7 @@ def _spread(values: F32, block: int) -> F32:
 
 
 def pack_nibbles(codes: I8) -> U8:
-    """Pack two codes in [-8, 7] a byte, the first in the lower half, stored plus 8; an odd one is
-    followed by a zero.
-    """
+    """Pack two codes in [-8, 7] a byte, lower half first, plus 8; an odd one before a zero."""
     raised = np.full(codes.size + codes.size % 2, 8, np.uint8)
     raised[: codes.size] += codes.view(np.uint8)  # two's complement: adding 8 wraps into 0..15
     pairs = raised.view("<u2")

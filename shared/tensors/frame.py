@@ -124,10 +124,7 @@ def parse_frame(data: bytes, schema: Schema) -> Frame:
 
 
 def read_header(source: Path | bytes, limit: int = HEADER_BYTES_MAX) -> Header:
-    """Return the header alone, of a file or of bytes that begin one; the tensors are not read.
-
-    Raises InvalidFrame.
-    """
+    """Return the header of a file, or of bytes that begin one. Raises InvalidFrame."""
     if isinstance(source, bytes):
         length = header_length(source[:LENGTH_BYTES], len(source), limit)
         return parse_header(source[LENGTH_BYTES : LENGTH_BYTES + length])

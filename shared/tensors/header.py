@@ -63,10 +63,7 @@ def header_length(prefix: bytes, file_bytes: int, limit: int = HEADER_BYTES_MAX)
 
 
 def parse_header(text: bytes) -> Header:
-    """Read the JSON of a header strictly: no duplicate key, no fraction, no unknown field.
-
-    Raises InvalidFrame.
-    """
+    """Read a header's JSON strictly, without duplicate or unknown keys. Raises InvalidFrame."""
     body = text.rstrip(b" ")
     if not (body.startswith(b"{") and body.endswith(b"}")):
         raise InvalidFrame("the header of the tensor file is not a JSON object")
@@ -131,9 +128,7 @@ def _check_cover(header: Header, file_bytes: int) -> None:
 
 
 def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return length and JSON for tensors that follow in the order of the schema; the same input
-    gives the same bytes.
-    """
+    """Return length and JSON for tensors in schema order, the same bytes for the same input."""
     by_name(schema)
     document: dict[str, Any] = {}
     if metadata:

@@ -68,10 +68,7 @@ def unpack_bytes(data: bytes, size_max: int) -> bytes:
 
 
 def read_piece(file: BinaryIO, unpacked: int, what: str) -> bytes:
-    """Return the next piece of a packed file, which unpacks to at most `unpacked` bytes.
-
-    Raises InvalidFrame; `what` names the file.
-    """
+    """Return the next piece of a packed file, at most `unpacked` bytes. Raises InvalidFrame."""
     length = _piece_bytes(file, unpacked, what)
     data = file.read(length)
     if len(data) < length:

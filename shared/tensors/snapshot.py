@@ -42,10 +42,7 @@ WHAT = "a snapshot"
 
 
 def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> Written:
-    """Pack weights (arrays, or an open `Frame`).
-
-    Raises InvalidFrame for a parameter that is no bfloat16 number, OSError.
-    """
+    """Pack weights (arrays, or a `Frame`). Raises InvalidFrame for no bfloat16, OSError."""
     sha256, size = hashlib.sha256(), 0
     with path.open("xb") as file:
 

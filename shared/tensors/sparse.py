@@ -92,9 +92,7 @@ class TopK(Decoded):
         return np.where(told & 1, -large, large)
 
     def _kept(self, count: int) -> int:
-        """Return how many of the first `count` elements travel; a short last chunk keeps its share,
-        rounded up.
-        """
+        """Return how many of the first `count` elements travel; a short last chunk rounds up."""
         return count // CHUNK * self.keep + -(-(count % CHUNK) * self.keep // CHUNK)
 
 

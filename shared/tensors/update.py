@@ -82,9 +82,7 @@ class CodecInput:
 def opened(
     path: Path, schema: Schema, chosen: Codec, kept: Path | None, before: Path | None
 ) -> Iterator[tuple[DecodedUpdate, DecodedUpdate | CodecInput]]:
-    """Open an update: its written form, and its codec's input, which is the same where the codec
-    `kept` nothing. Raises InvalidFrame.
-    """
+    """Open an update: its written form, and its codec's input if `kept`. Raises InvalidFrame."""
     left = residual_schema(schema)
     with ExitStack() as stack:
         written = stack.enter_context(chosen.decode(path, schema))

@@ -27,10 +27,7 @@ SYNC_BYTES = 8 << 20  # grown since the last sync
 
 
 class Syncing:
-    """Syncs a growing file now and then, so that little is left for its last sync.
-
-    Call it from one thread at a time.
-    """
+    """Syncs a growing file now and then, for a short last sync; one thread at a time."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

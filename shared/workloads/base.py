@@ -112,10 +112,7 @@ class Data(Protocol):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete description of one task for a worker, for any workload.
-
-    No tensor, no path: it is stored and resumed.
-    """
+    """Complete description of a task for a worker, without tensors: stored and resumed."""
 
     run: str
     workload: str
@@ -441,9 +438,7 @@ def _found() -> EntryPoints:
 
 @lru_cache(maxsize=8)
 def _read(path: tuple[str, ...]) -> EntryPoints:
-    """Return the installed entry points, read from the disk once for each `sys.path`: a coordinator
-    asks in most of its transactions.
-    """
+    """Return the installed entry points, read from the disk once for each `sys.path`."""
     return entry_points(group=ENTRY_POINTS)
 
 

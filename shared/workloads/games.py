@@ -26,10 +26,7 @@ class Actor(Protocol):
 
 
 class SelfPlay(msgspec.Struct, frozen=True, kw_only=True):
-    """Pacing of actors, learners and matches in a run that makes its own data.
-
-    Counts are games unless they say otherwise.
-    """
+    """Pacing of actors, learners and matches in a run of games; counts are games."""
 
     games: int  # of one self-play task
     game_flops: float  # about what one game costs to play

@@ -176,10 +176,7 @@ class Profile:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of a running instance.
-
-        Raises Configuration when another one holds it, also after a crash only then; StorageFull.
-        """
+        """Hold a running instance's lock. Raises Configuration if another does, StorageFull."""
         path = self.path / "lock"
         with storing(path):  # what a buffer held would fail a second time when it is closed
             opened = path.open("a+b", buffering=0)

@@ -117,10 +117,7 @@ class Benchmarks:
     async def measure_again(
         self, pairs: list[tuple[Device, Trainer]], may: Callable[[str], bool]
     ) -> None:
-        """Benchmark the devices with a disturbed benchmark again, once the machine is idle.
-
-        `may` tells if a device may be used now.
-        """
+        """Benchmark disturbed devices again once the machine is idle, where they `may`."""
         tries = 0
         while True:
             before = self.processor()

@@ -29,10 +29,7 @@ class PauseReason:
 
 
 class PauseBoard:
-    """Reasons for pauses by device; a device works while there is none.
-
-    `watch` connects a trainer: each change reaches it at once.
-    """
+    """Reasons for pauses by device; `watch` connects a trainer, which follows at once."""
 
     def __init__(
         self, life: Lifecycle, hub: EventBus, logins: Callable[[], float] = newest_login

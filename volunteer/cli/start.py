@@ -332,9 +332,7 @@ async def _behind(
     make: Callable[[], Engine],
     low: bool,
 ) -> Engine | None:
-    """Make the engine once the screen is painted, with `low` at low priority, and show it; None
-    when the screen was left before that.
-    """
+    """Make the engine once the screen is painted; None when the screen was left before."""
     painted = asyncio.create_task(screen.painted.wait())
     await asyncio.wait({painted, drawing}, return_when=asyncio.FIRST_COMPLETED)
     painted.cancel()

@@ -51,9 +51,7 @@ class Connection(Event):
 
 
 class DevicesFound(Event):
-    """Devices of this machine; by id the bytes that a task may use there (0: unknown), and the
-    problems of unusable ones.
-    """
+    """Devices of this machine; by id the bytes for a task (0: unknown), and the problems."""
 
     devices: tuple[Device, ...]
     lent_bytes: dict[str, int] = {}
@@ -263,10 +261,7 @@ class Traffic(Event):
 
 
 class Sensed(Event):
-    """Sensors of a device; None where there is no sensor.
-
-    Power and energy are those of the whole device, whoever uses it.
-    """
+    """Sensors of a device, None without one; power and energy are the whole device's."""
 
     device: str
     utilisation: float | None = None  # 0..1

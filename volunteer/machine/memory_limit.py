@@ -30,9 +30,7 @@ def limit_bytes(memory_gb: float, total: int) -> int:
 
 
 def limit(memory_gb: float) -> bool:
-    """Limit this process and its children; another setting moves the limit. Return False, without a
-    limit, where the system has none.
-    """
+    """Limit this process and its children; False where the system has no limit."""
     if refusal():
         return False
     import resource

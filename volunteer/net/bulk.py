@@ -69,9 +69,7 @@ def direct(address: Address) -> bool:
 
 @asynccontextmanager
 async def got(question: Question) -> AsyncIterator[BulkReply | None]:
-    """Return the answer to a GET, or None for an unusual one. Raises Lost, also while the body is
-    read; the bytes before were yielded.
-    """
+    """Return the answer to a GET, or None for an unusual one. Raises Lost, also later."""
     wire = await _connect(question)
     try:
         yield await _usual(wire, _begun(wire, question, "GET"))

@@ -145,10 +145,7 @@ class Client:
         await self._http.aclose()
 
     async def call(self, call: ApiCall[T]) -> T:
-        """Send a request until it is answered.
-
-        Raises what the coordinator said, or Unreachable after `patience_s`.
-        """
+        """Send a request until answered. Raises the coordinator's error, or Unreachable."""
 
         async def once() -> T:
             if call.secret:
@@ -283,10 +280,7 @@ class Client:
         return is_loopback(home.hostname or "") if near else to.scheme == "https"
 
     async def put_elsewhere(self, url: str, size: int, body: AsyncIterator[bytes]) -> None:
-        """One PUT to another server, such as an object store, without our token.
-
-        Raises Unreachable for every answer but a good one.
-        """
+        """PUT to another server, such as a store, without our token. Raises Unreachable."""
         to = urlsplit(url)
         limit = Limit(self.read_s + self.slack_s)
         headers = {"Content-Length": str(size)}
@@ -359,9 +353,7 @@ class Client:
         return self.address.url.startswith("https://")
 
     def _traced(self) -> dict[str, Any] | None:
-        """Return the extensions of a request with a secret: TLS proves the peer of a new
-        connection, without TLS the peer has to sign.
-        """
+        """Return a secret request's extensions, by which a new connection's peer is proved."""
         return (
             None
             if self._encrypted or not self.address.public_key

@@ -29,10 +29,7 @@ class Peer:
         self._known = not self._address.public_key
 
     async def recognise(self) -> None:
-        """Request a signature over a fresh nonce, unless the peer is verified.
-
-        Raises Unreachable where another key, or none, answers.
-        """
+        """Verify the peer by a signature over a nonce. Raises Unreachable for another key."""
         async with self._asking:
             if self._known:
                 return

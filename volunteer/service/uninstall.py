@@ -66,9 +66,7 @@ def other_profiles(directories: Directories) -> tuple[str, ...]:
 
 
 def _half_done(profile: Path) -> list[Belonging]:
-    """Return the snapshots of tasks, which are released, and the state carried between tasks, of
-    every coordinator.
-    """
+    """Return snapshots of released tasks, and state between tasks, of every coordinator."""
     places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
     listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
     return [item for item in listed if item.size]

@@ -71,10 +71,7 @@ class Cache:
             self._coming.pop(sha256, None)
 
     def building(self, size: int) -> Path:
-        """Return where a file of `size` bytes can be made, to be adopted then.
-
-        Raises StorageFull when it would not fit.
-        """
+        """Return where to make a file of `size` bytes, then adopted. Raises StorageFull."""
         self._make_room(size)
         return self._partial / f"built-{secrets.token_hex(8)}"
 
@@ -146,9 +143,7 @@ class Cache:
         )
 
     def _sizes(self, but: str = "") -> tuple[int, list[tuple[float, int, Path]]]:
-        """Return the bytes in use, including announced downloads, and the evictable files, the
-        oldest first; the blob `but` is left out.
-        """
+        """Return the bytes in use, and the evictable files, oldest first, without blob `but`."""
         used, idle, coming = 0, [], dict(self._coming)
         for at, size, path in self._blobs():
             if path.name == but:

@@ -39,10 +39,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(Generic[T]):
-    """Task for the training thread.
-
-    Every callable runs there; `report` and `halved` must only pass on what they get.
-    """
+    """Task for the training thread, where its callables run; two of them only pass on."""
 
     begin: Callable[[], Work]
     finish: Callable[[Work, Spent], T]

@@ -201,11 +201,7 @@ class Trainer:
         return not self._thread.is_alive()
 
     def _main(self) -> None:
-        """Run the queued jobs.
-
-        An error that ends this early fails every waiting call, now and later: no caller waits for
-        a dead thread.
-        """
+        """Run queued jobs; an error that ends this fails every waiting call, now and later."""
         if self._low:
             lower_thread()
         try:
@@ -264,10 +260,7 @@ class Trainer:
             self.resting.set()
 
     def obey(self, handle: Handle[T], work: Work | None, most_s: float | None = None) -> float:
-        """Wait while paused, with the device free.
-
-        Returns the seconds waited; raises when the task is to stop, and after `most_s`.
-        """
+        """Wait while paused, with the device free; return the seconds. Raises to stop."""
         waited, over = 0.0, True
         resting = self._resting_wanted(handle)
         if resting:

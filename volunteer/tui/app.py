@@ -51,10 +51,7 @@ HEIGHTS = [(0, "-flat"), (6, "-low"), (14, "-short"), (22, "-middle"), (34, "-ta
 
 
 class VolunteerApp(App[int]):
-    """Terminal application: pages, keys and the event feed.
-
-    `control` may come later, through `attach`; the exit value is the program's.
-    """
+    """Terminal application: pages, keys, event feed; `attach` brings a later `control`."""
 
     TITLE = "volunteer"
     CSS_PATH = "app.tcss"

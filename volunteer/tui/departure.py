@@ -22,9 +22,7 @@ class Departure:
         self.at_once = False  # a second request: the program does not wait for the volunteer
 
     def catch_signals(self) -> None:
-        """Leave in good order, with the terminal restored, at the system's first signal; at once at
-        the second.
-        """
+        """Leave in order at the system's first signal, at once at the second."""
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):
             try:

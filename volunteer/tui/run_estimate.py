@@ -245,9 +245,7 @@ def _measured(
 
 
 def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
-    """Return the part in a run of games that a device takes, and the games an hour here and in all;
-    "" for other runs.
-    """
+    """Return a device's part in a run of games, and games an hour here and in all, or ""."""
     beat = next((beat for beat in status.beats if beat.run == run), None)
     if beat is None or beat.games_per_hour is None:
         return ""

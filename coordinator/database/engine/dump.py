@@ -61,9 +61,7 @@ def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _typed(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of JSON with the types of the columns: SQLite keeps booleans as numbers, and
-    bytes are base64.
-    """
+    """Return a row of JSON with the columns' types: booleans for numbers, bytes for base64."""
     return {key: _value(table.columns[key].type, value) for key, value in row.items()}
 
 

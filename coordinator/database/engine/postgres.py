@@ -63,9 +63,7 @@ RACES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detecte
 
 
 def engine(url: str, **options: Any) -> AsyncEngine:
-    """Return an engine on asyncpg that reuses the connection returned last first, whose statements
-    are prepared already.
-    """
+    """Return an engine on asyncpg that reuses the last connection, with its prepared statements."""
     return create_async_engine(
         url,
         connect_args={"server_settings": SERVER, "timeout": 10, "command_timeout": 150},

@@ -120,11 +120,7 @@ def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -
 
 
 def shares(cost: int, out: int, answered: Mapping[str, int], house_share: float) -> dict[str, int]:
-    """Return the volunteers' shares of a price, by account: by their tokens, less the house's
-    share.
-
-    Never more than the price in all.
-    """
+    """Return volunteers' shares of a price by account: by tokens, less the house's share."""
     whole = math.floor(cost * (1 - house_share))
     left = out
     found: dict[str, int] = {}

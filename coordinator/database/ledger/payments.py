@@ -263,10 +263,7 @@ def post_void(
 def post_reversal_many(
     conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
 ) -> None:
-    """Reverse earned credits, on purpose.
-
-    Raises Forbidden when it has been spent since and nothing is owed for it.
-    """
+    """Reverse earned credits, on purpose. Raises Forbidden if spent since without a debt."""
     _step(conn, "reverse", rows, now, memo)
 
 
@@ -354,9 +351,7 @@ def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> lis
 
 
 def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:
-    """Return a volunteer's ledger lines, newest first; `before` (the id of the last line seen)
-    continues the listing.
-    """
+    """Return a volunteer's ledger lines, newest first, older than the line `before`."""
     # Each kind is told by one of its sides: a step within a volunteer's own accounts would sum to
     # nothing.
     kind, side = events.c.kind, accounts.c.kind

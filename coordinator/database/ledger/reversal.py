@@ -41,10 +41,7 @@ class TakenBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) -> TakenBack:
-    """Reverse the pay of one volunteer's contributions; its owner reads the memo.
-
-    A handful of statements for hundreds of contributions.
-    """
+    """Reverse the pay of a volunteer's contributions, with a memo, in a few statements."""
     if not rows:
         return TakenBack()
     owner = rows[0].volunteer_id

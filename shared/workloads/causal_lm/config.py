@@ -329,7 +329,7 @@ def flops_per_sample(config: CausalConfig) -> float:
 
 def fixed_bytes(config: CausalConfig) -> int:
     """Return the memory besides the trained numbers': frozen weights, and for one window the inputs
-    of all blocks, and the inputs and outputs of one block's matrices, recomputed on the way back, or
+    of all blocks, and the inputs and outputs of one block's matrices, recomputed backwards, or
     two and a half times the logits (their loss and gradient, a copy of bfloat16), if that is more.
     """
     shape, T = config.shape, config.context
@@ -348,9 +348,7 @@ def frozen_bytes(config: CausalConfig) -> int:
 
 
 def held_in_few(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return the matrices under `base_precision`, inside the blocks, with their (outputs, inputs).
-    Embeddings and a head stay in float32.
-    """
+    """Return the blocks' matrices under `base_precision`, with their (outputs, inputs)."""
     return {name: size for name, size in _matrices(shape).items() if f"{name}.weight" != HEAD}
 
 

@@ -211,10 +211,7 @@ def _encoding(path: Path) -> str:
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
-    """Yield the "text" of JSON lines; a bad line is skipped and named by its number.
-
-    Raises InvalidRunFile if all are bad.
-    """
+    """Yield the "text" of JSON lines; bad ones are named. Raises InvalidRunFile if all are."""
     bad = Skipped()
     good = False
     for number, found in _numbered(path, name):

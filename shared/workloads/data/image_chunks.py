@@ -48,10 +48,7 @@ class Images:
         return len(self._rows)
 
     def read(self, start: int, stop: int) -> Pixels:
-        """Images [start, stop) of the list, (B, C, H, W).
-
-        Raises InvalidRunFile for a chunk that cannot be used.
-        """
+        """Images [start, stop) of the list, (B, C, H, W). Raises InvalidRunFile for bad chunks."""
         rows = self._rows[start:stop]
         out = np.empty((len(rows), *self._shape), np.uint8)
         for chunk in np.unique(rows[:, 0]).tolist():

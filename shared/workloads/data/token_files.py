@@ -29,10 +29,7 @@ _COPIED_TOKENS = 1 << 20  # at a time
 
 
 def token_files(sources: Sequence[str | Path | Document]) -> list[Path]:
-    """Return the token files among the sources; a directory with a train.bin stands for its files.
-
-    Raises InvalidRunFile for a mix.
-    """
+    """Return the token files among sources, also in folders. Raises InvalidRunFile for a mix."""
     found: list[Path] = []
     others = 0
     for source in sources:

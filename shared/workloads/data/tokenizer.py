@@ -191,9 +191,7 @@ def load_tokenizer(data: bytes) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """A byte-level BPE of at most `vocab_size` tokens (Sennrich et al. 2016) as tokenizer.json:
-    same texts, same bytes.
-    """
+    """A byte-level BPE of at most `vocab_size` tokens as tokenizer.json: same texts, same bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if not VOCAB_MIN <= vocab_size <= VOCAB_MAX:

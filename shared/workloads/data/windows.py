@@ -82,10 +82,7 @@ class Windows:
 def of_pass(
     order: PassOrder, start: int, stop: int, steps: int, batch_size: int
 ) -> NDArray[np.int64]:
-    """The samples of a task.
-
-    Raises BadRequest unless they fill `steps` batches (the last one may be smaller).
-    """
+    """The samples of a task. Raises BadRequest unless they fill `steps` batches."""
     samples = stop - start
     if not (
         steps >= 1 and batch_size >= 1 and (steps - 1) * batch_size < samples <= steps * batch_size

@@ -35,10 +35,7 @@ class Layer(NamedTuple):
 
 
 class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[model]` table.
-
-    The defaults are the classic sizes: generator 3,576,704 and discriminator 2,765,568 parameters.
-    """
+    """The `[model]` table, by default generator 3,576,704 and discriminator 2,765,568 numbers."""
 
     image_size: Annotated[int, Meta(ge=8, le=512)] = 64  # pixels, both sides
     channels: int = 3

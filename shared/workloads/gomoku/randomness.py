@@ -54,9 +54,7 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
 
 
 def draw(visits: NDArray[np.int32], seed: int, ply: int, temperature_plies: int) -> int:
-    """Return the move of self-play after a search: in proportion to its visits in the beginning,
-    then the most visited.
-    """
+    """Return self-play's move after a search: by visits at first, then the most visited."""
     if ply >= temperature_plies:
         return int(visits.argmax())
     total = int(visits.sum())

@@ -48,9 +48,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def split(self, x: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, T, D), keys and values (B, K, T, D) of inputs (B, T, C); `turn` is
-        the part of `rotary` for their places.
-        """
+        """Return queries (B, H, T, D), keys, values (B, K, T, D) of inputs (B, T, C), `turn`ed."""
         B, T, _ = x.shape
         q, k, v = self.qkv(x).split(self._widths, dim=-1)
         q = q.view(B, T, self._heads, -1).transpose(1, 2)

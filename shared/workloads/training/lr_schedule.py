@@ -45,9 +45,7 @@ def learning_rate(train: TrainSettings, step: int, total: int) -> float:
 
 
 def full_steps(train: TrainSettings, first: int, steps: int, total: int) -> float:
-    """Return the steps at the full rate that equal `steps` steps from global step `first` on: the
-    distance that they can move a model.
-    """
+    """Return the full-rate steps that equal `steps` from `first` on: how far a model moves."""
     looks = min(LOOKS, max(1, steps))
     rates = (
         learning_rate(train, first + (2 * look + 1) * steps // (2 * looks), total)

@@ -86,10 +86,7 @@ class StepWork(ABC):
 
     @abstractmethod
     def measure(self, start: int, stop: int) -> StepLoss:
-        """Measure samples [start, stop) of the task, all of one step.
-
-        Must be the same for the same samples, however often it is asked.
-        """
+        """Measure samples [start, stop) of a task's step, the same for the same samples."""
 
     @property
     def done(self) -> bool:
@@ -138,10 +135,7 @@ class StepWork(ABC):
         hand_over([*self._learner.gradients(), self._now])
 
     def advance(self) -> Progress:
-        """Do one micro-batch.
-
-        Raises InvalidRunFile when the loss stops being a number or a chunk cannot be used.
-        """
+        """Do a micro-batch. Raises InvalidRunFile for no finite loss or a bad chunk."""
         if self.done:
             raise RuntimeError("this task is done")
         if self._ranks is None:

@@ -53,9 +53,7 @@ def age(scene: Scene) -> str:
 
 
 def _same(one: AgentView, other: AgentView) -> bool:
-    """Return True if the run, the account and the losses are the same: several panels show them,
-    and each of them at the same moment.
-    """
+    """Return True if run, account and losses are the same, which panels show together."""
     if one.status.me is not other.status.me or one.models is not other.models:
         return False
     return one.run() == other.run()
