@@ -41,7 +41,7 @@ async def test_landmarks_of_a_run(database: Database) -> None:
             [version for version, _ in versions.made_at(conn, run, [1, 5, 10, 50])],
             versions.pace(conn, run, 30),
             versions.pace(conn, run, 0),
-            statistics.marks(conn, "nobody", [run]),
+            statistics.marks(conn, "nobody", [run], 0.0),
         )
 
     starts, made, pace, alone, marks = await database.read(read)
