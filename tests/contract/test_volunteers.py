@@ -1,4 +1,4 @@
-"""Who is known, what the organiser may do, what is left of somebody who was forgotten; on both
+"""Volunteers: known ones, actions of the organiser, remains of a forgotten one; on both
 databases.
 """
 
