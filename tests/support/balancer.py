@@ -27,7 +27,10 @@ def _free_port() -> int:
 
 @asynccontextmanager
 async def balanced(*ports: int, port: int = 0) -> AsyncIterator[str]:
-    """Balance inside the block, at `port` or a free one; the address. Skips the test where haproxy is not installed."""
+    """Balance inside the block, at `port` or a free one; yields the address.
+
+    Skips the test where haproxy is not installed.
+    """
     program = shutil.which("haproxy")
     if program is None:
         pytest.skip("haproxy is not installed")
