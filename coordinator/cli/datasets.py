@@ -16,7 +16,7 @@ from coordinator.cli.listing import as_json, table
 from coordinator.cli.runs import Json, Yes, deed
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, InvalidName, InvalidRunFile
-from shared.text import size
+from shared.text import counted, size
 
 if TYPE_CHECKING:
     from coordinator.admin.datasets import DatasetShown
@@ -231,7 +231,7 @@ def _report(done: DatasetShown) -> str:
     tokens = done.items + done.heldout
     found = [
         *([str(done.meta["found"])] if "found" in done.meta else []),
-        f"{documents:,} documents of {tokens / documents:,.0f} tokens each on average",
+        f"{counted(documents, 'document')} of {tokens / documents:,.0f} tokens each on average",
         f"{copies:,} exact {'copy' if copies == 1 else 'copies'} dropped",
     ]
     if unit := done.meta.get("length_unit"):

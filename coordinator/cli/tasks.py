@@ -23,7 +23,7 @@ def listing(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Tasks that wait, that workers hold, or that were discarded after several volunteers failed."""
+    """List the tasks that wait, are held, or were discarded after several volunteers failed."""
     found = call(where, "task.list", run=run, failed=failed)
     if json:
         as_json(found)
