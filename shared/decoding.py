@@ -31,6 +31,7 @@ _KINDS = {  # what msgspec calls them, and people
     "array": Sentence("a list"),
     "object": Sentence("a table"),
     "null": Sentence("nothing"),
+    **dict.fromkeys(("date", "datetime", "time"), Sentence("a date without quotation marks")),
 }
 _CHOICE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 _TYPE = r"`([a-z]+(?: \| [a-z]+)*)`"

@@ -227,7 +227,7 @@ def read_file(path: Path) -> dict[str, Any]:
                 "the settings file {path} is not TOML ({error}); correct it, or move it away to "
                 "start with defaults",
                 path=path,
-                error=error,
+                error=why(error) if isinstance(error, UnicodeDecodeError) else error,
             )
         ) from error
 

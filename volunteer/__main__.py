@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 
+from shared.standard_streams import make_usable
 from volunteer.cli import exit_codes
 
 
 def main() -> None:
     """Run the command line, and end the process with its exit code."""
+    make_usable()
     if sys.argv[1:]:
         from volunteer.cli.main import run_command
 

@@ -20,6 +20,7 @@ from coordinator.cli import (
     tasks,
 )
 from shared.errors import BadRequest, VolunteerError, of_system
+from shared.standard_streams import make_usable
 from shared.text import error_line
 
 INTERRUPTED = 130
@@ -47,6 +48,7 @@ def main() -> None:
     """The console script: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration. With
     --json an error is a document too, on standard error.
     """
+    make_usable()
     try:
         result = app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()

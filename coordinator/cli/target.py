@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from shared.command_hints import completed, options
-from shared.decoding import convert
+from shared.decoding import complaint, convert
 from shared.errors import BadRequest, Configuration, VolunteerError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
     try:
         ask = convert(request, command.request)
     except msgspec.ValidationError as error:
-        raise BadRequest(str(error)) from error
+        raise BadRequest(complaint(error, "option")) from error
     if where.remote:
         if not command.remote:
             raise BadRequest(

@@ -108,7 +108,8 @@ def translate(error: BaseException) -> BaseException:
         return Unavailable(f"the disk of the database failed ({name}): look at it, then restart")
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return Configuration(
-            "the database file is damaged: restore a backup with `coordinator restore FOLDER`"
+            "the database file is damaged, or no database at all: name the right one, or restore a"
+            " backup with `coordinator restore FOLDER`"
         )
     return error
 

@@ -14,7 +14,7 @@ from shared.errors import InvalidRunFile
 from shared.workloads.data import table_rows
 from shared.workloads.data.dialogue_forms import FIELDS
 from shared.workloads.data.documents import LINES_SUFFIXES
-from shared.workloads.data.skipped import Skipped, walk
+from shared.workloads.data.skipped import Skipped, no_source, walk
 
 _LINE_BYTES_MAX = 4 << 20
 _ARRAY_BYTES_MAX = 2 << 30  # of a file that is one array, and is read whole
@@ -35,7 +35,7 @@ def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            raise InvalidRunFile(f"{path}: there is no such file or directory")
+            raise no_source(path)
 
 
 def records(path: Path, skipped: Skipped) -> Iterator[Record]:

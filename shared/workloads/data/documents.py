@@ -19,7 +19,7 @@ import msgspec
 from shared.decoding import decoder
 from shared.errors import InvalidRunFile
 from shared.workloads.data import table_rows
-from shared.workloads.data.skipped import Skipped, walk
+from shared.workloads.data.skipped import Skipped, no_source, walk
 
 _SUFFIXES = """
 .txt .text .md .rst .tex .org .adoc .srt
@@ -76,7 +76,7 @@ def read_documents(
         elif path.is_file():
             yield from _file(path, str(path), skipped)
         else:
-            raise InvalidRunFile(f"{path}: there is no such file or directory")
+            raise no_source(path)
 
 
 def standard_library_documents() -> Iterator[Document]:
@@ -188,6 +188,11 @@ def _text(path: Path, name: str) -> Iterator[Document]:
         with path.open(encoding=_encoding(path)) as file:
             piece = 0
             while text := file.read(_PIECE_CHARS):
+                if not piece and "\0" in text[:_HEAD_BYTES]:
+                    raise InvalidRunFile(
+                        f"{name}: it has bytes of zero: it is no text, or UTF-16 without its mark"
+                        " (iconv -f utf-16le -t utf-8)"
+                    )
                 text += file.readline(_PIECE_CHARS)
                 yield Document(f"{name}#{piece}" if piece else name, text)
                 piece += 1

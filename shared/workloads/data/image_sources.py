@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from shared.errors import BadRequest, InvalidRunFile
+from shared.errors import BadRequest
 from shared.workloads.data.image_files import Format, Pixels, open_image
-from shared.workloads.data.skipped import Skipped, walk
+from shared.workloads.data.skipped import Skipped, no_source, walk
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -68,7 +68,7 @@ def read_pictures(
         elif path.is_file():
             yield from _file(path, path.name, skipped, side)
         else:
-            raise InvalidRunFile(f"{path}: there is no such file or directory")
+            raise no_source(path)
 
 
 def digit_pictures() -> Iterator[SourceImage]:

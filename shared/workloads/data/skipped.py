@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from shared.errors import InvalidRunFile
+
 _REMEMBERED = 1000  # what was skipped is told one by one up to here
 _KINDS_SHOWN = 8
 
@@ -33,6 +35,13 @@ class Skipped:
         self.count += more.count - len(more.sentences)
         for sentence in more.sentences:
             self.add(sentence)
+
+
+def no_source(path: Path) -> InvalidRunFile:
+    """Return the refusal of a path that is no file and no folder."""
+    if path.exists():
+        return InvalidRunFile(f"{path}: it is neither a file nor a folder: save it as a file first")
+    return InvalidRunFile(f"{path}: there is no such file or directory")
 
 
 def walk(

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import InvalidRunFile
+from shared.text import counted
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import Document, read_documents
 from shared.workloads.data.pass_order import permutation
@@ -150,7 +151,7 @@ def _spool(
     if len(parts) < 2:
         raise InvalidRunFile(
             "there is too little text to train on and hold some out"
-            f" ({offset} bytes in {len(whole)} documents): name more files, or other ones"
+            f" ({offset} bytes in {counted(len(whole), 'document')}): name more files, or other ones"
         )
     counts: dict[str, str | int | float] = {"documents": len(whole), "copies": copies}
     counts |= {"bytes": offset, **lengths([part.size for part in whole], "bytes")}

@@ -182,6 +182,8 @@ def load_tokenizer(data: bytes) -> Tokenizer:
 
     try:
         tokenizer = Tokenizer.from_str(data.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidRunFile("this is no tokenizer.json: it is not UTF-8 text") from error
     except Exception as error:  # the library raises plain Exception
         raise InvalidRunFile(f"this is not a tokenizer.json that can be read: {error}") from error
     tokenizer.no_truncation()

@@ -100,3 +100,42 @@ def test_a_server_says_that_it_lives_in_the_future(tmp_path: Path, run: Run) -> 
         rows.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", stored)
     later = run("run", "list", *here)
     assert "later time than this machine" in later.err
+
+
+@pytest.mark.parametrize("columns", ["0", "1"])
+@pytest.mark.parametrize("command", [VOLUNTEER, COORDINATOR])
+def test_help_on_a_terminal_without_width(command: list[str], columns: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*command, "--help"], env=os.environ | {"HOME": str(tmp_path), "COLUMNS": columns},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Train" in done.stdout or "volunteers train" in done.stdout
+
+
+@pytest.mark.parametrize("command", [VOLUNTEER, COORDINATOR])
+def test_settings_with_output_closed(command: list[str], tmp_path: Path) -> None:
+    code, text = said(["sh", "-c", 'exec "$@" >&-', "sh", *command, "settings"], tmp_path)
+    assert (code, text) == (0, "")
+
+
+def test_files_that_are_something_else_are_named_for_what_they_are(
+    run: Run, tmp_path: Path
+) -> None:
+    wide, text = tmp_path / "wide.toml", tmp_path / "text.txt"
+    wide.write_text("port = 1", encoding="utf-16")
+    text.write_text("no database, " * 99)
+    said = run("run", "list", "--config", wide)
+    assert (said.code, "it is not UTF-8 text" in said.err) == (78, True)
+    said = run("run", "list", "--database", f"sqlite:///{text}")
+    assert (said.code, "or no database at all" in said.err) == (78, True)
+    here = ("--data-dir", tmp_path / "data")
+    assert run("run", "create", "--example", *here).code == 0
+    said = run("record", "list", "--limit", "-3", *here)
+    assert said.err == "coordinator: option limit: expected a whole number of at least 1\n"
+    dated = tmp_path / "run.toml"
+    dated.write_text(RUN + "[stop]\ndate = 2027-01-31\n")
+    said = run("run", "create", dated, *here)
+    assert "expected a text, not a date without quotation marks" in said.err
+    said = run("dataset", "add", "a", "--text", text, "--tokenizer", wide, *here)
+    assert said.err == "coordinator: this is no tokenizer.json: it is not UTF-8 text\n"

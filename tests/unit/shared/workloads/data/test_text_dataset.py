@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -213,10 +214,15 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     plain.write_text("a few words")
     refuses("not UTF-8 text .*0xe9.*iconv", latin)
     refuses("no such file or directory", tmp_path / "missing")
+    os.mkfifo(tmp_path / "pipe")
+    refuses("neither a file nor a folder", tmp_path / "pipe")
+    unmarked = tmp_path / "u.txt"
+    unmarked.write_text("words of Windows", encoding="utf-16-le")
+    refuses("UTF-16 without its mark", unmarked)
     noise = tmp_path / "n.txt"
     noise.write_bytes(b"\x7fELF\0\0\xff\xfe")
     refuses("it is a program", noise)
-    refuses("too little text", plain)
+    refuses(r"too little text .*\(11 bytes in 1 document\)", plain)
     refuses(r"too little text .*\(0 bytes in 0 documents\)", Document("blank", "  \n"))
     refuses("3 bytes are not a list of uint16", odd)
     refuses("token 900 at position 2 is not below vocab_size 500", tokens, vocab_size=500)

@@ -1,0 +1,18 @@
+"""The standard streams of a command's process, made usable whatever the shell gave it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+COLUMNS_MIN = 20  # narrower, help is one letter a line; at 0 the command library fails
+
+
+def make_usable() -> None:
+    """Send what a closed stream would print nowhere; forget a width that no text fits in."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    width = os.environ.get("COLUMNS", "")
+    if width.isdecimal() and int(width) < COLUMNS_MIN:
+        del os.environ["COLUMNS"]
