@@ -319,6 +319,8 @@ class Coordinator(Platform):
             try:
                 await job(self.stopping)
             except VolunteerError as error:
+                if self.stopping.is_set():
+                    return
                 log.error("background job waits", job=name, error=error.message)
                 await self.clock.sleep(RESTART_S)
             except Exception:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
+import psutil
 import pytest
 
 from tests.support.sources import ROOT
@@ -142,6 +144,19 @@ def test_when_the_window_is_gone_it_still_obeys() -> None:
         os.kill(terminal.child.pid, signal.SIGUSR1)  # much is drawn for nobody
         os.kill(terminal.child.pid, signal.SIGTERM)
         terminal.ended()
+
+
+def test_when_the_window_is_gone_no_thread_reads_on() -> None:
+    with run() as terminal:
+        terminal.see("Loss of the model")
+        process = psutil.Process(terminal.child.pid)
+        terminal.vanish()
+        until, share = time.monotonic() + 60, 1.0
+        while share > 0.2:
+            assert time.monotonic() < until, f"{share:.2f} of a core is used for nobody"
+            before, began = sum(process.cpu_times()[:2]), time.monotonic()
+            time.sleep(1.0)
+            share = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
 
 
 # The program itself, with settings that are no TOML.

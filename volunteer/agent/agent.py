@@ -7,6 +7,7 @@ The agent emits events and never draws; commands come as `pause`, `resume`, `fin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -260,9 +261,13 @@ class Agent:
     async def _open(self, demanded: tuple[str, ...]) -> list[tuple[Device, Trainer]]:
         """Connect to the coordinator and find the devices, both at once."""
         first = self._thread("first")
-        _, devices = await asyncio.gather(
-            self._hello(demanded), asyncio.wrap_future(first.call(self._machine.detect))
-        )
+        detecting = asyncio.wrap_future(first.call(self._machine.detect))
+        await self._hello(demanded)
+        news = asyncio.create_task(self._first_news())
+        try:
+            devices = await detecting
+        finally:
+            news.cancel()
         share = self._settings.memory_gb
         memory_limit.follow(share)
         groups = ranked(choose(self._settings.device, devices))
@@ -312,7 +317,11 @@ class Agent:
         self._hub.emit(events.RunsListed(runs=server.runs))
         if wrong := clock_words(server.now - self._timing.clock.now()):
             self._hub.notice(wrong, "warning")
-        await self.heartbeat.alive(self.store.leases.stored())  # news, before torch is imported
+
+    async def _first_news(self) -> None:
+        """Ask for the news at once: the devices are known only after torch was imported."""
+        with contextlib.suppress(VolunteerError):  # the loop of heartbeats comes to it
+            await self.heartbeat.alive(self.store.leases.stored())
 
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has ended."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 from rich.cells import cell_len
 
@@ -52,54 +54,79 @@ LEAVING: dict[How, str] = {
 
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
-    """Return the state of this machine, or of one of its devices."""
-    status = view.status
-    if view.ended is not None or status.stopped:
-        code, said = (view.ended.code, view.ended.message) if view.ended else (0, "")
-        said = _("the volunteer has ended; q quits") if said in ("", "ended") else shown(said)
-        sign, role = (glyphs.cross, "bad") if code else (glyphs.off, "dim")
-        return Activity(sign=sign, word=_("stopped"), role=role, sentence=said)
-    if pause := status.paused(device):
-        return Activity(
-            sign=glyphs.paused, word=_("paused"), role="warn", sentence=why_paused(pause)
-        )
-    if view.benchmark is not None and device in ("", view.benchmark.device):
-        return Activity(
-            sign=glyphs.run, word=_("measuring"), role="info", sentence=stage_words(view.benchmark)
-        )
-    task = view.task(device)
-    sentence = (
-        f"{task.run} {glyphs.dot} {_('task {number}', number=task.task)}"
-        if task is not None
-        else ""
-    )
-    if task is not None and task.phase == "upload" and not status.online and status.connection:
-        return Activity(sign=glyphs.wait, word=_("waiting"), role="info", sentence=sentence)
-    if task is not None and not (task.phase == "claimed" and status.idle):
-        word = (
-            _("finishing")
-            if status.finishing
-            else _("starting")
-            if fetched(task)
-            else _(_PHASES[task.phase])
-        )
-        role = "info" if task.phase in ("checking", "claimed") else "good"
-        return Activity(sign=glyphs.on, word=word, role=role, sentence=sentence)
-    if status.finishing:
-        return Activity(
-            sign=glyphs.off, word=_("finished"), role="info", sentence=_("no more tasks are taken")
-        )
-    if status.idle or status.idle_message:
-        wait = f" ({countdown(status.idle_until - now)})" if status.idle_until else ""
-        return Activity(
-            sign=glyphs.wait,
-            word=_("waiting"),
-            role="info",
-            sentence=f"{shown(status.idle_message)}{wait}",
-        )
-    return Activity(
+    """Return the state of this machine, or of one of its devices: the first that holds."""
+    looked_at = Looked(view=view, now=now, glyphs=glyphs, device=device)
+    found = (state(looked_at) for state in (_ended, _paused, _measured, _at_work, _idle))
+    return next((each for each in found if each is not None), None) or Activity(
         sign=glyphs.wait, word=_("starting"), role="dim", sentence=_("looking for work")
     )
+
+
+class Looked(NamedTuple):
+    """What a state is read from."""
+
+    view: AgentView
+    now: float
+    glyphs: Glyphs
+    device: str
+
+
+def _ended(at: Looked) -> Activity | None:
+    end = at.view.ended
+    if end is None and not at.view.status.stopped:
+        return None
+    code, said = (end.code, end.message) if end else (0, "")
+    said = _("the volunteer has ended; q quits") if said in ("", "ended") else shown(said)
+    sign, role = (at.glyphs.cross, "bad") if code else (at.glyphs.off, "dim")
+    return Activity(sign=sign, word=_("stopped"), role=role, sentence=said)
+
+
+def _paused(at: Looked) -> Activity | None:
+    pause = at.view.status.paused(at.device)
+    if pause is None:
+        return None
+    return Activity(
+        sign=at.glyphs.paused, word=_("paused"), role="warn", sentence=why_paused(pause)
+    )
+
+
+def _measured(at: Looked) -> Activity | None:
+    benchmark = at.view.benchmark
+    if benchmark is None or at.device not in ("", benchmark.device):
+        return None
+    said = stage_words(benchmark)
+    return Activity(sign=at.glyphs.run, word=_("measuring"), role="info", sentence=said)
+
+
+def _at_work(at: Looked) -> Activity | None:
+    status, task = at.view.status, at.view.task(at.device)
+    if task is None:
+        return None
+    said = f"{task.run} {at.glyphs.dot} {_('task {number}', number=task.task)}"
+    if task.phase == "upload" and not status.online and status.connection:
+        return Activity(sign=at.glyphs.wait, word=_("waiting"), role="info", sentence=said)
+    if task.phase == "claimed" and status.idle:
+        return None
+    word = _("starting") if fetched(task) else _(_PHASES[task.phase])
+    role = "info" if task.phase in ("checking", "claimed") else "good"
+    return Activity(
+        sign=at.glyphs.on,
+        word=_("finishing") if status.finishing else word,
+        role=role,
+        sentence=said,
+    )
+
+
+def _idle(at: Looked) -> Activity | None:
+    status, glyphs = at.view.status, at.glyphs
+    if status.finishing:
+        said = _("no more tasks are taken")
+        return Activity(sign=glyphs.off, word=_("finished"), role="info", sentence=said)
+    if not (status.idle or status.idle_message):
+        return None
+    wait = f" ({countdown(status.idle_until - at.now)})" if status.idle_until else ""
+    said = f"{shown(status.idle_message)}{wait}"
+    return Activity(sign=glyphs.wait, word=_("waiting"), role="info", sentence=said)
 
 
 def window_title(view: AgentView, now: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.database import evaluations, runs, versions
-from shared.errors import InvalidPlan
+from shared.errors import InvalidRunFile
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 
 PHASED = RUN.replace(
@@ -65,5 +65,5 @@ async def test_a_phase_ends_when_the_measured_loss_hardly_falls(home: LocalCoord
 
 
 async def test_what_is_never_measured_can_end_no_phase(home: LocalCoordinator) -> None:
-    with pytest.raises(InvalidPlan, match=r"phase 1 .* every = 0 measures none: set every = 1"):
+    with pytest.raises(InvalidRunFile, match=r"phase 1 .* every = 0 measures none: set every = 1"):
         await home.start_run(PHASED + "[evaluation]\nevery = 0\n")

@@ -267,4 +267,4 @@ async def test_a_workload_that_is_not_installed_is_refused_with_its_sentence(
 ) -> None:
     text = 'name = "odd"\nworkload = "nonesuch"\n'
     reply = await home.admin.post(f"{API}/admin/run.create", json={"text": text})
-    assert '"nonesuch" is not installed here' in refused(reply, 404).message
+    assert '"nonesuch" is not installed here' in refused(reply, 422).message

@@ -119,7 +119,7 @@ async def test_who_has_not_installed_it_is_told_its_name(tmp_path: Path) -> None
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.datasets.add(stripes)
         with pytest.raises(
-            NotFound, match='"sketch" is not installed here: known: causal-lm, dcgan, go'
+            InvalidRunFile, match='"sketch" is not installed here: known: causal-lm, dcgan, go'
         ):
             await home.coordinator.runs.create(RUN)
     with pytest.raises(NotFound, match='"sketch" is not enabled on this machine'):

@@ -58,8 +58,9 @@ def test_it_is_translated_with_the_sentences_in_it_where_it_is_shown() -> None:
 @pytest.mark.usefixtures("german")
 def test_words_of_others_are_never_looked_up() -> None:
     assert shown("the connection was interrupted") == "the connection was interrupted"
-    said = Sentence("the answer failed: {fault}", fault="the connection was interrupted {n} {x!r}")
-    assert shown(said) == "die Antwort ist gescheitert: the connection was interrupted {n} {x!r}"
+    theirs = "the connection was interrupted {n} {x!r}"
+    said = Sentence("this is not a join link: {error}", error=theirs)
+    assert shown(said) == f"das ist kein Beitrittslink: {theirs}"
 
 
 @pytest.mark.usefixtures("german")

@@ -3,7 +3,8 @@ output reaches.
 
 Textual writes from a thread of its own, through a bounded queue. When a write fails, the thread
 dies, the queue fills up and the event loop blocks for ever in the next write, deaf to signals. Here
-a failed write is dropped, and the program runs until it is stopped.
+a failed write is dropped, and the program runs until it is stopped. The thread that reads keys ends
+with the terminal: it would read the end of the input again and again, half of a core for ever.
 
 Textual draws on standard error: `volunteer 2>errors` would leave the screen empty. So the screen is
 drawn on standard output where only that is a terminal.
@@ -11,8 +12,10 @@ drawn on standard output where only that is a terminal.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, cast
 
 # Titles of windows (xterm's controls OSC 2, CSI 22 t and 23 t), which the kernel's console has not.
@@ -24,10 +27,11 @@ if TYPE_CHECKING:
 
 
 class Screenless:
-    """File whose failed writes are dropped."""
+    """File whose failed writes are dropped; `gone` is called where its terminal has vanished."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], gone: Callable[[], None]) -> None:
         self._file = file
+        self._gone = gone
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -35,14 +39,19 @@ class Screenless:
     def write(self, text: str) -> int:
         try:
             return self._file.write(text)
-        except OSError:
+        except OSError as error:
+            self._lost(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._file.flush()
-        except OSError:
-            return
+        except OSError as error:
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno == errno.EIO:
+            self._gone()
 
 
 def _terminal(errors: IO[str] | None) -> IO[str]:
@@ -71,8 +80,7 @@ def lasting_driver() -> type[Driver] | None:
     class LastingDriver(LinuxDriver):
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
-            self._file: Any = Screenless(_terminal(self._file))
-
+            self._file: Any = Screenless(_terminal(self._file), self.exit_event.set)
             self._title = ""
             self._raw: list[Any] | None = None  # modes of the terminal while the screen is shown
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from shared.protocol.accounts import Benchmark, Device, Me
+from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.text import duration
 from volunteer.control.event_sentences import escrow_words
 from volunteer.control.events import Sensed
@@ -31,6 +31,7 @@ from volunteer.tui.text import (
     spark,
     wrap,
 )
+from volunteer.tui.view import AgentView, ModelView
 from volunteer.tui.widgets.panel import Panel, Scene, age, aged
 
 NAME_CELLS = 9
@@ -216,46 +217,65 @@ class RunCard(Panel):
 
 
 def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    view, glyphs = scene.view, scene.glyphs
+    view = scene.view
     run = view.run()
     info, beat, model = view.info(run), view.beat(run), view.models.get(run)
     if info is None and beat is None:
         return blank(_("the run that you help appears here"), cells, height)
-    told = (beat.version if beat else 0, info.version if info else 0)
     begun = [task.version for task in view.status.tasks if task.run == run]
-    mine = model.mine if model else ()  # by the verdicts, which may come before the rest
-    version = max(*told, *begun, *mine)  # the newest of all sources
-    lines: list[Line] = [fact(_("version"), (str(version), "value"))]
-    newest = model.points[-1][1] if model and model.points else (info.loss if info else None)
-    first = model.points[0][1] if model and model.points else (info.loss_first if info else None)
-    if newest is not None:
-        better = first is not None and newest < first
-        what = fit(measure_word(info.measure if info else ""), NAME_CELLS - 1)
-        arrow = f"{loss(first)} {glyphs.right} " if first not in (None, newest) else ""
-        lines.append(fact(what, (arrow, "dim"), (loss(newest), "good" if better else "value")))
-    if info is not None and info.progress is not None:
-        tail = f" {percent(info.progress)}"
-        room = cells - NAME_CELLS - len(tail)
-        lines.append(fact(_("progress"), *bar(info.progress, room, glyphs), (tail, "text")))
-    said = next_merge(view, run, scene.now)
-    for row, text in enumerate(wrap(said, cells - NAME_CELLS, 2 if said else 0, glyphs.ellipsis)):
-        lines.append(fact(pgettext("version", "next") if row == 0 else "", (text, "text")))
     workers = beat.workers if beat else (info.workers if info else 0)
     workers = max(workers, 1 if begun else 0)  # a machine that has just begun is not counted yet
-    lines.append(fact(_("helpers"), (str(workers), "text"), (" " + _("online"), "dim")))
+    merge = next_merge(view, run, scene.now)
+    said = wrap(merge, cells - NAME_CELLS, 2 if merge else 0, scene.glyphs.ellipsis)
+    lines: list[Line] = [
+        fact(_("version"), (str(_newest_version(view, run, begun)), "value")),
+        *_loss_of(info, model, scene.glyphs),
+        *_progress_of(info, cells, scene.glyphs),
+        *(
+            fact(pgettext("version", "next") if row == 0 else "", (text, "text"))
+            for row, text in enumerate(said)
+        ),
+        fact(_("helpers"), (str(workers), "text"), (" " + _("online"), "dim")),
+    ]
     if model is not None and model.mine:
-        lines.append(
-            fact(_("my part"), (f"{glyphs.mark} ", "mark"), (_mine(len(model.mine)), "text"))
-        )
+        mark = (f"{scene.glyphs.mark} ", "mark")
+        lines.append(fact(_("my part"), mark, (_mine(len(model.mine)), "text")))
     if info is not None and info.parameters:
-        lines.append(
-            fact(_("model"), (_("{weights} weights", weights=count(info.parameters)), "text"))
-        )
+        weights = _("{weights} weights", weights=count(info.parameters))
+        lines.append(fact(_("model"), (weights, "text")))
     if info is not None and info.licence:
         lines.append(fact(_("licence"), (fit(info.licence, cells - NAME_CELLS), "text")))
-    lines.append(fact(_("traffic"), (traffic(view, glyphs), "text")))
+    lines.append(fact(_("traffic"), (traffic(view, scene.glyphs), "text")))
     lines.append(fact(_("session"), *_session(scene)))
     return lines[:height]
+
+
+def _newest_version(view: AgentView, run: str, begun: Sequence[int]) -> int:
+    """Return the newest version of all sources; verdicts may come before the rest."""
+    info, beat, model = view.info(run), view.beat(run), view.models.get(run)
+    told = (beat.version if beat else 0, info.version if info else 0)
+    return max(*told, *begun, *(model.mine if model else ()))
+
+
+def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> list[Line]:
+    """Return the row of the run's measure, from the first to the newest."""
+    points = model.points if model else ()
+    newest = points[-1][1] if points else (info.loss if info else None)
+    first = points[0][1] if points else (info.loss_first if info else None)
+    if newest is None:
+        return []
+    better = first is not None and newest < first
+    what = fit(measure_word(info.measure if info else ""), NAME_CELLS - 1)
+    arrow = f"{loss(first)} {glyphs.right} " if first not in (None, newest) else ""
+    return [fact(what, (arrow, "dim"), (loss(newest), "good" if better else "value"))]
+
+
+def _progress_of(info: RunInfo | None, cells: int, glyphs: Glyphs) -> list[Line]:
+    if info is None or info.progress is None:
+        return []
+    tail = f" {percent(info.progress)}"
+    room = cells - NAME_CELLS - len(tail)
+    return [fact(_("progress"), *bar(info.progress, room, glyphs), (tail, "text"))]
 
 
 def _mine(versions: int) -> str:
