@@ -63,7 +63,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
 
 
 class Looked(NamedTuple):
-    """What a state is read from."""
+    """View, time, signs and device of which a state is told."""
 
     view: AgentView
     now: float
