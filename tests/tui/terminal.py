@@ -122,7 +122,9 @@ class Terminal:
         return termios.tcgetattr(self._slave) == self.before
 
     def _read(self, timeout_s: float) -> bool:
-        ready, _, _ = select.select([self.master], [], [], timeout_s)
+        poll = select.poll()  # takes any number of a file, which select() does not
+        poll.register(self.master, select.POLLIN)
+        ready = poll.poll(1000 * timeout_s)
         if not ready:
             return False
         try:

@@ -100,7 +100,7 @@ async def test_a_command_that_signs_nothing_needs_the_database_alone(
     shared: tuple[str, str], tmp_path: Path
 ) -> None:
     await first_replica(shared, tmp_path / "r1")
-    listed = command("volunteer", "list", shared[0])
+    listed = command("volunteer", "list", shared[0], XDG_DATA_HOME=str(tmp_path / "none"))
     assert listed.returncode == 0, listed.stderr
 
 

@@ -96,7 +96,8 @@ async def test_answers_take_the_threads_the_memory_and_the_device_of_the_setting
         [line] = [
             found.cmdline()
             for found in psutil.Process().children(recursive=True)
-            if "coordinator.inference.worker" in found.cmdline()
+            if found.status() != psutil.STATUS_ZOMBIE
+            and "coordinator.inference.worker" in found.cmdline()
         ]
         assert line[0] == sys.executable
         assert line[-3:] == words
