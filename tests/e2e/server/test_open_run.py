@@ -84,7 +84,7 @@ async def test_honest_strangers_are_vetted_and_paid_and_made_up_work_is_neither(
             before = await head(home)
             eve = await home.stranger("Eve")
             said = await noise(eve, 1)
-            assert said.state == "accepted"
+            assert said.state in ("accepted", "superseded")  # a merge may come before it
             assert said.reveal == ()  # it was committed to nothing
             await settled(home)
             me = decode(await eve.get("/workers/me"), Me)
