@@ -261,9 +261,10 @@ def order(conn: Connection, volunteer_id: str, worker_id: str, order: str, now: 
 
 
 def orders(conn: Connection, since: float) -> dict[str, OwnOrder]:
-    """Return the orders of owners that were given since an instant, by machine."""
+    """Return the newest orders of owners that were given since an instant, by machine."""
     found = select(workers.c.id, workers.c.ordered, workers.c.ordered_at)
-    rows = conn.execute(found.where(workers.c.ordered_at > since).limit(ORDERS_MAX))
+    newest = found.where(workers.c.ordered_at > since).order_by(workers.c.ordered_at.desc())
+    rows = conn.execute(newest.limit(ORDERS_MAX))
     return {row.id: OwnOrder(order=row.ordered, at=row.ordered_at) for row in rows}
 
 
