@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -28,6 +28,8 @@ from shared.workloads.base import Job, TrainSettings, Work
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
 from shared.workloads.training.device_differences import autocast
+from shared.workloads.training.ranks import Ranks
+from shared.workloads.training.step_loop import StepWork
 from tests.support.workloads import tiny_gomoku
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.machine.benchmark import benchmark
@@ -228,6 +230,47 @@ def together(bench: Bench, small: bool) -> list[Row]:
     return [("two processes", said, min(rates) > 0)]
 
 
+def ranks(bench: Bench) -> list[Row]:
+    """All cards of this machine as one worker, over nccl."""
+    others = [f"cuda:{number}" for number in range(1, torch.cuda.device_count())]
+    if not bench.device.startswith("cuda") or not others:
+        return [("ranks", "not tried: they need two cards", True)]
+    task, spread = bench.task(), Ranks(others)
+
+    def both() -> tuple[float, float, bool]:
+        alone = bench.begin(task)
+        first = timed(alone)
+        together = cast(StepWork, bench.begin(task))
+        together.spread(spread, partial(begun, bench.model, bench.data, task))
+        timed(together)  # starts the processes
+        again = cast(StepWork, bench.begin(task))
+        again.spread(spread, partial(begun, bench.model, bench.data, task))
+        second = timed(again)
+        one, two = alone.result()[1], again.result()[1]
+        return first, second, all(torch.allclose(one[n], two[n], atol=1e-4) for n in one)
+
+    try:
+        first, second, same = bench.trainer.call(both).result(600)
+    finally:
+        spread.stop()
+    said = f"{first / second:.2f} of one card by {1 + len(others)}; the same update: {same}"
+    return [("ranks", said, same)]
+
+
+def timed(work: Work) -> float:
+    """Seconds of a whole task."""
+    began = time.perf_counter()
+    while not work.done:
+        work.advance()
+    work.result()
+    return time.perf_counter() - began
+
+
+def begun(model: Mapping[str, Any], data: Folder, task: Job, device: str) -> StepWork:
+    """A rank's part of a task."""
+    return cast(StepWork, WORKLOAD.begin(task, WORKLOAD.init(model, 0), data, device, None))
+
+
 def inference(bench: Bench) -> list[Row]:
     slots = 4
 
@@ -276,6 +319,7 @@ def check(device: str, size: Size, folder: Path, *, small: bool) -> list[Row]:
         lambda: out_of_memory(bench),
         lambda: pausing(bench),
         lambda: together(bench, small),
+        lambda: ranks(bench),
         lambda: inference(bench),
         lambda: selfplay(bench, folder),
     )

@@ -61,6 +61,7 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     nnpack: bool = False  # products by transforms, where oneDNN is not (volunteers turn it off)
     nudge: float = 0.0  # of each number of the base, by its own size
     share: float = 1.0  # of each portion that is learnt from: a cheat
+    device: str = "cpu"
 
 
 REFERENCE = Arithmetic(name="avx512", process="avx512")
@@ -81,6 +82,12 @@ NARROW = (
     Arithmetic(name="nudged", process="avx512", nudge=NUDGES["float32"]),
     Arithmetic(name="bf16, nudged", process="avx512", kind="bfloat16", nudge=NUDGES["bfloat16"]),
     Arithmetic(name="nnpack", process="mixed", kind="nnpack", onednn=False, nnpack=True),
+)
+CARDS = (
+    Arithmetic(name="card", process="avx512", device="cuda:0", kind="card"),
+    Arithmetic(name="card, portions", process="avx512", device="cuda:0", kind="card", halvings=2),
+    Arithmetic(name="card, tf32", process="avx512", device="cuda:0", kind="card tf32"),
+    Arithmetic(name="card, bf16", process="avx512", device="cuda:0", kind="card bfloat16"),
 )
 EMULATED = Arithmetic(name="bf16, avx2", process="avx2", kind="bfloat16")  # forty times slower
 
@@ -208,7 +215,8 @@ def learn(asked: Asked, how: Arithmetic, base: Arrays, inner: Arrays | None) -> 
     """Do a task; returns what it has learnt after each probe."""
     about = subject(asked.subject, asked.folder)
     torch.set_num_threads(how.threads)
-    narrow = how.kind == "bfloat16"
+    narrow = how.kind.endswith("bfloat16")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = "tf32" in how.kind
     train = msgspec.structs.replace(asked.job.train, precision="bfloat16" if narrow else "float32")
     job = msgspec.structs.replace(asked.job, train=train)
     state = None if inner is None else tensors(inner)
@@ -218,7 +226,7 @@ def learn(asked: Asked, how: Arithmetic, base: Arrays, inner: Arrays | None) -> 
         stack.enter_context(torch.backends.nnpack.flags(enabled=how.nnpack))
         stack.enter_context(_shortened() if how.kind == "tf32" else nullcontext())
         base = _nudged(about, base, how.nudge) if how.nudge else base
-        work = about.workload.begin(job, tensors(base), about.data, "cpu", state)
+        work = about.workload.begin(job, tensors(base), about.data, how.device, state)
         for _ in range(0 if about.cut_alike else how.halvings):
             work.halve()
         if how.share < 1.0:
@@ -234,8 +242,9 @@ def _probed(
         while step < steps and not work.done:
             step = work.advance().step
         after = work.result()[1]
+        after = {name: value.cpu() for name, value in after.items()}
         row = [(base[name] - after[name].numpy()).reshape(-1) for name in about.learnt]
-        state = {name: value.numpy().copy() for name, value in work.state().items()}
+        state = {name: value.cpu().numpy().copy() for name, value in work.state().items()}
         weights = {f"weights/{name}": after[name].numpy().copy() for name in after}
         yield steps, (np.concatenate(row), state | weights)
 

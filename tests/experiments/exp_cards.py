@@ -1,0 +1,98 @@
+"""Work of a graphics card that a processor does again: is an honest card paid, and never punished?
+
+    make experiments EXPERIMENT=cards                a card that CUDA reaches; minutes
+
+A task is done by the card in float32, in portions, with TF32 and in bfloat16, and again by the
+processor. Of classes that differ, the loose bound pays; a card beside itself has the tight one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+
+from coordinator.rules.likeness import TIGHT, judge, share, within
+from tests.experiments.arithmetic import CARDS, NARROW, REFERENCE, SUBJECTS, subject
+from tests.experiments.arithmetic_report import redone
+from tests.experiments.cells import Row, arguments, work_off
+from tests.experiments.exp_arithmetic import BASES, Cell, Laboratory, beside
+
+TASKS = {30: 8, 100: 1, 500: 1}  # of each subject and base, by steps
+NUDGED = ("nudged", "bf16, nudged")
+
+
+class CardLaboratory(Laboratory):
+    """A processor and a card."""
+
+    def play(self, cell: Cell | str) -> Row:
+        """Do a task on both; figures of all pairs, and how far it drifts."""
+        assert isinstance(cell, Cell)
+        about = subject(cell.subject, str(self._folder))
+        past, job = self._past(cell, about), cell.task(about)
+        nudged = [one for one in NARROW if one.name in (*NUDGED, "bf16")]
+        every = (REFERENCE, *nudged, *CARDS)
+        done = {how.name: self._learn(cell, job, how, past)[cell.steps] for how in every}
+        found: dict[str, Any] = {
+            f"{mine.name} | {theirs.name}": beside(done[mine.name], done[theirs.name])
+            for mine, theirs in combinations((REFERENCE, *CARDS), 2)
+        }
+        drift = beside(done["avx512"], done["nudged"]), beside(done["bf16"], done["bf16, nudged"])
+        return {"pairs": found, "drift": drift}
+
+
+def table(rows: dict[str, Row]) -> list[str]:
+    """Lines: of each pair how far apart, and what the bounds say."""
+    found: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
+    for row in rows.values():
+        for name, figures in row["pairs"].items():
+            found[name].append((figures, row["drift"]))
+    lines = [
+        "| done by, done again by | tasks | difference: median, 0.9, most | within tight | paid "
+        "| share of the pay | failed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, pairs in found.items():
+        far = [figures[0] for figures, _ in pairs]
+        narrow = "bf16" in name
+        same = name.count("card") == 2 and name.count("bf16") != 1 and name.count("tf32") != 1
+        precision = "bfloat16" if narrow or not same else "float32"
+        cases = [redone(figures, drift[precision == "bfloat16"]) for figures, drift in pairs]
+        said = [judge(one, precision, comparable=same) for one in cases]
+        paid = [share(one, precision, comparable=same) for one in cases]
+        tight = sum(within(redone(figures), TIGHT[precision]) for figures, _ in pairs)
+        lines.append(
+            f"| {' beside '.join(name.split(' | '))} | {len(far)} | {np.median(far):.0e},"
+            f" {np.quantile(far, 0.9):.2f}, {max(far):.2f} | {tight} | {said.count('passed')}"
+            f" | {np.mean(paid):.2f} | {said.count('failed')} |"
+        )
+    return lines
+
+
+def main() -> int:
+    options = arguments(__doc__ or "")
+    if not torch.cuda.is_available():
+        print("cards: torch finds no card on this machine")
+        return 75
+    laboratory = CardLaboratory(options.out)
+    sizes = {30: 1} if options.quick else TASKS
+    listed = {
+        cell.name: cell
+        for number in range(max(sizes.values()))
+        for steps, tasks in sizes.items()
+        for base in BASES
+        if number < tasks
+        for cell in (Cell(subject=name, base=base, steps=steps, number=number) for name in SUBJECTS)
+    }
+    done = work_off(options, listed, laboratory.play)
+    laboratory.close()
+    print("\n".join(table(done)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
