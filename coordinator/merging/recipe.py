@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from coordinator.merging.shard_files import ShardFiles
     from coordinator.storage.blobs import BlobStore
 
 
@@ -117,7 +118,9 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         found = zip(self.rows, self.weights, strict=True)
         return [row.volunteer_id for row, weight in found if weight]
 
-    async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.MergeOrder:
+    async def order(
+        self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""
+    ) -> step.MergeOrder:
         """Return the order with its files; `part` marks files of one shard. Raises NotFound."""
         return await self.order_on(
             blobs,
@@ -128,7 +131,13 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def order_on(
-        self, blobs: BlobStore, *, base: Path, state: Sequence[Path], threads: int, part: str = ""
+        self,
+        blobs: BlobStore | ShardFiles,
+        *,
+        base: Path,
+        state: Sequence[Path],
+        threads: int,
+        part: str = "",
     ) -> step.MergeOrder:
         """Return the order on other files of the base. Raises NotFound."""
         plan = self.plan

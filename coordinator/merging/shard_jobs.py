@@ -27,6 +27,7 @@ from coordinator.database import merge_jobs, merges
 from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import MergeRecipe
+from coordinator.merging.shard_files import ShardFiles
 from coordinator.platform import Platform, PlatformService
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
 from shared.tensors.frame import Written
@@ -189,37 +190,41 @@ class Parts(PlatformService):
         recipe = await self._db.read(
             lambda conn: recipes.read(conn, merges.by_id(conn, part.merge_id))
         )
-        shard = recipe.shards[part.shard]
-        threads = max(1, self.threads // recipe.terms.shards)
-        order = await recipe.order(self._blobs, threads, f"{part.id}.{part.fence}")
         path = self._blobs.scratch() / f"part-{part.id}-{part.fence}-{self._owner}"
         state = path.with_name(f"{path.name}-state")
-        loop = asyncio.get_running_loop()
+        threads = max(1, self.threads // recipe.terms.shards)
         try:
-            if part.phase == "survey":
-                written = await loop.run_in_executor(
-                    self._pool, step.survey_shard, order, shard, path
-                )
-                await self._blobs.put_file(written.sha256, path)
-                return MergedPart(sha256=written.sha256, size=written.size)
-            surveys = await self._surveys(part.merge_id)
-            outcome = await loop.run_in_executor(
-                self._pool, step.merge_shard, order, shard, surveys, path, state
-            )
-            await self._blobs.put_file(outcome.weights.sha256, path)
-            if outcome.state is not None:
-                await self._blobs.put_file(outcome.state.sha256, state)
-            return MergedPart(
-                sha256=outcome.weights.sha256,
-                size=outcome.weights.size,
-                state_sha256=outcome.state.sha256 if outcome.state else "",
-                state_size=outcome.state.size if outcome.state else 0,
-                squares=outcome.squares,
-                voices=outcome.turns,
-            )
+            with ShardFiles(self._blobs, recipe, recipe.shards[part.shard], path) as files:
+                order = await recipe.order(files, threads, f"{part.id}.{part.fence}")
+                return await self._computed(part, recipe, order, (path, state))
         finally:
             path.unlink(missing_ok=True)
             state.unlink(missing_ok=True)
+
+    async def _computed(
+        self, part: PartRow, recipe: MergeRecipe, order: step.MergeOrder, to: tuple[Path, Path]
+    ) -> MergedPart:
+        shard, (path, state) = recipe.shards[part.shard], to
+        loop = asyncio.get_running_loop()
+        if part.phase == "survey":
+            written = await loop.run_in_executor(self._pool, step.survey_shard, order, shard, path)
+            await self._blobs.put_file(written.sha256, path)
+            return MergedPart(sha256=written.sha256, size=written.size)
+        surveys = await self._surveys(part.merge_id)
+        outcome = await loop.run_in_executor(
+            self._pool, step.merge_shard, order, shard, surveys, path, state
+        )
+        await self._blobs.put_file(outcome.weights.sha256, path)
+        if outcome.state is not None:
+            await self._blobs.put_file(outcome.state.sha256, state)
+        return MergedPart(
+            sha256=outcome.weights.sha256,
+            size=outcome.weights.size,
+            state_sha256=outcome.state.sha256 if outcome.state else "",
+            state_size=outcome.state.size if outcome.state else 0,
+            squares=outcome.squares,
+            voices=outcome.turns,
+        )
 
     async def _surveys(self, merge_id: int) -> list[Path]:
         rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge_id))

@@ -15,11 +15,11 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
+# Finds the bytes [start, stop) that are needed of a file by reading it.
+FindSpans: TypeAlias = Callable[[BinaryIO], Iterable[tuple[int, int]]]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BROKEN = {errno.EROFS, errno.EIO}  # a disk after an error of its own
@@ -79,6 +81,11 @@ class BlobStore(Protocol):
 
     async def local(self, sha256: str) -> Path:
         """Return a read-only local file with the blob's bytes, to be memory-mapped."""
+
+    async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
+        """Return a local file with at least some spans of the bytes, to be memory-mapped: the blob's
+        own, or a new one `into`, with holes, for the caller to delete.
+        """
 
     async def hash(self, sha256: str) -> str:
         """Read a stored blob in full, past any cache; return its SHA-256. This finds bit rot."""
@@ -290,6 +297,9 @@ class DiskBlobs:
         if not await in_pool(path.is_file):
             raise NotFound(f"the blob {sha256} is not in the store")
         return path
+
+    async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
+        return await self.local(sha256)
 
     async def hash(self, sha256: str) -> str:
         return await in_pool(self._hash, sha256)

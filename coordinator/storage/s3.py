@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from coordinator.storage.blobs import (
     READ_BYTES,
     BlobEntry,
     FileStream,
+    FindSpans,
     Pieces,
     check_name,
     in_pool,
@@ -27,6 +28,7 @@ from coordinator.storage.blobs import (
     storage_errors,
     sync_file,
 )
+from coordinator.storage.sparse_copy import SparseCopy
 from coordinator.storage.staging import Staging
 from shared.errors import Configuration, NotFound, Unavailable
 from shared.installation import lacking
@@ -140,6 +142,23 @@ class S3Blobs:
             await in_pool(lambda: part.unlink(missing_ok=True))
         return path
 
+    async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
+        path = self._cache / check_name(sha256)
+        if await in_pool(path.is_file):
+            return path
+        size = await self._stored_size(sha256)
+        await in_pool(self._fill, self._key(sha256), size, spans, into)
+        return into
+
+    def _fill(self, key: str, size: int, spans: FindSpans, into: Path) -> None:
+        def get(start: int, stop: int) -> Any:
+            with _store_errors():
+                return self._obstore.get_range(self._store, key, start=start, end=stop)
+
+        with storage_errors(), SparseCopy(into, size, get) as file:
+            for start, stop in spans(file):
+                file.fetch(start, stop)
+
     async def _download(self, sha256: str, part: Path) -> str:
         digest = hashlib.sha256()
         stream = await self._stored_range(sha256, 0, await self._stored_size(sha256))
@@ -242,14 +261,20 @@ class S3Blobs:
                 yield found
 
     async def _call(self, awaitable: Any) -> Any:
-        from obstore.exceptions import BaseError, NotFoundError
-
-        try:
+        with _store_errors():
             return await awaitable
-        except (NotFoundError, FileNotFoundError) as error:
-            raise NotFound("the blob is not in the object store") from error
-        except (BaseError, OSError) as error:
-            raise Unavailable("the object store does not answer", retry_after_s=5.0) from error
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    from obstore.exceptions import BaseError, NotFoundError
+
+    try:
+        yield
+    except (NotFoundError, FileNotFoundError) as error:
+        raise NotFound("the blob is not in the object store") from error
+    except (BaseError, OSError) as error:
+        raise Unavailable("the object store does not answer", retry_after_s=5.0) from error
 
 
 async def _nothing() -> AsyncGenerator[bytes, None]:

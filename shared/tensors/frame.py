@@ -74,8 +74,7 @@ class Frame(Mapping[str, Array]):
 
     def span(self, name: str) -> tuple[int, int]:
         """Return the offsets of a tensor's first byte in the file, and the byte after its last."""
-        begin, end = self._header.entries[name].data_offsets
-        return self._header.data_start + begin, self._header.data_start + end
+        return self._header.span(name)
 
     def close(self) -> None:
         """Unmap the file, now or when the last array from it is gone."""
@@ -123,13 +122,15 @@ def parse_frame(data: bytes, schema: Schema) -> Frame:
     return Frame(data, header, schema)
 
 
-def read_header(source: Path | bytes, limit: int = HEADER_BYTES_MAX) -> Header:
+def read_header(source: Path | BinaryIO | bytes, limit: int = HEADER_BYTES_MAX) -> Header:
     """Return the header of a file, or of bytes that begin one. Raises InvalidFrame."""
     if isinstance(source, bytes):
         length = header_length(source[:LENGTH_BYTES], len(source), limit)
         return parse_header(source[LENGTH_BYTES : LENGTH_BYTES + length])
+    if not isinstance(source, Path):
+        return _read_header(source, os.fstat(source.fileno()).st_size, limit)
     with source.open("rb") as file:
-        return _read_header(file, os.fstat(file.fileno()).st_size, limit)
+        return read_header(file, limit)
 
 
 def _read_header(file: BinaryIO, size: int, limit: int) -> Header:

@@ -8,6 +8,7 @@ looked at. No numpy here.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, NoReturn, TypeAlias
 
@@ -40,6 +41,15 @@ class Header(msgspec.Struct, frozen=True):
     entries: dict[str, Entry]
     metadata: dict[str, str]
     data_start: int
+
+    def span(self, name: str, first: int = 0, stop: int | None = None) -> tuple[int, int]:
+        """Return the offsets in the file of a tensor's elements [first, stop), all by default."""
+        entry = self.entries[name]
+        begin, end = entry.data_offsets
+        count = math.prod(entry.shape)
+        width = (end - begin) // max(1, count)
+        begin += self.data_start
+        return begin + first * width, begin + (count if stop is None else stop) * width
 
 
 def header_limit(schema: Schema) -> int:

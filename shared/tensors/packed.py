@@ -90,7 +90,7 @@ class PackedFile:
         self._room = max((_chunk_bytes(spec) for spec in wire), default=0)
         self._slots: dict[int, _ChunkSlot] = {}  # by thread
         with path.open("rb") as file:
-            self._places = _places(file, wire)
+            self._places = places(file, wire)
             self._packed = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def chunk(self, name: str, index: int) -> Array:
@@ -152,23 +152,26 @@ class _ChunkSlot:
             self._map.close()
 
 
-def _places(file: BinaryIO, wire: Schema) -> dict[str, list[tuple[int, int]]]:
-    """Return the first byte of each chunk in the file, and the byte after the last."""
+def places(file: BinaryIO, wire: Schema) -> dict[str, list[tuple[int, int]]]:
+    """Return the first byte of each chunk in the file, and the byte after the last.
+
+    Raises InvalidFrame.
+    """
     size = os.fstat(file.fileno()).st_size
     if file.read(len(MAGIC)) != MAGIC:
         raise InvalidFrame(f"this is not {WHAT}")
-    places: dict[str, list[tuple[int, int]]] = {spec.name: [] for spec in wire}
+    found: dict[str, list[tuple[int, int]]] = {spec.name: [] for spec in wire}
     for spec in wire:
         for start, stop in grid(spec.count):
             begin = file.tell()
             for _ in range(NUMPY[spec.dtype].itemsize):
                 skip_piece(file, stop - start, WHAT)
-            places[spec.name].append((begin, file.tell()))
+            found[spec.name].append((begin, file.tell()))
     if file.tell() > size:
         raise InvalidFrame(f"{WHAT} ends too early")
     if file.tell() < size:
         raise InvalidFrame(f"{WHAT} goes on behind its last tensor")
-    return places
+    return found
 
 
 def _chunk_bytes(spec: TensorSpec) -> int:

@@ -7,11 +7,12 @@ int64 whatever the codec, first in the file so that they stay aligned.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -25,8 +26,9 @@ from shared.tensors.blocks import (
     refuse_nonfinite,
     sum_squares,
 )
-from shared.tensors.frame import Frame, FrameWriter, open_frame
-from shared.tensors.packed import PackedFile, beside, pack
+from shared.tensors.frame import Frame, FrameWriter, open_frame, read_header
+from shared.tensors.header import check_header, header_limit
+from shared.tensors.packed import PackedFile, beside, pack, places
 from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
 from shared.tensors.sparse import TopK
 from shared.tensors.spec import (
@@ -41,6 +43,7 @@ from shared.tensors.spec import (
 
 Residual: TypeAlias = Mapping[str, Array]
 Tensors: TypeAlias = Mapping[str, Any]
+Spans: TypeAlias = Iterator[tuple[int, int]]  # first byte, and the byte after the last
 Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first element, numbers
 
 
@@ -84,6 +87,20 @@ class Codec(Protocol):
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
         """Open an update after checking its header. Raises InvalidFrame."""
+
+    def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:
+        """Yield the bytes of an update's file from which pieces of the chunk grid are decoded.
+
+        Raises InvalidFrame.
+        """
+
+
+class Cut(NamedTuple):
+    """Elements [start, stop) of a flat tensor, a piece of the chunk grid."""
+
+    spec: TensorSpec
+    start: int
+    stop: int
 
 
 class TensorPart(NamedTuple):
@@ -252,6 +269,20 @@ class FrameCodec:
         source = _Tensors(open_frame(path, self.wire_schema(schema)), self.kernel)
         return DecodedUpdate(source, schema, self.kernel)
 
+    def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:
+        wire = self.wire_schema(schema)
+        header = read_header(file, header_limit(wire))
+        check_header(header, wire, os.fstat(file.fileno()).st_size)
+        for spec, start, stop in cuts:
+            if spec.role != "parameter":
+                yield header.span(spec.name, start, stop)
+                continue
+            before, behind = (
+                self.kernel.parts(TensorSpec(spec.name, (count,))) for count in (start, stop)
+            )
+            for first, last in zip(before, behind, strict=True):
+                yield header.span(first.name, first.count, last.count)
+
     def _encode(
         self,
         spec: TensorSpec,
@@ -318,6 +349,10 @@ class PackedCodec:
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
         source = _Chunks(PackedFile(path, self.wire_schema(schema)))
         return DecodedUpdate(source, schema, self.inner.kernel)
+
+    def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:
+        found = places(file, self.wire_schema(schema))
+        return (found[cut.spec.name][cut.start // CHUNK_ELEMENTS] for cut in cuts)
 
 
 class _Feedback:

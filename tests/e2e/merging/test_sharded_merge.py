@@ -28,6 +28,7 @@ from coordinator.database.tables.merges import merges as merges_table
 from coordinator.database.tables.merges import state_parts as state_parts_table
 from coordinator.http.app import opened
 from coordinator.runs.definition import definition
+from coordinator.storage import sparse_copy
 from shared.decoding import convert
 from tests.support.failpoints import Fault, Faults, fail, faults, install, kill
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
@@ -156,6 +157,29 @@ async def test_a_log_with_other_bytes_is_found_out(tmp_path: Path) -> None:
         lighter = update(contributions_table).where(c.version == 2, c.id == 4).values(weight=0.5)
         await home.coordinator.db.write(lambda conn: conn.execute(lighter))
         assert await remade(home, 0) == (2, 2)
+
+
+# --- a store elsewhere ---
+
+
+async def test_a_shard_reads_only_its_ranges_of_a_store(
+    tmp_path: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse_copy, "AHEAD_BYTES", 8)
+    async with local_coordinator(tmp_path, blobs=s3_url) as home:
+        await home.start_run(SHARDED)
+        crew = await joined(home)
+        cache = home.coordinator.blobs.scratch().parent
+        for version in range(1, 4):
+            await round_of(crew, version)
+            for path in cache.iterdir():
+                if path.is_file():
+                    path.unlink()
+            sent = await home.coordinator.db.read(lambda conn: contributions.mergeable(conn, 1))
+            assert await home.coordinator.merger.merge_if_due(1)
+            assert not [row for row in sent if (cache / row.sha256).exists()]
+        assert await remade(home, 0) == (3, None)
+        assert await sound(home)
 
 
 # --- failures ---

@@ -1,0 +1,87 @@
+"""Files of a merge as far as one shard reads them: its ranges of a store that is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+from coordinator.aggregation.shards import file_name
+from shared.tensors.frame import read_header
+from shared.tensors.quantize import Cut, codec
+
+if TYPE_CHECKING:
+    from coordinator.aggregation.shards import Shard
+    from coordinator.merging.recipe import MergeRecipe
+    from coordinator.storage.blobs import BlobStore, FindSpans
+    from shared.tensors.spec import Schema
+
+Span = tuple[int, int]
+
+
+class ShardFiles:
+    """Base, state and contributions of a recipe, each with at least the bytes of a shard.
+
+    A context: what was copied for the shard is gone after it.
+    """
+
+    def __init__(self, blobs: BlobStore, recipe: MergeRecipe, shard: Shard, beside: Path) -> None:
+        """Set up; names of copies begin with that of `beside`."""
+        self._blobs = blobs
+        self._beside = beside
+        self._copies: list[Path] = []
+        cuts = [Cut(piece.spec, piece.start, piece.stop) for piece in shard]
+        self._spans: dict[str, FindSpans] = {
+            row.sha256: partial(_of_update, row.codec, recipe.about.schema, cuts)
+            for row in recipe.rows
+        }
+        self._spans |= {sha256: partial(_of_state, shard) for sha256 in recipe.state}
+        self._spans[recipe.base.master_sha256] = partial(_of_weights, shard)
+
+    async def local(self, sha256: str) -> Path:
+        """Return the file of a blob, whole or in part. Raises NotFound."""
+        into = self._beside.with_name(f"{self._beside.name}-{sha256}")
+        self._copies.append(into)
+        return await self._blobs.part(sha256, self._spans[sha256], into)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for path in self._copies:
+            path.unlink(missing_ok=True)
+
+
+def _of_update(name: str, schema: Schema, cuts: Iterable[Cut], file: BinaryIO) -> Iterator[Span]:
+    return codec(name).spans(file, schema, cuts)
+
+
+def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:
+    """Yield the shard's pieces, and buffers whole: how far one moves depends on all of it."""
+    header = read_header(file)
+    for piece in shard:
+        ends = (piece.start, piece.stop) if piece.spec.role == "parameter" else (0, None)
+        yield header.span(piece.spec.name, *ends)
+
+
+def _of_state(shard: Shard, file: BinaryIO) -> Iterator[Span]:
+    """Yield counters and the slots of the shard's pieces, whatever the file's split was."""
+    header = read_header(file)
+    slots = {name.partition("/")[0] for name in header.entries} - {"count"}
+    for name in header.entries:
+        if name.startswith("count/"):
+            yield header.span(name)
+    for slot in slots:
+        for piece in shard:
+            whole = f"{slot}/{piece.spec.name}"
+            if whole in header.entries:
+                yield header.span(whole, piece.start, piece.stop)
+            elif f"{slot}/{file_name(piece)}" in header.entries:
+                yield header.span(f"{slot}/{file_name(piece)}")
