@@ -58,10 +58,9 @@ def table(rows: dict[str, Row]) -> list[str]:
     ]
     for name, pairs in found.items():
         far = [figures[0] for figures, _ in pairs]
-        narrow = "bf16" in name
-        same = name.count("card") == 2 and name.count("bf16") != 1 and name.count("tf32") != 1
-        precision = "bfloat16" if narrow or not same else "float32"
-        cases = [redone(figures, drift[precision == "bfloat16"]) for figures, drift in pairs]
+        same = name.count("card") == 2
+        precision = "bfloat16" if same else "float32"
+        cases = [redone(figures, drift[1]) for figures, drift in pairs]
         said = [judge(one, precision, comparable=same) for one in cases]
         paid = [share(one, precision, comparable=same) for one in cases]
         tight = sum(within(redone(figures), TIGHT[precision]) for figures, _ in pairs)

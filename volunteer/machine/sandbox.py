@@ -8,7 +8,7 @@ children; `outside` does what needs the desktop or the settings.
 
     read and execute    the system, Python and its packages
     write               profile, downloads, exports, temporary files of its own, devices, caches of
-                        GPU drivers
+                        GPU drivers, names of threads
     connect             TCP to the ports that are given (Landlock 4), no Unix socket by its name
     signals             to itself and its children (Landlock 6)
 
@@ -34,12 +34,13 @@ _PATH_BENEATH, _PORT = 1, 2  # kinds of rules
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2  # prctl
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE = 1 << 14
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _MOVES, _NET, _SCOPED = 2, 4, 6  # versions that let files move, know TCP, know scopes
 _OF_VERSION = (0, 13, 14, 15, 15, 16)  # number of rights that each version of the interface knows
 _BIND, _CONNECT = 1 << 0, 1 << 1  # rights of TCP ports
 _SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals
-_FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15  # truncate, ioctl
+_FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | 1 << 15  # ioctl
 
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/proc", "/sys", "/nix",
@@ -95,6 +96,7 @@ def confine(
             _allow(ruleset, path, _READ & files)
         for path in _writable([*own, temporary]):
             _allow(ruleset, path, files)
+        _allow(ruleset, _threads(), (_READ | _WRITE_FILE | _TRUNCATE) & files)
         for port in set(ports or ()) if net else ():
             rule = ctypes.create_string_buffer(struct.pack("=QQ", _CONNECT, port))
             _call(_ADD, ruleset, _PORT, rule, 0)
@@ -128,6 +130,13 @@ def _readable() -> Sequence[Path]:
 
 def _writable(own: Iterable[Path]) -> Sequence[Path]:
     return [*own, *(Path(place).expanduser() for place in DRIVERS), Path("/dev")]
+
+
+def _threads() -> Path:
+    """Return where threads are named, without which CUDA begins nothing: that of every process, so
+    that ranks have theirs, unless the kernel could be told there to run a program.
+    """
+    return Path("/proc/self" if os.access("/proc/sys/kernel/core_pattern", os.W_OK) else "/proc")
 
 
 def _filter_calls() -> bool:

@@ -10,6 +10,9 @@ from torch import Tensor
 # Where oneDNN is not there, as in PyTorch for macOS, NNPACK multiplies by transforms that leave
 # little where there was nothing: a young player of Gomoku was a third off after 30 steps.
 torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
+# Newer cards shorten the factors of convolutions to ten bits, a hundredth of the update off what
+# older ones compute; whoever wants speed says `precision = "bfloat16"`.
+torch.backends.cudnn.allow_tf32 = False
 
 
 def to_host(value: Tensor) -> Tensor:

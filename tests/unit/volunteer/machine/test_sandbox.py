@@ -58,6 +58,8 @@ for name, act in (
     ("serve", lambda: listener.listen()),
     ("read config", lambda: config.read_text()),
     ("save", lambda: outside.do(settings.save, config, {"threads": 3})),
+    ("name a thread", lambda: Path(f"/proc/self/task/{os.getpid()}/comm").write_text("trainer")),
+    ("crash handler", lambda: open("/proc/sys/kernel/core_pattern", "a").close()),
     ("read other", lambda: key.read_text()),
     ("list other", lambda: list(key.parent.iterdir())),
     ("write other", lambda: key.write_text("mine")),
@@ -96,7 +98,7 @@ REFUSED = {
     "d: its own settings": ("write config", "replace config", "free"),
     "f: temporary files of others": ("shared temporary",),
     "files of its owner": ("read other", "list other", "write other", "delete other", "start path"),
-    "its terminal, and more": ("type", "acl", "job"),
+    "its terminal, and more": ("type", "acl", "job", "crash handler"),
 }
 
 
@@ -159,7 +161,7 @@ def _joined(base: Path, url: str, environ: dict[str, str]) -> None:
 def test_a_confined_program_does_its_work(found: dict[str, str]) -> None:
     acts = (
         "write own", "move own", "link own", "read own", "export", "import", "null", "temporary",
-        "child", "coordinator", "resolve", "serve", "read config", "save",
+        "child", "coordinator", "resolve", "serve", "read config", "save", "name a thread",
     )  # fmt: skip
     assert {act: found[act] for act in acts} == dict.fromkeys(acts, "done")
     assert found["config"] == "# mine\nthreads = 3\n"
