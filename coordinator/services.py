@@ -32,6 +32,8 @@ from coordinator.compute import Compute, half_the_cores
 from coordinator.config import Settings
 from coordinator.database.engine.open_database import Database, file_of, is_new, migrate
 from coordinator.database.monitoring.gauges import Gauge, gauges
+from coordinator.experience.harvest import Harvest
+from coordinator.experience.replay import Replay
 from coordinator.inference.answerers import Answerers
 from coordinator.inference.answers import Answers
 from coordinator.inference.builtin import BuiltinEngine, Power
@@ -56,8 +58,6 @@ from coordinator.scheduling.claims import Claims, ClaimTerms
 from coordinator.scheduling.heartbeat_replies import Heartbeats
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
-from coordinator.selfplay.game_intake import Harvest
-from coordinator.selfplay.replay import Replay
 from coordinator.signals import Signals
 from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory

@@ -34,7 +34,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 HOUSE = {
     "shared": "protocol tensors workloads.gpt workloads.dcgan workloads.gomoku"
     " workloads.causal_lm workloads.data workloads.training",
-    "coordinator": "cli demo top http.routes pages admin services intake upkeep selfplay merging"
+    "coordinator": "cli demo top http.routes pages admin services intake upkeep experience merging"
     " scheduling accounts runs database.engine database.tables database.ledger database.migrations"
     " database.monitoring rules"
     " aggregation plan storage simulate",

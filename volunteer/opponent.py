@@ -15,7 +15,7 @@ from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from shared.tensors.frame import open_frame
 from shared.workloads.base import load
-from shared.workloads.games import BoardAnalysis, MoveReply, Opponent
+from shared.workloads.games import BoardAnalysis, Games, MoveReply, Opponent
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
 from volunteer.storage.blob_cache import Cache
@@ -66,8 +66,8 @@ class Rival:
             manifest = checked(await self._api.version(self._run, version), self._public_key)
         if {manifest.run, newest.run} != {self._run}:
             raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
-        games = load(manifest.workload, self._enabled).games
-        if games is None:
+        games = load(manifest.workload, self._enabled).experience
+        if not isinstance(games, Games):
             raise BadRequest(
                 Sentence(
                     '"{run}" plays no games: {workload} is not played',
@@ -106,10 +106,11 @@ class Rival:
 
         torch.set_num_threads(self._threads)
         workload = load(manifest.workload, self._enabled)
-        assert workload.games is not None  # `sit` has looked
+        games = workload.experience
+        assert isinstance(games, Games)  # `sit` has looked
         frame = open_frame(path, workload.schema(manifest.config), copy_on_write=True)
         weights = {name: torch.from_numpy(frame.array(name)) for name in frame}
-        return workload.games.opponent(manifest.config, weights)
+        return games.opponent(manifest.config, weights)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

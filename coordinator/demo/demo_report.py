@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from coordinator.database import games, runs, versions
+from coordinator.database import experience, runs, versions
+from coordinator.experience.replay import ANCHOR, standing
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
-from coordinator.selfplay.replay import ANCHOR, standing
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
-from shared.workloads.games import Encounter
+from shared.workloads.games import Encounter, Games
 
 GAMES = 40  # of the last match
 
@@ -140,7 +140,7 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
 async def strength(services: Any, name: str) -> Strength | None:
     """Return the strength of a run's newest version; None where versions do not play, or of one."""
     run = await services.db.read(lambda conn: runs.by_name(conn, name))
-    if definition(run).workload.games is None or run.head == ANCHOR:
+    if not isinstance(definition(run).workload.experience, Games) or run.head == ANCHOR:
         return None
     first, last = [
         await services.db.read(lambda conn, n=number: versions.get(conn, run.id, n))
@@ -148,8 +148,8 @@ async def strength(services: Any, name: str) -> Strength | None:
     ]
     paths = [await services.blobs.local(row.published_sha256) for row in (last, first)]
     found = await asyncio.to_thread(_meet, run, paths)
-    rows = await services.db.read(lambda conn: games.matches_of(conn, run.id))
-    own = games.MatchRow(
+    rows = await services.db.read(lambda conn: experience.matches_of(conn, run.id))
+    own = experience.MatchRow(
         contribution_id=0,
         run_id=run.id,
         version=run.head,
@@ -178,11 +178,10 @@ def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
 
     torch.set_num_threads(1)
     about = definition(run)
-    assert about.workload.games is not None  # the caller has looked
+    played = about.workload.experience
+    assert isinstance(played, Games)  # the caller has looked
     last, first = (read_weights(path, about) for path in paths)
-    return about.workload.games.meet(
-        about.file.model, about.file.task.options, (last, first), GAMES
-    )
+    return played.meet(about.file.model, about.file.task.options, (last, first), GAMES)
 
 
 def traffic_of(path: Path) -> ProcessTraffic:

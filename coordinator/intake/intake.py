@@ -36,6 +36,7 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Background, NextPart
 from coordinator.database.tasks import FailureKind, TaskRow
+from coordinator.experience.harvest import Harvest
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan_tables import Plan
 from coordinator.platform import Platform, PlatformService
@@ -46,7 +47,6 @@ from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
 from coordinator.scheduling.lease_message import UPDATES
-from coordinator.selfplay.game_intake import Harvest
 from coordinator.traffic import SLOW_S, Durations
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import audits, datasets, games, record, versions
+from coordinator.database import audits, datasets, experience, record, versions
 from coordinator.database.datasets import DatasetRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
@@ -159,7 +159,7 @@ class Datasets(PlatformService):
             return (
                 datasets.is_served(conn, sha256)
                 or versions.is_published(conn, sha256)
-                or games.is_chunk(conn, sha256)
+                or experience.is_chunk(conn, sha256)
                 or audits.is_lent(conn, worker_id, sha256)
             )
 

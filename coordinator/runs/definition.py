@@ -26,7 +26,7 @@ from shared.workloads.base import TrainSettings, Workload, load
 
 if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
-    from shared.workloads.games import SelfPlay
+    from shared.workloads.experience import Pacing
 
 # float32 three times: the file's content, the model built from it, what evaluating it needs
 BYTES_A_PARAMETER = 12
@@ -75,10 +75,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         return run.samples_total if self.play is None else 0
 
     @property
-    def play(self) -> SelfPlay | None:
-        """Return how it paces games, where it learns from games against itself."""
-        games = self.workload.games
-        return games.plan(self.file.model, self.file.task.options) if games else None
+    def play(self) -> Pacing | None:
+        """Return how it paces its experience, where it makes its own data."""
+        found = self.workload.experience
+        return found.plan(self.file.model, self.file.task.options) if found else None
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import evaluations, games, record, runs, statistics, versions
+from coordinator.database import evaluations, experience, record, runs, statistics, versions
 from coordinator.database.statistics import Marks, Stretch
 from coordinator.rules import run_file
 from coordinator.ttl_cache import REST, CachedValue, KeyedCache
@@ -202,7 +202,7 @@ class PublicRuns:
         """Return Elo of the versions that played matches, with its error; oldest first."""
 
         def read(conn: Connection) -> tuple[tuple[int, float, float], ...]:
-            found = games.measured(conn, run.id)
+            found = experience.measured(conn, run.id)
             return tuple(
                 (version, values["elo"], values.get("elo_error", 0.0))
                 for version, values in sorted(found.items())

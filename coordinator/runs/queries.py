@@ -11,7 +11,7 @@ from coordinator.database import (
     contributions,
     datasets,
     evaluations,
-    games,
+    experience,
     runs,
     versions,
     volunteers,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.rules.run_file import RunFile
     from shared.signing import SigningKey
-    from shared.workloads.games import SelfPlay
+    from shared.workloads.experience import Pacing
 
 LIVE_S = 4 * HEARTBEAT_S
 PATIENCE_S = 300.0  # with vetted volunteers that send nothing, where the plan has no deadline
@@ -179,7 +179,7 @@ class RunQueries:
             needs=state.needs,
             merge_in_s=state.deadline_in_s,
             workers=runs.live_workers(conn, run.id, now - LIVE_S),
-            games_per_hour=games.per_hour(conn, run.id, now) if play else None,
+            games_per_hour=experience.per_hour(conn, run.id, now) if play else None,
             credit_shares=_credit_shares(conn, run, play) if play else {},
         )
 
@@ -203,7 +203,7 @@ class RunQueries:
             if volunteer_id and pairs:
                 first, last = pairs[0][0].version, pairs[-1][0].version
                 mine = contributions.merged_by(conn, run.id, volunteer_id, first, last)
-            rated = games.measured(conn, run.id)
+            rated = experience.measured(conn, run.id)
             found = [_version_info(row, seen, run, rated) for row, seen in pairs]
             drawn = _pictures(conn, [seen for _, seen in pairs])
             return tuple(
@@ -320,25 +320,27 @@ def merging_text(needs: int, merge_in_s: float | None) -> str:
     return text
 
 
-def _credit_shares(conn: Connection, run: RunRow, play: SelfPlay) -> dict[str, float]:
+def _credit_shares(conn: Connection, run: RunRow, play: Pacing) -> dict[str, float]:
     """Return the shares of a run's credits that players, learners and matches get in the long run;
     none before the first games.
 
     A learner waits until there are positions enough for it, so that its plan says how many are
     played for each that it learns from.
     """
-    micro, positions = games.pay_of_positions(conn, run.id)
-    if not positions:
+    micro, samples = experience.pay_of_samples(conn, run.id)
+    if not samples:
         return {}
     task = definition(run).file.task
     needed = task.local_steps * task.batch_size / play.reuse
     paid = {
         "learn": float(run.price_micro * task.local_steps),
-        "selfplay": needed * micro / positions,
+        "selfplay": needed * micro / samples,
         "evaluate": 0.0,
     }
     if play.match_every:
-        match = play.match_games * price_of_flops(run.price_micro, run.step_flops, play.game_flops)
+        match = play.match_games * price_of_flops(
+            run.price_micro, run.step_flops, play.episode_flops
+        )
         paid["evaluate"] = match / (play.match_every * max(1, phases.at_head(run).quorum))
     whole = sum(paid.values())
     return {kind: each / whole for kind, each in paid.items() if each}

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.audits import AuditLease
     from coordinator.database.claim_rows import LiveRun
-    from shared.workloads.games import SelfPlay
+    from shared.workloads.experience import Pacing
 
 UPDATES = {
     "selfplay": "games",
@@ -72,7 +72,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     file: RunFile
     plan: Plan
     options: str  # the workload's own, as JSON
-    play: SelfPlay | None = None  # of a run that makes its own data
+    play: Pacing | None = None  # of a run that makes its own data
 
     @property
     def kind(self) -> str:
@@ -151,10 +151,10 @@ def _libraries(workload: str, file: RunFile) -> tuple[str, ...]:
     return tuple(load(workload).libraries(file.model)) if workload in installed() else ()
 
 
-def _play(workload: str, file: RunFile) -> SelfPlay | None:
-    """Return the plan of a run's games; None for a workload that is not installed here."""
-    games = load(workload).games if workload in installed() else None
-    return games.plan(file.model, file.task.options) if games else None
+def _play(workload: str, file: RunFile) -> Pacing | None:
+    """Return the pace of a run's experience; None for a workload that is not installed here."""
+    experience = load(workload).experience if workload in installed() else None
+    return experience.plan(file.model, file.task.options) if experience else None
 
 
 def phase(spec: Spec, line: LiveRun) -> Plan:
@@ -189,18 +189,18 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
     )
     if play is None:
         return run
-    # Its pass is a row of games without an end, as far as learners keep up; a step is a game.
+    # Its pass is a row of episodes without an end, as far as learners keep up; each is a step.
     settings = msgspec.structs.replace(spec.file.task, batch_size=1, min_steps=1)
     return msgspec.structs.replace(
         run,
         settings=settings,
-        local_steps=play.games,
+        local_steps=play.episodes,
         passes=0,
-        step_flops=play.game_flops,
-        price_micro=price_of_flops(spec.price_micro, spec.step_flops, play.game_flops),
+        step_flops=play.episode_flops,
+        price_micro=price_of_flops(spec.price_micro, spec.step_flops, play.episode_flops),
         beside=BESIDE,
         endless=True,
-        short_of=f'"{spec.name}" has games enough: a learner has to use them first',
+        short_of=f'"{spec.name}" has {play.unit}s enough: a learner has to use them first',
     )
 
 

@@ -13,7 +13,7 @@ import structlog
 from coordinator.database import (
     datasets,
     evaluations,
-    games,
+    experience,
     merge_jobs,
     recomputes,
     record,
@@ -22,11 +22,11 @@ from coordinator.database import (
     upload_rows,
     versions,
 )
+from coordinator.experience.replay import opponents
 from coordinator.platform import Platform, PlatformService
 from coordinator.runs.definition import definition
 from coordinator.runs.run_ends import why_end
 from coordinator.runs.settlement import settle_accepted
-from coordinator.selfplay.replay import opponents
 from coordinator.storage.blobs import in_pool
 from shared.errors import VolunteerError
 
@@ -139,7 +139,7 @@ class Upkeep(PlatformService):
         await in_pool(_clear, self._blobs.scratch(), before)
 
         def candidates(conn: Connection) -> set[str]:
-            played = games.blobs_in_use(conn, self._clock.now())
+            played = experience.blobs_in_use(conn, self._clock.now())
             moving = merge_jobs.blobs_in_use(conn) | upload_rows.arrived(conn)
             moving |= recomputes.blobs_in_use(conn)
             return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from shared.workloads.games import Games
+    from shared.workloads.experience import Experience
 
 ENTRY_POINTS = "volunteer.workloads"
 HALVINGS_MAX = 8  # of the portions of a task
@@ -323,7 +323,7 @@ class Workload(Protocol):
     version: int
     dataset_kinds: tuple[str, ...]
     traits: Traits = Traits()
-    games: Games | None = None  # of a workload that makes its own data by playing
+    experience: Experience | None = None  # of a workload that makes its own data
     formats: tuple[str, ...] = ()  # that `convert` knows
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
 

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import torch
 
-from coordinator.selfplay.game_intake import TOLERATED_SHARE
+from coordinator.experience.harvest import TOLERATED_SHARE
 from shared.tensors.frame import FrameWriter
 from shared.workloads.base import Job, TrainSettings
-from shared.workloads.games import KnownVersion
+from shared.workloads.experience import KnownVersion
 from shared.workloads.gomoku.games_service import GomokuGames
 from shared.workloads.gomoku.records import decode, encode
 from tests.experiments.digits import Weights
@@ -91,9 +91,9 @@ class Gomoku:
         version = KnownVersion(number=0, sha256=KNOWN, since_s=0.0)
         secret = int(self._random.integers(1 << 62))
         found = self._games.inspect(self._job(who, seed), data, [version], lambda _: path, secret)
-        missing = max(0, GAMES - found.games - found.refused - found.stale)
+        missing = max(0, GAMES - found.episodes - found.refused - found.stale)
         tolerated = max(1, int(TOLERATED_SHARE * GAMES))
-        return None if found.refused + missing > tolerated or not found.games else found.data
+        return None if found.refused + missing > tolerated or not found.episodes else found.data
 
     def task(self) -> Job:
         """The next learn task."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from coordinator.database.tables.games import harvests
+from coordinator.database.tables.experience import harvests
 from shared.protocol.versions import VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.records import decode as read_games

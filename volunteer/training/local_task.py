@@ -27,7 +27,7 @@ from shared.tensors.update import delta
 from shared.text import size as bytes_in_words
 from shared.workloads.base import Job, Result, Traits, Weights, Work, Workload
 from shared.workloads.base import load as load_workload
-from shared.workloads.games import Actor
+from shared.workloads.experience import Actor
 from shared.workloads.training.micro_batch import Paced, Rankable
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole

@@ -16,7 +16,7 @@ from coordinator.database import key_values
 from coordinator.database.standings import refusals as newest_refusals
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
-from coordinator.database.tables.games import harvests
+from coordinator.database.tables.experience import harvests
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.trust import recomputes
@@ -117,7 +117,7 @@ def _flows(
     n, h = newest.c, harvests.c
     query = (
         select(n.run_id, n.kind, n.state, func.count(), func.sum(n.samples))
-        .add_columns(func.sum(h.games), func.sum(h.positions))
+        .add_columns(func.sum(h.episodes), func.sum(h.samples))
         .join(harvests, h.contribution_id == n.id, isouter=True)
         .where(n.state != "rejected")
         .group_by(n.run_id, n.kind, n.state)

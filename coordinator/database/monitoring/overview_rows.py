@@ -26,7 +26,7 @@ from sqlalchemy import (
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import its, one_of
 from coordinator.database.tables.contributions import contributions
-from coordinator.database.tables.games import harvests
+from coordinator.database.tables.experience import harvests
 from coordinator.database.tables.inference import usage
 from coordinator.database.tables.merges import merge_parts, merges
 from coordinator.database.tables.runs import runs

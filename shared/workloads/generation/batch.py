@@ -48,6 +48,7 @@ class NextToken(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     text: str = ""
     chosen: SampledToken | None = None
+    end: SampledToken | None = None  # that ended the sequence and is no part of its text
     finish: Finish | None = None
 
 
@@ -75,7 +76,7 @@ class Continuation:
         """Append the next token; return the text that it adds."""
         asked = self.sequence
         if chosen.token == self._end or chosen.token in asked.ends:
-            return NextToken(id=asked.id, text=self._stream.end(), finish="stop")
+            return NextToken(id=asked.id, text=self._stream.end(), end=chosen, finish="stop")
         self.made += 1
         text = self._stream.add(chosen.token)
         finish: Finish | None = None

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.workloads.base import Config, Job, Weights
 from shared.workloads.elo import MatchScore
-from shared.workloads.games import (
-    Encounter,
-    Games,
-    Inspection,
-    KnownVersion,
-    Opponent,
-    Sealed,
-    SelfPlay,
-)
+from shared.workloads.experience import Inspection, KnownVersion, Pacing, Sealed, behind
+from shared.workloads.games import Encounter, Games, Opponent
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, forward_flops
 from shared.workloads.gomoku.records import GameRecord, InvalidGame, decode, encode, score
 from shared.workloads.gomoku.verification import Bench, examine, numbering
@@ -25,8 +17,6 @@ from shared.workloads.gomoku.verification import Bench, examine, numbering
 if TYPE_CHECKING:
     from shared.workloads.gomoku.network import NetEvaluator
 
-# an actor hears of a version with its next heartbeat; that long nobody can know of it
-NOTICE_S = 60.0
 _FILLED = (
     1 / 4
 )  # of the board when a game ends, about: only the first estimate of what a game costs
@@ -35,13 +25,13 @@ _FILLED = (
 class GomokuGames(Games):
     """Games of Gomoku; see `Games`."""
 
-    def plan(self, config: Config, options: Mapping[str, Any]) -> SelfPlay:
+    def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
         checked, how = GomokuConfig.from_dict(config), GomokuOptions.from_dict(options)
         one = forward_flops(checked)
-        return SelfPlay(
-            games=how.games,
-            game_flops=one * how.simulations * max(2 * checked.win, checked.cells * _FILLED),
-            position_flops=one,
+        return Pacing(
+            episodes=how.games,
+            episode_flops=one * how.simulations * max(2 * checked.win, checked.cells * _FILLED),
+            evaluation_flops=one,
             chunk=how.chunk,
             window=how.window,
             window_min=how.window_min,
@@ -63,7 +53,7 @@ class GomokuGames(Games):
         *,
         whole: bool = False,
     ) -> Inspection:
-        """Inspect a file of games; see `Games.inspect`. Valid games among others are kept."""
+        """Inspect a file of games; see `Experience.inspect`. Valid games among others are kept."""
         config, how = GomokuConfig.from_dict(job.config), GomokuOptions.from_dict(job.options)
         match = job.kind == "evaluate"
         try:
@@ -78,9 +68,8 @@ class GomokuGames(Games):
             seed=secret,
             share=1.0 if whole else how.match_replay if match else 0.0,
         )
-        known = sorted(versions, key=lambda version: version.since_s)
         wrong = numbering(records, job, match=match)
-        stale = {} if match else _stale(records, known, how.lag)
+        stale = {} if match else _stale(records, versions, how.lag)
         sound = [place for place in range(len(records)) if place not in wrong | stale]
         told = examine([records[place] for place in sound], bench)
         wrong |= {sound[at]: complaint for at, complaint in told.items()}
@@ -89,8 +78,8 @@ class GomokuGames(Games):
         found = score(kept) if match else MatchScore()
         return Inspection(
             data=encode(kept) if kept else b"",
-            games=len(kept),
-            positions=searched,
+            episodes=len(kept),
+            samples=searched,
             evaluations=searched * (bench.manner.simulations + 1),
             refused=len(wrong),
             stale=len(stale.keys() - wrong.keys()),
@@ -103,7 +92,7 @@ class GomokuGames(Games):
     def seal(self, files: Sequence[bytes]) -> Sealed:
         records = [record for data in files for record in decode(data)]
         positions = sum(len(record.visits) for record in records)
-        return Sealed(data=encode(records), games=len(records), positions=positions)
+        return Sealed(data=encode(records), episodes=len(records), samples=positions)
 
     def opponent(self, config: Config, weights: Weights) -> Opponent:
         from shared.workloads.gomoku.network_opponent import GomokuOpponent
@@ -130,23 +119,12 @@ class GomokuGames(Games):
 def _stale(
     records: Sequence[GameRecord], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return the games, by place, that began with a version too far behind the newest known to
-    their player.
-
-    Judged by when a game began and never by when it was handed in: a slow machine's long game is as
-    welcome as any.
-    """
-    published = [version.since_s for version in known]
-    found: dict[int, str] = {}
-    for place, record in enumerate(records):
-        before = bisect.bisect_right(published, max(0.0, record.began_s - NOTICE_S))
-        newest = max((version.number for version in known[:before]), default=record.version)
-        if record.version < newest - lag:
-            found[place] = (
-                f"game {record.game} began with version {record.version} when version {newest} was"
-                f" out, more than {lag} behind"
-            )
-    return found
+    """Return the games, by place, that began with a version too far behind."""
+    begun = [(record.version, record.began_s) for record in records]
+    return {
+        place: f"game {records[place].game} began with {said}"
+        for place, said in behind(begun, known, lag).items()
+    }
 
 
 def _players(config: GomokuConfig, weights: Callable[[int], Path]) -> Callable[[int], NetEvaluator]:

@@ -45,7 +45,7 @@ class GomokuWorkload(Workload):
     dataset_kinds = ()
     formats = ("onnx",)
     traits = Traits(items="positions", measure="tactical loss", loss_is_measured=False)
-    games = GomokuGames()
+    experience = GomokuGames()
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         return {

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.database import games, runs
+from coordinator.database import experience, runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.demo.demo_report import strength
 from shared.protocol.contributions import Verdict
@@ -59,9 +59,9 @@ async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
         assert rows[0].metrics["elo"] == 0
         assert {"tactics", "tactics_win", "loss"} <= set(rows[0].metrics)
         assert rated(rows)[0].metrics["elo_error"] > 0
-        found = await home.coordinator.db.read(lambda conn: games.totals(conn, 1))
+        found = await home.coordinator.db.read(lambda conn: experience.totals(conn, 1))
         assert found.sealed >= 4
-        assert found.positions > found.sealed
+        assert found.samples > found.sealed
         [beat] = await home.coordinator.runs.queries.beats()
         assert set(beat.credit_shares) == {"selfplay", "learn", "evaluate"}
         assert sum(beat.credit_shares.values()) == pytest.approx(1)
@@ -135,8 +135,8 @@ async def test_one_odd_game_is_left_out_and_the_others_count(home: LocalCoordina
     )
     assert verdict.state == "accepted"
     assert verdict.message.startswith("3 valid games, 1 left out: game 0")
-    found = await home.coordinator.db.read(lambda conn: games.unsealed(conn, 1, 10))
-    assert [row.games for row in found] == [3]
+    found = await home.coordinator.db.read(lambda conn: experience.unsealed(conn, 1, 10))
+    assert [row.episodes for row in found] == [3]
     assert await sound(home)
 
 
@@ -257,11 +257,11 @@ async def test_only_a_match_that_was_checked_moves_the_best_version(home: LocalC
 
     verdict = await eve.do(lease, won)
     assert (verdict.state, verdict.reason) == ("rejected", "games")
-    assert await home.coordinator.db.read(lambda conn: games.matches_of(conn, 1)) == []
+    assert await home.coordinator.db.read(lambda conn: experience.matches_of(conn, 1)) == []
     again = await ann.claim("evaluate")
     assert (await ann.do(again)).state == "accepted"
     await home.coordinator.replay.tend(1)
-    match = (await home.coordinator.db.read(lambda conn: games.matches_of(conn, 1)))[0]
+    match = (await home.coordinator.db.read(lambda conn: experience.matches_of(conn, 1)))[0]
     assert (match.version, match.against) == (1, 0)
     assert match.wins + match.draws + match.losses == 4
     rows = {row.version: row for row in await history(home)}
@@ -292,9 +292,13 @@ async def test_files_of_games_live_as_long_as_somebody_may_read_them(
     ann = await player(home, "Ann")
     await ann.do(await ann.claim("selfplay"))
     await home.coordinator.replay.tend(1)
-    window = await home.coordinator.db.read(lambda conn: games.window(conn, 1, 64))
-    used = await home.coordinator.db.read(lambda conn: games.blobs_in_use(conn, home.clock.now()))
+    window = await home.coordinator.db.read(lambda conn: experience.window(conn, 1, 64))
+    used = await home.coordinator.db.read(
+        lambda conn: experience.blobs_in_use(conn, home.clock.now())
+    )
     assert used == {window[0].sha256}
-    later = home.clock.now() + games.KEPT_S + 1
-    await home.coordinator.db.write(lambda conn: games.retire(conn, 1, 1, home.clock.now()))
-    assert await home.coordinator.db.read(lambda conn: games.blobs_in_use(conn, later)) == set()
+    later = home.clock.now() + experience.KEPT_S + 1
+    await home.coordinator.db.write(lambda conn: experience.retire(conn, 1, 1, home.clock.now()))
+    assert (
+        await home.coordinator.db.read(lambda conn: experience.blobs_in_use(conn, later)) == set()
+    )

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from shared.errors import BadRequest, InvalidFrame, InvalidRunFile
 from shared.workloads.base import TrainSettings
-from shared.workloads.games import Actor
+from shared.workloads.experience import Actor
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator, build
 from shared.workloads.gomoku.play import PlayWork

@@ -1,4 +1,4 @@
-"""Games of self-play: harvests, the chunks of the replay window, matches and metrics."""
+"""Experience of actors: harvests, the chunks of the replay window, matches and metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, S
 
 from coordinator.database.tables.base import Key, metadata
 
-# The good games of one accepted contribution, until they are sealed into a chunk.
+# The good episodes of one accepted contribution, until they are sealed into a chunk.
 harvests = Table(
     "harvests",
     metadata,
@@ -14,14 +14,14 @@ harvests = Table(
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
-    Column("games", Integer, nullable=False),
-    Column("positions", Integer, nullable=False),
+    Column("episodes", Integer, nullable=False),
+    Column("samples", Integer, nullable=False),
     Column("chunk", Integer, nullable=True),  # number of the chunk they went into
     Column("at", Double, nullable=False),
 )
 Index("ix_harvests_open", harvests.c.run_id, harvests.c.chunk)
 
-# The replay window: immutable files of games in the order in which they were sealed. Nothing is
+# The replay window: immutable files of episodes in the order in which they were sealed. Nothing is
 # ever taken out.
 chunks = Table(
     "chunks",
@@ -30,8 +30,8 @@ chunks = Table(
     Column("number", Integer, primary_key=True),
     Column("sha256", String(64), nullable=False, index=True),
     Column("size", BigInteger, nullable=False),
-    Column("games", Integer, nullable=False),
-    Column("positions", Integer, nullable=False),
+    Column("episodes", Integer, nullable=False),
+    Column("samples", Integer, nullable=False),
     Column("sealed_at", Double, nullable=False),
     Column("retired_at", Double, nullable=True),  # left the window; the file goes a day later
 )

@@ -21,7 +21,7 @@ from coordinator.compute import Compute, Stop
 from coordinator.database import (
     contributions,
     datasets,
-    games,
+    experience,
     recomputes,
     runs,
     tasks,
@@ -47,7 +47,7 @@ from shared.errors import InvalidRunFile, NotFound
 from shared.protocol.base import Reason
 from shared.text import counted
 from shared.workloads.base import Job
-from shared.workloads.games import Games, Inspection, KnownVersion
+from shared.workloads.experience import Experience, Inspection, KnownVersion
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -85,7 +85,7 @@ def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) 
         return files[number]
 
     # The secret is drawn when the games are in: no client knows which will be checked.
-    return games_of(case.run).inspect(
+    return experience_of(case.run).inspect(
         case.job, path.read_bytes(), case.known, weights, secrets.randbits(63), whole=case.drawn
     )
 
@@ -142,7 +142,7 @@ class Harvest(PlatformService):
             return  # another replica was faster
         run = runs.by_id(conn, row.run_id)
         play = definition(run).play
-        flops = found.evaluations * (play.position_flops if play else 0.0)
+        flops = found.evaluations * (play.evaluation_flops if play else 0.0)
         price = price_of_flops(run.price_micro, run.step_flops, flops)
         row = msgspec.structs.replace(row, price_micro=price)
         judgement = judge(case, found, run.state)
@@ -169,7 +169,7 @@ class Harvest(PlatformService):
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
         if case.drawn and judgement is not SUSPENDED:
-            self._proved(conn, row, "passed", f"all of {counted(found.games, 'game')} replayed")
+            self._proved(conn, row, "passed", f"all of {counted(found.episodes, 'game')} replayed")
 
     def _proved(self, conn: Connection, row: ContributionRow, result: Result, said: str) -> None:
         """Store the draw that this verdict settled: all games were replayed."""
@@ -189,9 +189,9 @@ class Harvest(PlatformService):
         now = self._clock.now()
         if case.match:
             against = next(v.number for v in case.known if v.number != row.base_version)
-            games.add_match(
+            experience.add_match(
                 conn,
-                games.MatchRow(
+                experience.MatchRow(
                     contribution_id=row.id,
                     run_id=row.run_id,
                     version=row.base_version,
@@ -204,15 +204,15 @@ class Harvest(PlatformService):
             )
             return
         datasets.register(conn, [(sha256, len(found.data), "games")], now)
-        games.add_harvest(
+        experience.add_harvest(
             conn,
-            games.HarvestRow(
+            experience.HarvestRow(
                 contribution_id=row.id,
                 run_id=row.run_id,
                 sha256=sha256,
                 size=len(found.data),
-                games=found.games,
-                positions=found.positions,
+                episodes=found.episodes,
+                samples=found.samples,
                 chunk=None,
                 at=now,
             ),
@@ -235,30 +235,32 @@ class Harvest(PlatformService):
             accounts.set_trust(conn, row.volunteer_id, LOSS)
 
 
-def games_of(run: RunRow) -> Games:
-    """Return the games interface of a run's workload. Raises InvalidRunFile if it has none."""
-    found = definition(run).workload.games
+def experience_of(run: RunRow) -> Experience:
+    """Return the experience interface of a run's workload. Raises InvalidRunFile if it has none."""
+    found = definition(run).workload.experience
     if found is None:
-        raise InvalidRunFile(f'the workload "{run.workload}" makes no games')
+        raise InvalidRunFile(f'the workload "{run.workload}" makes no data of its own')
     return found
 
 
 def judge(case: GamesCase, found: Inspection, run_state: str) -> Judgement:
     """Return the verdict on a file of games."""
-    missing = max(0, case.asked - found.games - found.refused - found.stale)
+    missing = max(0, case.asked - found.episodes - found.refused - found.stale)
     bad = found.refused + missing
     tolerated = 0 if case.match else max(1, int(TOLERATED_SHARE * case.asked))
     if bad > tolerated:
         what = found.complaint or f"the file has {case.asked - missing} games of {case.asked}"
         message = f"{bad} of {case.asked} games were refused: {what}"[:500]
         return Judgement(state="rejected", reason=Reason.GAMES.value, message=message)
-    if not found.games:
+    if not found.episodes:
         return Judgement(state="rejected", reason=Reason.STALE.value, message=found.complaint[:500])
     if run_state not in runs.OPEN:
         return TOO_LATE
-    message = f"{counted(found.games, 'game')}, all valid"
-    if left := case.asked - found.games:
-        message = f"{counted(found.games, 'valid game')}, {left} left out: {found.complaint}"[:400]
+    message = f"{counted(found.episodes, 'game')}, all valid"
+    if left := case.asked - found.episodes:
+        message = f"{counted(found.episodes, 'valid game')}, {left} left out: {found.complaint}"[
+            :400
+        ]
     return Judgement(state="accepted", message=message)
 
 

@@ -1,4 +1,4 @@
-"""Games, their sealed chunks, the tasks of learners and matches, and match results."""
+"""Episodes, their sealed chunks, the tasks of learners and matches, and match results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 from coordinator.database.tables.contributions import contributions
-from coordinator.database.tables.games import chunks, harvests, matches, metrics
+from coordinator.database.tables.experience import chunks, harvests, matches, metrics
 from coordinator.database.tables.tasks import tasks
 from shared.units import DAY_S
 
@@ -33,8 +33,8 @@ class HarvestRow(msgspec.Struct, frozen=True, kw_only=True):
     run_id: int
     sha256: str
     size: int
-    games: int
-    positions: int
+    episodes: int
+    samples: int
     chunk: int | None
     at: float
 
@@ -46,8 +46,8 @@ class ChunkRow(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     sha256: str
     size: int
-    games: int
-    positions: int
+    episodes: int
+    samples: int
     sealed_at: float
     retired_at: float | None
 
@@ -66,19 +66,19 @@ class MatchRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a run's games by stage."""
+    """Counts of a run's episodes by stage."""
 
     open: int  # accepted, not sealed yet
     oldest_at: float | None  # of those
     sealed: int
-    positions: int  # sealed
-    planned: int  # positions that learn tasks were made for
+    samples: int  # sealed
+    planned: int  # samples that learn tasks were made for
     learnt: int  # of those, in tasks that are done
     learning: int  # learn tasks that have not ended
     measuring: int  # match tasks that have not ended
 
 
-# --- games ---
+# --- episodes ---
 
 
 def add_harvest(conn: Connection, row: HarvestRow) -> None:
@@ -108,12 +108,12 @@ def next_chunk(conn: Connection, run_id: int) -> int:
     return int(conn.execute(query).scalar_one()) + 1
 
 
-def window(conn: Connection, run_id: int, games: int) -> list[ChunkRow]:
-    """Return the newest chunks that hold at least this many games, oldest first."""
+def window(conn: Connection, run_id: int, episodes: int) -> list[ChunkRow]:
+    """Return the newest chunks that hold at least this many episodes, oldest first."""
     query = select(chunks).where(chunks.c.run_id == run_id, chunks.c.retired_at.is_(None))
     found: list[ChunkRow] = []
     for row in conn.execute(query.order_by(chunks.c.number.desc())).mappings():
-        if sum(chunk.games for chunk in found) >= games:
+        if sum(chunk.episodes for chunk in found) >= episodes:
             break
         found.append(ChunkRow(**row))
     return found[::-1]
@@ -140,22 +140,22 @@ def blobs_in_use(conn: Connection, now: float) -> set[str]:
 
 
 def per_hour(conn: Connection, run_id: int, now: float) -> float:
-    """Return the rate of sealed games an hour; 0 before there are two chunks."""
+    """Return the rate of sealed episodes an hour; 0 before there are two chunks."""
     c = chunks.c
-    query = select(c.games, c.sealed_at).where(c.run_id == run_id).order_by(c.number.desc())
+    query = select(c.episodes, c.sealed_at).where(c.run_id == run_id).order_by(c.number.desc())
     lately = [row for row in conn.execute(query.limit(LATELY)) if row.sealed_at >= now - 3600.0]
     if len(lately) < 2:
         return 0.0
     *played, oldest = lately
-    count = sum(int(row.games) for row in played)
+    count = sum(int(row.episodes) for row in played)
     return count * 3600.0 / max(1.0, now - float(oldest.sealed_at))
 
 
-def pay_of_positions(conn: Connection, run_id: int) -> tuple[int, int]:
-    """Return the micro-credits of the newest files of games, and the positions in them."""
+def pay_of_samples(conn: Connection, run_id: int) -> tuple[int, int]:
+    """Return the micro-credits of the newest files of episodes, and the samples in them."""
     h = harvests.c
     newest = (
-        select(h.positions, contributions.c.price_micro)
+        select(h.samples, contributions.c.price_micro)
         .join(contributions, contributions.c.id == h.contribution_id)
         .where(h.run_id == run_id)
         .order_by(h.contribution_id.desc())
@@ -164,18 +164,18 @@ def pay_of_positions(conn: Connection, run_id: int) -> tuple[int, int]:
     )
     sums = select(
         func.coalesce(func.sum(newest.c.price_micro), 0),
-        func.coalesce(func.sum(newest.c.positions), 0),
+        func.coalesce(func.sum(newest.c.samples), 0),
     )
-    micro, positions = conn.execute(sums).one()
-    return int(micro), int(positions)
+    micro, samples = conn.execute(sums).one()
+    return int(micro), int(samples)
 
 
 def totals(conn: Connection, run_id: int) -> Totals:
     h, c, t = harvests.c, chunks.c, tasks.c
-    waiting = select(func.coalesce(func.sum(h.games), 0), func.min(h.at))
+    waiting = select(func.coalesce(func.sum(h.episodes), 0), func.min(h.at))
     games, oldest_at = conn.execute(waiting.where(h.run_id == run_id, h.chunk.is_(None))).one()
-    kept = select(func.coalesce(func.sum(c.games), 0), func.coalesce(func.sum(c.positions), 0))
-    sealed, positions = conn.execute(kept.where(c.run_id == run_id)).one()
+    kept = select(func.coalesce(func.sum(c.episodes), 0), func.coalesce(func.sum(c.samples), 0))
+    sealed, samples = conn.execute(kept.where(c.run_id == run_id)).one()
     size = t.stop - t.start
     done = func.sum(case((t.state == "done", size), else_=0))
     made = select(func.coalesce(func.sum(size), 0), func.coalesce(done, 0)).where(
@@ -186,7 +186,7 @@ def totals(conn: Connection, run_id: int) -> Totals:
         open=int(games),
         oldest_at=oldest_at,
         sealed=int(sealed),
-        positions=int(positions),
+        samples=int(samples),
         planned=int(planned),
         learnt=int(learnt),
         learning=_unfinished(conn, run_id, "learn"),

@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from coordinator.database import datasets, games, runs, tasks, versions
-from coordinator.database.games import ChunkRow, HarvestRow, Totals
+from coordinator.database import datasets, experience, runs, tasks, versions
+from coordinator.database.experience import ChunkRow, HarvestRow, Totals
 from coordinator.database.runs import RunRow
+from coordinator.experience.harvest import OPPONENT, experience_of
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.sizing import task_seed
 from coordinator.runs.definition import price_of_flops
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import DATA, Spec
-from coordinator.selfplay.game_intake import OPPONENT, games_of
 from shared.decoding import convert, decode
 from shared.errors import VolunteerError
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.elo import MatchScore, Meeting, Rating, ratings
-from shared.workloads.games import SelfPlay
+from shared.workloads.experience import Pacing
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.database.games import MatchRow
+    from coordinator.database.experience import MatchRow
 
 POLL_S = 2.0
 SEAL_S = 20.0  # games wait no longer than this for a full chunk
@@ -91,9 +91,9 @@ class Replay(PlatformService):
 
     # --- sealing ---
 
-    async def _seal(self, run_id: int, play: SelfPlay) -> bool:
+    async def _seal(self, run_id: int, play: Pacing) -> bool:
         """Seal one chunk, if one is due."""
-        rows = await self._db.read(lambda conn: games.unsealed(conn, run_id, FILES_MAX))
+        rows = await self._db.read(lambda conn: experience.unsealed(conn, run_id, FILES_MAX))
         rows = _due(rows, play.chunk, self._clock.now())
         if not rows:
             return False
@@ -101,7 +101,7 @@ class Replay(PlatformService):
         paths = [await self._blobs.local(row.sha256) for row in rows]
         loop = asyncio.get_running_loop()
         sealed = await loop.run_in_executor(
-            self._threads, lambda: games_of(run).seal([path.read_bytes() for path in paths])
+            self._threads, lambda: experience_of(run).seal([path.read_bytes() for path in paths])
         )
         sha256 = await self._blobs.put_bytes(sealed.data)
 
@@ -110,42 +110,42 @@ class Replay(PlatformService):
             runs.by_id(conn, run_id, lock=True)
             chunk = ChunkRow(
                 run_id=run_id,
-                number=games.next_chunk(conn, run_id),
+                number=experience.next_chunk(conn, run_id),
                 sha256=sha256,
                 size=len(sealed.data),
-                games=sealed.games,
-                positions=sealed.positions,
+                episodes=sealed.episodes,
+                samples=sealed.samples,
                 sealed_at=now,
                 retired_at=None,
             )
             datasets.register(conn, [(sha256, chunk.size, "chunk")], now)
-            return games.seal(conn, chunk, [row.contribution_id for row in rows])
+            return experience.seal(conn, chunk, [row.contribution_id for row in rows])
 
         done = await self._db.write(store)
         if done:
-            log.info("sealed", run=run.name, games=sealed.games, positions=sealed.positions)
+            log.info("sealed", run=run.name, episodes=sealed.episodes, samples=sealed.samples)
         return done
 
     # --- pacing ---
 
-    def _pace(self, conn: Connection, spec: Spec, play: SelfPlay) -> bool:
+    def _pace(self, conn: Connection, spec: Spec, play: Pacing) -> bool:
         """Return the next tasks, and how many games may be begun, under the lock of the run."""
         run, now = runs.by_id(conn, spec.id, lock=True), self._clock.now()
         if run.state != "running":
             return False
-        found = games.totals(conn, run.id)
-        window = games.window(conn, run.id, play.window)[-CHUNKS_MAX:]
+        found = experience.totals(conn, run.id)
+        window = experience.window(conn, run.id, play.window)[-CHUNKS_MAX:]
         if window:
-            games.retire(conn, run.id, window[0].number, now)
+            experience.retire(conn, run.id, window[0].number, now)
         changed = self._allow(conn, run, play, found)
         while self._learn_due(spec, play, found, window):
             found = self._add_learn(conn, spec, run, found, window)
             changed = True
         return self._add_match(conn, spec, run, found) or changed
 
-    def _allow(self, conn: Connection, run: RunRow, play: SelfPlay, found: Totals) -> bool:
+    def _allow(self, conn: Connection, run: RunRow, play: Pacing, found: Totals) -> bool:
         """Return True if self-play may go on: at most `queue` games ahead of the learners."""
-        each = found.positions / max(1, found.sealed)
+        each = found.samples / max(1, found.sealed)
         used = found.learnt / (play.reuse * each) if each else 0.0
         allowed = int(used) + play.queue
         if allowed <= run.samples_total:
@@ -153,21 +153,21 @@ class Replay(PlatformService):
         runs.set_values(conn, run.id, samples_total=allowed)
         return True
 
-    def _learn_due(self, spec: Spec, play: SelfPlay, found: Totals, window: list[ChunkRow]) -> bool:
+    def _learn_due(self, spec: Spec, play: Pacing, found: Totals, window: list[ChunkRow]) -> bool:
         task = spec.file.task
         positions = task.local_steps * task.batch_size
         return (
             found.sealed >= play.window_min
             and found.learning < play.learners
-            and found.planned + positions <= play.reuse * found.positions
-            and sum(chunk.positions for chunk in window) >= task.batch_size
+            and found.planned + positions <= play.reuse * found.samples
+            and sum(chunk.samples for chunk in window) >= task.batch_size
         )
 
     def _add_learn(
         self, conn: Connection, spec: Spec, run: RunRow, found: Totals, window: list[ChunkRow]
     ) -> Totals:
         task = spec.file.task
-        start = games.next_start(conn, run.id, "learn")
+        start = experience.next_start(conn, run.id, "learn")
         positions = task.local_steps * task.batch_size
         data = DatasetManifest(
             name=f"{run.name} replay",
@@ -198,7 +198,7 @@ class Replay(PlatformService):
         if play is None or not play.match_every or found.measuring:
             return False
         best = run.best or 0
-        _, last = games.count_matches(conn, run.id)
+        _, last = experience.count_matches(conn, run.id)
         if run.head == best or run.head < last + play.match_every:
             return False
         other = versions.get(conn, run.id, best)
@@ -211,7 +211,7 @@ class Replay(PlatformService):
             assets={OPPONENT: ChunkRef(sha256=other.published_sha256, size=other.size, items=1)},
             meta={OPPONENT: best},
         )
-        flops = play.match_games * play.game_flops
+        flops = play.match_games * play.episode_flops
         values = {
             "run_id": run.id,
             "kind": "evaluate",
@@ -230,10 +230,10 @@ class Replay(PlatformService):
 
     async def _rate(self, run_id: int) -> None:
         """Rate the versions after new matches."""
-        count, _ = await self._db.read(lambda conn: games.count_matches(conn, run_id))
+        count, _ = await self._db.read(lambda conn: experience.count_matches(conn, run_id))
         if count == self._rated.get(run_id, 0):
             return
-        rows = await self._db.read(lambda conn: games.matches_of(conn, run_id))
+        rows = await self._db.read(lambda conn: experience.matches_of(conn, run_id))
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._threads, standing, rows)
         await self._db.write(lambda conn: self._store_rating(conn, run_id, found))
@@ -246,14 +246,14 @@ class Replay(PlatformService):
             version: {"elo": rating.elo, "elo_error": rating.error}
             for version, rating in found.ratings.items()
         }
-        games.measure(conn, run_id, figures, self._clock.now())
+        experience.measure(conn, run_id, figures, self._clock.now())
         runs.set_values(conn, run_id, best=found.best)
 
 
 def opponents(conn: Connection, run_id: int) -> set[int]:
     """Return the opponents in running matches: their files must stay."""
     found = set()
-    for stored in games.open_options(conn, run_id, "evaluate"):
+    for stored in experience.open_options(conn, run_id, "evaluate"):
         data = decode(stored).get(DATA)
         if data is not None:
             found.add(int(convert(data, DatasetManifest).meta[OPPONENT]))
@@ -264,7 +264,7 @@ def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
     """Return the files of games that go into the next chunk."""
     total = 0
     for count, row in enumerate(rows, 1):
-        total += row.games
+        total += row.episodes
         if total >= chunk:
             return rows[:count]
     waited = bool(rows) and now - rows[0].at >= SEAL_S
@@ -272,7 +272,7 @@ def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
 
 
 def _ref(chunk: ChunkRow) -> ChunkRef:
-    return ChunkRef(sha256=chunk.sha256, size=chunk.size, items=chunk.games)
+    return ChunkRef(sha256=chunk.sha256, size=chunk.size, items=chunk.episodes)
 
 
 def _options(data: DatasetManifest) -> str:

@@ -1,0 +1,1 @@
+"""Experience of actors comes in, is verified, replayed and, where versions play, rated."""

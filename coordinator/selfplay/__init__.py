@@ -1,1 +1,0 @@
-"""Games come in, are verified, rated and replayed."""

@@ -1,0 +1,132 @@
+"""Interface of a workload that makes its own data: actors produce episodes, learners train on
+their samples, and the coordinator judges what comes in.
+
+An episode is what an actor begins and ends with one version (a game, the answers to a problem); a
+sample is what a learner draws (a position, an answer). This module loads without torch.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+
+from shared.workloads.base import Config, Weights
+
+if TYPE_CHECKING:
+    from shared.workloads.base import Job
+
+
+# an actor hears of a version with its next heartbeat; that long nobody can know of it
+NOTICE_S = 60.0
+
+
+@runtime_checkable
+class Actor(Protocol):
+    """Work that may continue on a newer version ."""
+
+    def swap(self, weights: Weights, version: int, sha256: str) -> None:
+        """Switch to a newer version for episodes that start from now on."""
+
+
+class Pacing(msgspec.Struct, frozen=True, kw_only=True):
+    """Pacing of actors, learners and matches; counts are episodes unless they say otherwise."""
+
+    episodes: int  # of one actor's task
+    episode_flops: float  # about what one costs to make
+    evaluation_flops: float  # what one evaluation by the network costs
+    chunk: int  # sealed together
+    window: int  # newest that learners draw from
+    window_min: int  # before the first learn task
+    reuse: float  # how often a sample is learnt from
+    queue: int  # that may wait for a learner; above it no more are handed out
+    lag: int  # versions that an episode may be behind when it begins
+    learners: int  # learn tasks at once
+    unit: str = "game"  # what people call an episode
+    warm_steps: int = 0  # global steps that learners make from examples, before any episode
+    match_games: int = 0  # of one match
+    match_every: int = 0  # versions from one match to the next; 0 = none
+
+
+class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version that an episode may come from."""
+
+    number: int
+    sha256: str  # of its published weights
+    since_s: (
+        float  # when it was published, in seconds from the beginning of the task; negative = before
+    )
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings about a file of episodes; `data` holds its valid ones."""
+
+    data: bytes = b""
+    episodes: int = 0
+    samples: int = 0
+    evaluations: int = 0  # by the network, that making them took: what they are priced by
+    refused: int = 0  # episodes that are not what they claim
+    stale: int = 0  # episodes that began with a version too old
+    complaint: str = ""  # about the first that was refused
+    wins: int = 0  # of a match, for the version that is measured
+    draws: int = 0
+    losses: int = 0
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """Many files of episodes as one chunk."""
+
+    data: bytes
+    episodes: int
+    samples: int
+
+
+class Experience(Protocol):
+    """Interface of a workload that learns from what its own versions make."""
+
+    def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing: ...
+
+    def inspect(
+        self,
+        job: Job,
+        data: bytes,
+        versions: Sequence[KnownVersion],
+        weights: Callable[[int], Path],
+        secret: int,
+        *,
+        whole: bool = False,
+    ) -> Inspection:
+        """Check a file of episodes submitted for `job` (an actor's, or a match): by their own
+        rules, and by computing parts again that `secret` chooses. `weights` gives the file of a
+        version's published weights. With `whole` all of it is computed again.
+
+        Never raises for what a volunteer may have sent. Runs torch.
+        """
+
+    def seal(self, files: Sequence[bytes]) -> Sealed:
+        """Return one chunk for learners from the good episodes of several files."""
+
+
+def behind(
+    begun: Sequence[tuple[int, float]], known: Sequence[KnownVersion], lag: int
+) -> dict[int, str]:
+    """Return what to say of the episodes, by place, that began with a version more than `lag`
+    behind the newest known to their maker; `begun` has each one's version and start.
+
+    Judged by when an episode began and never by when it was handed in: a slow machine's long game
+    is as welcome as any.
+    """
+    known = sorted(known, key=lambda version: version.since_s)
+    published = [version.since_s for version in known]
+    found: dict[int, str] = {}
+    for place, (version, began_s) in enumerate(begun):
+        before = bisect.bisect_right(published, max(0.0, began_s - NOTICE_S))
+        newest = max((each.number for each in known[:before]), default=version)
+        if version < newest - lag:
+            found[place] = (
+                f"version {version} when version {newest} was out, more than {lag} behind"
+            )
+    return found
