@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration, why
+from shared.text_file import read_text, unmarked
 
 VALID_DAYS = 3650
 CERT_FILE, KEY_FILE = "tls.crt", "tls.key"
@@ -52,9 +53,17 @@ def _first(pem: str) -> str:
 def given(cert: Path, key: Path) -> Certificate:
     """Return the organiser's own certificate. Raises Configuration for files of two kinds."""
     try:
+        pem = read_text(cert)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key)
-        pem = cert.read_text(encoding="ascii")
+        context.load_cert_chain(cert, key, password=lambda: "")  # which asks nobody
+    except ssl.SSLError as error:
+        other = error.reason == "KEY_VALUES_MISMATCH"
+        raise Configuration(
+            f"the TLS key {key} belongs to another certificate than {cert}"
+            if other
+            else f"the TLS files {cert} and {key} cannot be used: give PEM files (text that begins "
+            "with -----BEGIN), the certificate first, the key without a password"
+        ) from error
     except (OSError, ValueError) as error:
         raise Configuration(
             f"the TLS files {cert} and {key} cannot be used: {why(error)}"
@@ -67,7 +76,7 @@ def ends_at(path: Path) -> float:
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificate(path.read_bytes())
+        found = x509.load_pem_x509_certificate(unmarked(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise Configuration(f"the certificate {path} cannot be read: {why(error)}") from error
     return found.not_valid_after_utc.timestamp()

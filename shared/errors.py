@@ -230,6 +230,8 @@ def of_system(error: OSError | UnicodeEncodeError) -> tuple[str, int]:
     place = f"{error.filename}: " if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return place + why(error), StorageFull.exit_code
+    if error.errno == errno.ENAMETOOLONG:
+        return place + why(error), BadRequest.exit_code
     owner = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOLCK)
     code = Configuration.exit_code if owner else VolunteerError.exit_code
     return place + why(error), code

@@ -27,6 +27,7 @@ from shared.errors import BadRequest, Configuration, InvalidRunFile, VolunteerEr
 from shared.nearest import hint, nearest
 from shared.sentences import Sentence
 from shared.text import escaped
+from shared.text_file import read_text
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -216,7 +217,7 @@ class SettingsTable(Generic[S]):
 def read_file(path: Path) -> dict[str, Any]:
     """Return the table of a settings file. Raises Configuration."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise Configuration(
             Sentence("{path} cannot be read: {why}", path=path, why=why(error))

@@ -17,6 +17,7 @@ import msgspec
 
 from shared.errors import BadSignature, Configuration
 from shared.sentences import Sentence
+from shared.text_file import unmarked
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -169,4 +170,4 @@ def _read_private(path: Path) -> bytes:
         raise Configuration(f"the signing key {path} cannot be read: {error.strerror}") from error
     if os.name == "posix" and mode & 0o077:
         raise Configuration(f"others can read the signing key: chmod 600 {path}")
-    return data
+    return unmarked(data)

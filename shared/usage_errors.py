@@ -87,5 +87,8 @@ def _no_value(error: CoercionError, value: str, name: str) -> Sentence:
 
 
 def _place(error: CycloptsError) -> str:
-    """Return the name of an argument that has no option before it, as the help writes it."""
-    return error.argument.name.lstrip("-").upper() if error.argument is not None else ""
+    """Return the name of an argument as the help writes it: RUN by its place, or its option."""
+    if error.argument is None:
+        return ""
+    name = error.argument.name
+    return name if error.argument.index is None else name.lstrip("-").upper()

@@ -19,6 +19,7 @@ import msgspec
 from shared.decoding import decode
 from shared.errors import Configuration, StorageFull, why
 from shared.sentences import Sentence, english
+from shared.text_file import unmarked
 
 RECORD_BYTES_MAX = 4 << 20
 PARTIAL_SUFFIX = ".part"  # a file of this name is nobody's: its writer died
@@ -104,7 +105,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     try:
         if len(data) > RECORD_BYTES_MAX:
             raise msgspec.ValidationError("it is too large")
-        return decode(data, kind)
+        return decode(unmarked(data), kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Configuration(
             Sentence("{path} is damaged: {error}", path=path, error=error)

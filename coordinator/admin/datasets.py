@@ -15,6 +15,7 @@ from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand,
 from coordinator.runs.wind_down import Deed
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
+from shared.text_file import unmarked
 from shared.workloads.base import DatasetWanted
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
 from shared.workloads.data.skipped import Skipped
@@ -211,7 +212,7 @@ def _read(path: Path) -> bytes:
 
     try:
         check_size(path)
-        return path.read_bytes()
+        return unmarked(path.read_bytes())
     except OSError as error:
         raise BadRequest(f"the tokenizer {path} cannot be read: {why(error)}") from error
 

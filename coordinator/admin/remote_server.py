@@ -20,6 +20,7 @@ import msgspec
 
 from shared.decoding import decode
 from shared.errors import (
+    BadRequest,
     Configuration,
     Internal,
     Unauthorized,
@@ -33,6 +34,8 @@ from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
 from shared.proxy import named, proxy_of
 from shared.sentences import english
+from shared.text import escaped
+from shared.text_file import read_text
 from shared.tls_pin import WrongCertificate, pinned_context
 from shared.workloads.data.skipped import walk
 
@@ -66,12 +69,19 @@ class RemoteServer:
                 "--server needs --token-file: the file admin.token of the server's data directory"
             )
         try:
-            token = token_file.expanduser().read_text(encoding="utf-8-sig").strip()
+            token = read_text(token_file.expanduser()).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise Configuration(
                 f"the token file {token_file} cannot be read: {why(error)}"
             ) from error
-        return cls(parse_link(server), token)
+        try:
+            link = parse_link(server)
+        except BadRequest as error:
+            raise BadRequest(
+                f'"{escaped(server)}" is no address of a server: --server takes https://HOST:PORT, '
+                "http://127.0.0.1:PORT on its own machine, or a whole join link"
+            ) from error
+        return cls(link, token)
 
     def within(self, timeout_s: float) -> RemoteServer:
         """Return the same server with this timeout."""

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, table
 from coordinator.cli.runs import Json, Yes, deed
 from coordinator.cli.target import HERE, Where, call
-from shared.errors import BadRequest, InvalidName, InvalidRunFile
+from shared.errors import BadRequest, InvalidName, InvalidRunFile, VolunteerError
 from shared.text import counted, size
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def add(
     """Build a dataset from text, dialogues or images: chunks, and a share held out."""
     more = options or DatasetOptions()
     kind, paths = _files(name, {"text": text, "chat": chat, "images": images}, more)
+    _mark_taken(name, where)
     request: dict[str, Any] = {
         "name": name,
         "kind": kind,
@@ -118,6 +119,18 @@ def add(
     with nullcontext() if json else _stages(where):
         done = call(where, "dataset.add", **request)
     as_json(done) if json else _tell(done, where)
+
+
+def _mark_taken(name: str, where: Where) -> None:
+    """Say before the work that another dataset has the name: equal content is stored once."""
+    with contextlib.suppress(VolunteerError):  # nothing is stored yet, or the call after says why
+        if any(each.name == name for each in call(where, "dataset.list")):
+            print(
+                f'There is a dataset called "{name}": this one is refused unless it comes out the '
+                "same.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 STAGES = {

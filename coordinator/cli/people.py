@@ -16,6 +16,7 @@ from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
 from shared.qr import qr_coloured
 from shared.text import MICRO, credit, duration
+from shared.text_file import read_text
 from shared.units import DAY_S
 
 NAMES_MAX = 1000
@@ -65,7 +66,7 @@ def create(
 def _names(file: Path) -> list[str]:
     """Return the first column, or the one headed "name"."""
     try:
-        rows = list(csv.reader(file.expanduser().read_text(encoding="utf-8-sig").splitlines()))
+        rows = list(csv.reader(read_text(file.expanduser()).splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadRequest(f"the list of names {file} cannot be read: {why(error)}") from error
     rows = [row for row in rows if any(cell.strip() for cell in row)]

@@ -11,6 +11,7 @@ from coordinator.cli.listing import as_json, facts, results, table, when, write_
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text import credit, duration, size, whole_percent
+from shared.text_file import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +132,7 @@ def _write_recipe(name: str, file: Path | None, json: bool) -> None:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"the run file {file} cannot be read: {why(error)}") from error
 

@@ -14,7 +14,7 @@ from coordinator.database import audits, datasets, experience, record, versions
 from coordinator.database.datasets import DatasetRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
-from shared.errors import InvalidName, InvalidRunFile
+from shared.errors import BadRequest, InvalidName, InvalidRunFile, NotFound
 from shared.local_data import LocalData
 from shared.protocol.listings import dataset_view
 from shared.signing import canonical, digest
@@ -110,8 +110,11 @@ class Datasets(PlatformService):
     async def add_for(
         self, workload: str, wanted: DatasetWanted, skipped: Skipped
     ) -> DatasetManifest:
-        """Add a dataset that a workload builds. Raises NotFound, BadRequest, InvalidRunFile."""
-        found = load(workload)
+        """Add a dataset that a workload builds. Raises BadRequest, InvalidRunFile."""
+        try:
+            found = load(workload)
+        except NotFound as error:  # the command named it
+            raise BadRequest(error.message) from error
 
         def build(name: str, _: object, put: Callable[[bytes], str], **__: Any) -> DatasetManifest:
             made = found.dataset(wanted, put, skipped.add)

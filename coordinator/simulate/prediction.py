@@ -14,6 +14,7 @@ from coordinator.simulate.machine import State, Trace
 from coordinator.simulate.scenario import parse
 from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import InvalidRunFile, why
+from shared.text_file import read_text
 
 MB = 1e6
 COLUMNS = 60
@@ -230,7 +231,7 @@ def run(
 ) -> str:
     """Return a scenario file's prediction as text or JSON. Raises InvalidRunFile, InvalidPlan."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRunFile(f"the scenario {file} cannot be read: {why(error)}") from error
     scenario = parse(text, file.parent)

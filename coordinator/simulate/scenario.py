@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from shared.errors import InvalidRunFile, why
 from shared.settings import parse_toml, read_table
+from shared.text_file import read_text
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
@@ -142,7 +143,7 @@ def _run_table(run: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     if "file" in found:
         path = directory / str(found.pop("file"))
         try:
-            read = parse_toml(path.read_text(encoding="utf-8-sig"), str(path))
+            read = parse_toml(read_text(path), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRunFile(f"the run file {path} cannot be read: {why(error)}") from error
         found = read | found

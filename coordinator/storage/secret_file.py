@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from shared.errors import Configuration, why
+from shared.text_file import unmarked
 
 BYTES_MAX = 4096
 
@@ -24,7 +25,7 @@ def read_secret(path: Path, what: str) -> str:
         return ""
     except OSError as error:
         raise Configuration(f"{path} cannot be read: {why(error)}") from error
-    secret = found.decode("ascii", errors="replace").strip()
+    secret = unmarked(found).decode("ascii", errors="replace").strip()
     if not is_secret(secret) or len(found) > BYTES_MAX:
         raise Configuration(f"{path} must hold one line of printable letters: {what}")
     return secret

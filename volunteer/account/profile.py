@@ -28,6 +28,7 @@ from shared.protocol.accounts import Benchmark, ServerInfo
 from shared.protocol.contributions import Verdict
 from shared.sentences import Sentence
 from shared.signing import digest
+from shared.text_file import read_text
 from volunteer.control.model_step import ModelStep
 from volunteer.control.shortage import Shortage
 from volunteer.files import (
@@ -142,7 +143,7 @@ class Profile:
     def current(self) -> Identity | None:
         """Return the identity in use. Raises Configuration when it is damaged."""
         try:
-            slug = (self.path / "current").read_text(encoding="utf-8").strip()
+            slug = read_text(self.path / "current").strip()
         except FileNotFoundError:
             return None
         return self._load(slug)

@@ -31,8 +31,8 @@ def exit_code(command: Callable[[], object]) -> int:
         return say(shown(error.message), error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return EXIT_FAILURE
+    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+        return 0
     except (OSError, UnicodeEncodeError) as error:
         sentence, code = of_system(error)
         return say(shown(sentence), code)

@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 from shared.errors import BadRequest
 from shared.sentences import Sentence, figure
 from shared.text import printable
+from shared.text_file import UTF8
 from shared.units import DAY_S, MIB
 from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
@@ -349,7 +350,7 @@ def _standard_input() -> str:
             Sentence("the prompt is too long: at most {most} bytes are sent", most=most)
         )
     try:
-        return data.decode("utf-8-sig")
+        return data.decode(UTF8)
     except UnicodeDecodeError:
         raise BadRequest(Sentence("the prompt on standard input is not UTF-8 text")) from None
 

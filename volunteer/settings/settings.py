@@ -21,6 +21,7 @@ from shared.errors import Configuration
 from shared.sentences import Sentence
 from shared.settings import SettingsTable, read_file
 from shared.text import escaped
+from shared.text_file import unmarked
 from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.display import Display
@@ -232,7 +233,7 @@ def save(path: Path, changes: Mapping[str, Any]) -> None:
 
     values = TABLE.check(changes, "settings")
     before = read_file(path) if path.exists() else {}
-    text = path.read_bytes().decode() if path.exists() else ""
+    text = unmarked(path.read_bytes()).decode() if path.exists() else ""
     document = tomlkit.parse(text)
     for name, wanted in values.items():
         known = document.get(name)

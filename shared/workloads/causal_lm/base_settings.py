@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from shared.decoding import convert, decode
 from shared.errors import InvalidRunFile
+from shared.text_file import unmarked
 
 GENERATION, TOKENS = "generation_config.json", "tokenizer_config.json"
 _FILE_MAX = 4 << 20  # bytes
@@ -80,6 +81,6 @@ def _table(path: Path) -> dict[str, Any]:
     if not path.is_file() or path.stat().st_size > _FILE_MAX:
         return {}
     try:
-        return decode(path.read_bytes(), dict[str, Any])
+        return decode(unmarked(path.read_bytes()), dict[str, Any])
     except (ValueError, RecursionError) as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {error}") from error

@@ -17,6 +17,7 @@ from shared.errors import InvalidRunFile, VolunteerError
 from shared.tensors.header import HEADER_BYTES_MAX, LENGTH_BYTES, header_length, parse_header
 from shared.tensors.spec import Schema
 from shared.text import escaped
+from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import OWN, Shape, read_shape
@@ -278,7 +279,7 @@ def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
     if path.stat().st_size > limit:
         raise InvalidRunFile(f"{path} is larger than {limit >> 20} MiB, so it is not read")
     try:
-        found = decode(path.read_bytes(), dict[str, Any])
+        found = decode(unmarked(path.read_bytes()), dict[str, Any])
     except ValueError as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
     return found

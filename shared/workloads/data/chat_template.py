@@ -18,6 +18,7 @@ import msgspec
 from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.text import escaped
+from shared.text_file import read_text, unmarked
 from shared.workloads.base import DatasetManifest
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def template_beside(tokenizer: Path) -> ChatTemplate:
     own = tokenizer.with_name("chat_template.jinja")
     source = settings.get("chat_template")
     if own.is_file() and own.stat().st_size <= _FILE_MAX:
-        source = own.read_text(encoding="utf-8-sig")
+        source = read_text(own)
     if isinstance(source, list):  # several by name
         named = {each.get("name"): each.get("template") for each in source if type(each) is dict}
         source = named.get("default")
@@ -255,7 +256,7 @@ def _settings(path: Path) -> dict[str, Any]:
     if not path.is_file() or path.stat().st_size > _FILE_MAX:
         return {}
     try:
-        return decode(path.read_bytes(), dict[str, Any])
+        return decode(unmarked(path.read_bytes()), dict[str, Any])
     except ValueError as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
 

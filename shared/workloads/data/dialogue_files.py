@@ -11,6 +11,7 @@ import msgspec
 
 from shared.decoding import complaint, decoder
 from shared.errors import InvalidRunFile
+from shared.text_file import UTF8, unmarked
 from shared.workloads.data import table_rows
 from shared.workloads.data.dialogue_forms import FIELDS
 from shared.workloads.data.documents import LINES_SUFFIXES
@@ -59,7 +60,7 @@ def _suffix(path: Path) -> str:
 def _cells(path: Path) -> Iterator[Record]:
     csv.field_size_limit(_LINE_BYTES_MAX)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding=UTF8, newline="") as file:
             for number, row in enumerate(csv.DictReader(file, delimiter=_CELLS[_suffix(path)]), 1):
                 yield f"{path} row {number}", {str(k): v for k, v in row.items() if k is not None}
     except (csv.Error, UnicodeDecodeError) as error:
@@ -68,7 +69,7 @@ def _cells(path: Path) -> Iterator[Record]:
 
 def _is_array(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(1 << 16).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        return unmarked(file.read(1 << 16)).lstrip(b" \t\r\n").startswith(b"[")
 
 
 def _elements(path: Path, skipped: Skipped) -> Iterator[Record]:
@@ -78,7 +79,7 @@ def _elements(path: Path, skipped: Skipped) -> Iterator[Record]:
             " line instead (.jsonl)"
         )
     try:
-        parts = decoder(list[msgspec.Raw]).decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        parts = decoder(list[msgspec.Raw]).decode(unmarked(path.read_bytes()))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRunFile(f"{path} is no array of JSON: {error}") from error
     for number, part in enumerate(parts, 1):
@@ -92,7 +93,7 @@ def _of_lines(path: Path, skipped: Skipped) -> Iterator[Record]:
             if len(line) > _LINE_BYTES_MAX:
                 skipped.add(f"{place}: it is longer than {_LINE_BYTES_MAX >> 20} MiB")
             elif line.strip():
-                yield from _decoded(line, place, skipped)
+                yield from _decoded(unmarked(line), place, skipped)
 
 
 def _decoded(data: bytes, place: str, skipped: Skipped) -> Iterator[Record]:

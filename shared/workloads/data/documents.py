@@ -18,6 +18,7 @@ import msgspec
 
 from shared.decoding import decoder
 from shared.errors import InvalidRunFile
+from shared.text_file import UTF8, unmarked
 from shared.workloads.data import table_rows
 from shared.workloads.data.skipped import Skipped, no_source, walk
 
@@ -119,7 +120,7 @@ def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
         return _lines(path, name, skipped)
     if table_rows.is_table(path):
         return _table(path, name)
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b'[{"', b"[\n", b"[ ")) and (
+    if unmarked(head).lstrip(b" \t\r\n").startswith((b'[{"', b"[\n", b"[ ")) and (
         path.suffix.lower() == ".json"
     ):
         return _array(path, name)
@@ -141,7 +142,7 @@ def _array(path: Path, name: str) -> Iterator[Document]:
     """Yield the texts of one JSON array of objects. Raises InvalidRunFile for another array."""
     try:
         with _readable(name):
-            rows = decoder(list[_TextLine]).decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+            rows = decoder(list[_TextLine]).decode(unmarked(path.read_bytes()))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRunFile(
             f'{name} is JSON, but no array of objects with a "text" ({error}); name it .txt to '
@@ -155,7 +156,7 @@ def _cells(path: Path, name: str) -> Iterator[Document]:
     """Yield the column "text" of a CSV file. Raises InvalidRunFile for one without it."""
     csv.field_size_limit(_LINE_BYTES_MAX)
     try:
-        with _readable(name), path.open(encoding="utf-8-sig", newline="") as file:
+        with _readable(name), path.open(encoding=UTF8, newline="") as file:
             rows = csv.DictReader(file, delimiter=_CELLS[path.suffix.lower()])
             if "text" not in (rows.fieldnames or ()):
                 raise InvalidRunFile(
@@ -212,7 +213,7 @@ def _text(path: Path, name: str) -> Iterator[Document]:
 def _encoding(path: Path) -> str:
     """Return UTF-16 for a file with its mark, as Windows writes; else UTF-8."""
     with path.open("rb") as file:
-        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else UTF8
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
@@ -241,7 +242,7 @@ def _numbered(path: Path, name: str) -> Iterator[tuple[int, Document | str]]:
             number = 0
             while line := file.readline(_LINE_BYTES_MAX + 1):
                 number += 1
-                line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                line = unmarked(line) if number == 1 else line
                 if len(line) > _LINE_BYTES_MAX:
                     yield number, f"longer than {_LINE_BYTES_MAX >> 20} MiB"
                     while line and not line.endswith(b"\n"):

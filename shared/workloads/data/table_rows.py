@@ -19,6 +19,7 @@ from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.installation import lacking
 from shared.text import printable
+from shared.text_file import unmarked
 from shared.workloads.data.skipped import Skipped, walk
 
 SUFFIXES = frozenset({".parquet", ".arrow"})
@@ -135,4 +136,4 @@ def told(sources: Iterable[Path]) -> tuple[str, str]:
 
 def _text(path: Path) -> str:
     with path.open("rb") as file:
-        return file.read(_TOLD_BYTES_MAX).decode("utf-8", "replace")
+        return unmarked(file.read(_TOLD_BYTES_MAX)).decode("utf-8", "replace")

@@ -8,7 +8,6 @@ and is read strictly: a benchmark with a line left out is another benchmark.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +17,7 @@ from msgspec import Meta
 
 from shared.decoding import complaint, decoder
 from shared.errors import InvalidRunFile, why
+from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.tokenizer import Put
 
@@ -73,7 +73,7 @@ def read_suite(data: bytes, name: str) -> Suite:
         raise InvalidRunFile(f"{name}: a suite has at most {BYTES_MAX >> 20} MiB")
     examples: list[Example] = []
     lines: dict[Example, int] = {}
-    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+    for number, line in enumerate(unmarked(data).split(b"\n"), 1):
         if not line.strip():
             continue
         place = f"{name} line {number}"

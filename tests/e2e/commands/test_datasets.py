@@ -34,6 +34,7 @@ def test_every_line_that_is_left_out_is_named_and_kept_in_the_listing(
     ]
     again = run("dataset", "add", "notes", "--text", path, "--vocab-size", "300", *place, "--json")
     assert json.loads(again.out)["skipped"] == shown["skipped"]
+    assert again.err.startswith('There is a dataset called "notes"')  # before the work
 
 
 def test_texts_are_reported_with_their_length_and_copies(run: Run, tmp_path: Path) -> None:

@@ -92,6 +92,51 @@ def test_byte_order_marks_mean_nothing(run: Run, tmp_path: Path) -> None:
     assert code == 0, text
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "words_said"),
+    [
+        (("run", "list", "--server", "nonsense", "--token-file", os.devnull), 2, "--server takes"),
+        (("run", "rollback", "mine", "-3"), 2, "--to is missing"),
+        (("run", "create", "PIPE"), 2, "empty"),
+        (("run", "list", "--data-dir", "/tmp/" + 300 * "a"), 2, "name too long"),
+        (("dataset", "add", "a", "--for", "nope", "--files", "TEXT"), 2, '"nope"'),
+        (("dataset", "add", "a", "--text", "/tmp/" + 300 * "a"), 2, "name too long"),
+        (("serve", "--tls-cert", "TEXT", "--tls-key", "TEXT"), 78, "give PEM files"),
+    ],
+)
+def test_a_slip_of_the_organiser_is_a_sentence(
+    words: tuple[str, ...], code: int, words_said: str, tmp_path: Path
+) -> None:
+    pipe, text = tmp_path / "pipe", tmp_path / "a.txt"
+    text.write_text("words\n")
+    os.mkfifo(pipe)
+    given = [{"PIPE": str(pipe), "TEXT": str(text)}.get(word, word) for word in words]
+    found, sentence = said(
+        [*COORDINATOR, *given], tmp_path, COORDINATOR_DATA_DIR=str(tmp_path / "data")
+    )
+    assert (found, sentence.count("\n")) == (code, 1), sentence
+    assert words_said in sentence
+    assert "join link comes" not in sentence
+
+
+@pytest.mark.parametrize("command", [(*VOLUNTEER, "settings"), (*COORDINATOR, "settings")])
+def test_a_closed_pipe_is_quiet(command: tuple[str, ...], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does
+    try:
+        done = subprocess.run(
+            [*command],
+            env=os.environ | {"HOME": str(tmp_path), "VOLUNTEER_HOME": str(tmp_path)},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_server_says_that_it_lives_in_the_future(tmp_path: Path, run: Run) -> None:
     here = ("--data-dir", tmp_path / "data")
     assert run("run", "create", "--example", *here).code == 0

@@ -1,0 +1,40 @@
+"""Text file of a person: a byte order mark, as Notepad, Excel and PowerShell write it, means
+nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+from pathlib import Path
+
+UTF8 = "utf-8-sig"  # for what is read a piece at a time
+BYTES_MAX = 16 << 20
+
+
+def unmarked(data: bytes) -> bytes:
+    """Return UTF-8 without its byte order mark."""
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def read_text(path: Path) -> str:
+    """Return a small UTF-8 file's text; a pipe that nobody writes into is empty.
+
+    Raises OSError, UnicodeDecodeError.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        data = file.read(BYTES_MAX + 1)
+    if len(data) > BYTES_MAX:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return io.TextIOWrapper(io.BytesIO(data), encoding=UTF8).read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file: a pipe without a writer at once."""
+    at_once = getattr(os, "O_NONBLOCK", 0)  # Windows has none
+    handle = os.open(path, flags | at_once)
+    if at_once:
+        os.set_blocking(handle, True)
+    return handle
