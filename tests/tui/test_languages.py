@@ -177,7 +177,7 @@ def test_labels_are_shorter_than_their_columns(language: str) -> None:
     """The names before a value stand in columns of nine cells."""
     use(choose(language))
     names = {
-        *("state", "speed", "pace", "memory", "load", "heat", "energy", "duty"),
+        *("state", "speed", "pace", "memory", "load", "heat", "power", "duty"),
         *("total", "today", "pending", "at stake", "owed", "rank", "work"),
         *("version", "progress", "helpers", "my part", "model", "licence", "traffic", "session"),
         *("balance", "earned", "spent", "held", "trust", "check", "number", "weight"),

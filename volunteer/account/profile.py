@@ -39,7 +39,6 @@ from volunteer.files import (
     write_record,
     write_whole,
 )
-from volunteer.machine.energy import Today
 from volunteer.net.tls import Address
 
 VERDICTS_KEPT = 200
@@ -87,7 +86,6 @@ class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
     shortages: tuple[Shortage, ...] = ()  # of memory, by run and device
     tasks: int = 0  # submitted, ever
     read: tuple[int, ...] = ()  # announcements that were read and may still stand
-    energy: Today = Today()  # that the devices used
     show_name: bool | None = None  # the value of `public` that the coordinator does not have yet
 
 

@@ -58,7 +58,6 @@ from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import EventBus
 from volunteer.machine import memory_limit
 from volunteer.machine.devices import choose, detect, ranked
-from volunteer.machine.energy import EnergyMeter
 from volunteer.machine.policy_loop import PolicyGuard, Read, Watched
 from volunteer.machine.sensors import Sense, Sensors, Watch
 from volunteer.machine.surroundings import Senses
@@ -148,7 +147,7 @@ class Agent:
         )
         self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
         self._guard = PolicyGuard(settings.rules, self._watched(), self._pauses)
-        self._sensors = Watch(hub, timing.clock, self._sense, self._meter())
+        self._sensors = Watch(hub, timing.clock, self._sense)
         self._limit(settings.rules)
         remote.api.client.watch = self._connection
 
@@ -581,11 +580,7 @@ class Agent:
         )
 
     def _sense(self) -> tuple[events.Sensed, ...]:
-        return self._machine.sense(self._lent, self._guard.rules.device_watts)
-
-    def _meter(self) -> EnergyMeter:
-        home = self.store.home
-        return EnergyMeter(home.memory.energy, lambda today: home.remember(energy=today))
+        return self._machine.sense(self._lent)
 
     def _busy(self) -> bool:
         return any(self._pauses.paused(held.stored.device) is None for held in self._held)

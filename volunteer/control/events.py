@@ -261,19 +261,13 @@ class Traffic(Event):
 
 
 class Sensed(Event):
-    """Sensors of a device, None without one; power and energy are the whole device's."""
+    """Sensors of a device, None without one; power is the whole device's."""
 
     device: str
     utilisation: float | None = None  # 0..1
     memory_bytes: int | None = None  # in use
     celsius: float | None = None
     watts: float | None = None
-    mhz: float | None = None
-    fan: float | None = None  # 0..1 of its highest speed
-    fan_rpm: int | None = None
-    metered_joules: float | None = None  # by a counter of the device
-    joules: float | None = None  # today
-    estimated: bool = False  # power, or some of today's energy, was not measured
 
 
 class Notice(Event):

@@ -1,14 +1,12 @@
-"""Sensors of the lent devices: load, memory, heat, power and energy, as far as their drivers
-report. Only power is estimated, by `energy.py`, where no sensor tells it, and marked as such.
+"""Sensors of the lent devices: load, memory, heat and power, as far as their drivers report.
 
-Power and energy are those of the whole device, whoever uses it.
+Power is that of the whole device, whoever uses it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import psutil
@@ -16,10 +14,9 @@ import psutil
 from shared.clock import Clock
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Sensed
-from volunteer.machine.energy import EnergyMeter, Rapl, guessed
 from volunteer.machine.surroundings import physical, temperatures
 
-Sense: TypeAlias = Callable[[Sequence[str], Mapping[str, float]], tuple[Sensed, ...]]
+Sense: TypeAlias = Callable[[Sequence[str]], tuple[Sensed, ...]]
 SENSE_S = 5.0
 LOOK_S = 0.5  # between two looks of somebody who watches
 
@@ -27,54 +24,31 @@ LOOK_S = 0.5  # between two looks of somebody who watches
 class Sensors:
     """Reads devices; values that a driver does not report are None. For one thread at a time."""
 
-    def __init__(self, nvml: Any = None, rapl: Rapl | None = None) -> None:
+    def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
         self._tried = nvml is not None
-        self._rapl = rapl or Rapl()
-        self._counter: tuple[float, float] | None = None  # when, and the processor's energy then
         self._process = psutil.Process()
         self._times = psutil.cpu_times()
 
-    def read(
-        self, devices: Sequence[str], full_watts: Mapping[str, float] | None = None
-    ) -> tuple[Sensed, ...]:
-        """Return a reading of each device; none for a device without a sensor.
-
-        `full_watts` is the power of devices at full load, as their owner knows it.
-        """
+    def read(self, devices: Sequence[str]) -> tuple[Sensed, ...]:
+        """Return a reading of each device; none for a device without a sensor."""
         hot = temperatures([d for d in devices if not d.startswith("cuda")])
         found = []
         for device in devices:
             if device == "cpu":
-                told: Sensed | None = self._cpu(hot.get(device), full_watts or {})
+                told: Sensed | None = Sensed(
+                    device=device,
+                    utilisation=self._load(),
+                    memory_bytes=self._process.memory_info().rss,
+                    celsius=hot.get(device),
+                )
             elif device.startswith("cuda"):
-                told = self._cuda(device, full_watts or {})
+                told = self._cuda(device)
             else:
                 told = Sensed(device=device, celsius=hot[device]) if device in hot else None
             if told is not None:
                 found.append(told)
         return tuple(found)
-
-    def _cpu(self, celsius: float | None, full_watts: Mapping[str, float]) -> Sensed:
-        joules, now = self._rapl.joules(), time.monotonic()
-        before = self._counter
-        self._counter = None if joules is None else (now, joules)
-        watts = None
-        if joules is not None and before is not None and now > before[0]:
-            watts = max(0.0, joules - before[1]) / (now - before[0])
-        told = Sensed(
-            device="cpu",
-            utilisation=self._load(),
-            memory_bytes=self._process.memory_info().rss,
-            celsius=celsius,
-            watts=watts,
-            mhz=_clock(),
-            fan_rpm=_fan(),
-            metered_joules=joules,
-        )
-        if joules is not None:
-            return told
-        return guessed(told, full_watts, self._rapl.limit())
 
     def _load(self) -> float | None:
         """Return the share of all cores since the last reading. psutil's own figure is kept by
@@ -91,7 +65,7 @@ class Sensors:
         idle = float(spent["idle"] + spent.get("iowait", 0.0))
         return min(1.0, max(0.0, 1 - idle / total))
 
-    def _cuda(self, device: str, full_watts: Mapping[str, float]) -> Sensed | None:
+    def _cuda(self, device: str) -> Sensed | None:
         nvml = self._library()
         if nvml is None:
             return None
@@ -109,23 +83,14 @@ class Sensors:
 
         load, memory = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetMemoryInfo")
         heat = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-        power, energy = (
-            ask("nvmlDeviceGetPowerUsage"),
-            ask("nvmlDeviceGetTotalEnergyConsumption"),
-        )
-        clock = ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
-        fan, limit = ask("nvmlDeviceGetFanSpeed"), ask("nvmlDeviceGetEnforcedPowerLimit")
-        told = Sensed(
+        power = ask("nvmlDeviceGetPowerUsage")
+        return Sensed(
             device=device,
             utilisation=None if load is None else load.gpu / 100,
             memory_bytes=None if memory is None else int(memory.used),
             celsius=None if heat is None else float(heat),
             watts=None if power is None else power / 1000,
-            mhz=None if clock is None else float(clock),
-            fan=None if fan is None else min(1.0, fan / 100),
-            metered_joules=None if energy is None else energy / 1000,
         )
-        return guessed(told, full_watts, None if limit is None else limit / 1000)
 
     def _library(self) -> Any:
         """NVIDIA's management library, opened once; None where there is none."""
@@ -141,38 +106,13 @@ class Sensors:
         return self._nvml
 
 
-def _clock() -> float | None:
-    """Return the clock of the processor in MHz, as the mean of its cores."""
-    try:
-        found = psutil.cpu_freq()
-    except (AttributeError, NotImplementedError, OSError, RuntimeError):
-        return None
-    return found.current if found is not None and found.current > 0 else None
-
-
-def _fan() -> int | None:
-    """Return the turns a minute of the fastest fan."""
-    try:
-        fans = psutil.sensors_fans()
-    except (AttributeError, OSError, RuntimeError):  # systems without such a sensor
-        return None
-    return max((fan.current for found in fans.values() for fan in found), default=None)
-
-
 class Watch:
     """Reads the sensors every few seconds, and at once while a person looks."""
 
-    def __init__(
-        self,
-        hub: EventBus,
-        clock: Clock,
-        read: Callable[[], tuple[Sensed, ...]],
-        meter: EnergyMeter,
-    ) -> None:
+    def __init__(self, hub: EventBus, clock: Clock, read: Callable[[], tuple[Sensed, ...]]) -> None:
         self._hub = hub
         self._clock = clock
         self._read = read
-        self._meter = meter
         self._looked = asyncio.Event()
         self._told: dict[str, Sensed] = {}
 
@@ -182,18 +122,14 @@ class Watch:
 
     async def run(self) -> None:
         """Emit changed readings, until cancelled."""
-        try:
-            while True:
-                self._looked.clear()
-                await self._tell()
-                await self._clock.sleep(LOOK_S)
-                await self._until(SENSE_S - LOOK_S)
-        finally:
-            self._meter.store()
+        while True:
+            self._looked.clear()
+            await self._tell()
+            await self._clock.sleep(LOOK_S)
+            await self._until(SENSE_S - LOOK_S)
 
     async def _tell(self) -> None:
-        for found in await asyncio.to_thread(self._read):
-            sensed = self._meter.count(found, self._clock.now())
+        for sensed in await asyncio.to_thread(self._read):
             if self._told.get(sensed.device) != sensed:
                 self._told[sensed.device] = sensed
                 self._hub.emit(sensed)

@@ -99,16 +99,6 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             max_length=DEVICES_MAX,
         ),
     ] = msgspec.field(default_factory=dict)
-    device_watts: Annotated[
-        dict[str, Annotated[float, Meta(ge=0, le=5000)]],
-        Meta(
-            description=N_(
-                "Power of devices at full load, in watts, where no sensor tells it: "
-                "cpu = 65; their energy is then estimated by their load."
-            ),
-            max_length=DEVICES_MAX,
-        ),
-    ] = msgspec.field(default_factory=dict)
     roles: Annotated[
         tuple[Role, ...],
         Meta(
@@ -156,7 +146,7 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         parse_schedule(self.schedule)  # a slip is reported when it is made, not at midnight
-        for device in (*self.device_duty, *self.device_watts, *self.device_roles):
+        for device in (*self.device_duty, *self.device_roles):
             if not _DEVICE.fullmatch(device):
                 raise ValueError(
                     Sentence(

@@ -52,7 +52,7 @@ PAGES = (
         key="3",
         title=N_("Device"),
         source="volunteer.tui.screens.device:DevicePage",
-        help=N_("Your devices as they work: load, heat, energy, their share of the time."),
+        help=N_("Your devices as they work: load, heat, power, their share of the time."),
     ),
     PageInfo(
         name="history",

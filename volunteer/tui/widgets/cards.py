@@ -10,7 +10,7 @@ from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.text import duration
 from volunteer.control.event_sentences import escrow_words
 from volunteer.control.events import Sensed
-from volunteer.i18n.catalogue import _, ngettext, number, pgettext, shown
+from volunteer.i18n.catalogue import _, ngettext, pgettext, shown
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss, measure_word
 from volunteer.tui.status_line import activity, next_merge, traffic
@@ -43,7 +43,7 @@ def fact(name: str, *spans: Span) -> Line:
 
 
 class DeviceCard(Panel):
-    """Card of the device at work: state, speed, memory, heat, energy."""
+    """Card of the device at work: state, speed, memory, heat, power."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         device = device_of(scene)
@@ -118,7 +118,7 @@ def pace(scene: Scene, device: str, cells: int) -> list[Line]:
 
 
 def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
-    """Return the readings of the sensors; estimated energy is marked."""
+    """Return the readings of the sensors."""
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines = []
     if sensed.utilisation is not None:
@@ -127,17 +127,14 @@ def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
         lines.append(fact(_("load"), *bar(sensed.utilisation, room, scene.glyphs), (tail, "text")))
     if sensed.celsius is not None:
         lines.append(fact(_("heat"), (f"{sensed.celsius:.0f} °C", "text")))
-    return [*lines, fact(_("energy"), *energy(sensed))]
+    return [*lines, fact(_("power"), power(sensed))]
 
 
-def energy(sensed: Sensed) -> Line:
-    """Return the power of a device and its energy of today; an estimate is marked as one."""
+def power(sensed: Sensed) -> Span:
+    """Return the power of a device, where its driver measures it."""
     if sensed.watts is None:
-        return ((_("not measured"), "dim"),)
-    said = f"{sensed.watts:.0f} W"
-    if sensed.joules is not None:
-        said += _(", {kwh} kWh today", kwh=number(sensed.joules / 3_600_000, ".3f"))
-    return ((said, "text"), (" " + _("(estimate)") if sensed.estimated else "", "warn"))
+        return _("not measured"), "dim"
+    return f"{sensed.watts:.0f} W", "text"
 
 
 class CreditsCard(Panel):

@@ -1,4 +1,4 @@
-"""Live readings of a device: load, memory, heat, clock, fan, power, today's energy."""
+"""Live readings of a device: load, memory, heat, power."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rich.cells import cell_len
 
 from shared.protocol.accounts import Device
 from volunteer.control.events import Sensed
-from volunteer.i18n.catalogue import _, number, shown
+from volunteer.i18n.catalogue import _, shown
 from volunteer.tui.status_line import activity
 from volunteer.tui.text import Line, bar, fit, percent, spark, wrap
-from volunteer.tui.widgets.cards import NAME_CELLS, energy, fact, memory, pace
+from volunteer.tui.widgets.cards import NAME_CELLS, fact, memory, pace, power
 from volunteer.tui.widgets.panel import Scene
 
 READINGS_MAX = 120  # of one device: some minutes
@@ -41,7 +41,7 @@ class Readings:
 def live_lines(
     device: Device, scene: Scene, cells: int, loads: tuple[float, ...], duty: int | None
 ) -> list[Line]:
-    """Return the state of a device now: its share of the time, pace, load, heat and energy."""
+    """Return the state of a device now: its share of the time, pace, load, heat and power."""
     if not device.usable:
         said = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
@@ -52,10 +52,9 @@ def live_lines(
         lines.append(fact(_("duty"), *bar(duty / 100, room, scene.glyphs), (tail, "value")))
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines += _load(sensed, loads, scene, cells)
-    lines += _rows(energy(sensed), cells, (_("energy"), ""))
-    lines += _rows(
-        _heat(sensed), cells, (_("heat") if sensed.celsius is not None else _("speed"), "")
-    )
+    lines.append(fact(_("power"), power(sensed)))
+    if sensed.celsius is not None:
+        lines.append(fact(_("heat"), (f"{sensed.celsius:.0f} °C", "text")))
     lines.append(fact(_("memory"), *memory(scene, device, cells)))
     told = pace(scene, device.id, cells)
     return [
@@ -86,26 +85,3 @@ def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) ->
         return [fact(_("load"), *bar(sensed.utilisation, room, scene.glyphs), (tail, "text"))]
     drawn = spark((*loads, 1.0), room + 1, scene.glyphs)[:-1]  # from nothing to all of it
     return [fact(_("load"), (drawn, "raw"), (tail, "text"))]
-
-
-def _heat(sensed: Sensed) -> Line:
-    said = [f"{sensed.celsius:.0f} °C"] if sensed.celsius is not None else []
-    if sensed.fan is not None:
-        said.append(_("fan {percent}", percent=percent(sensed.fan)))
-    elif sensed.fan_rpm is not None:
-        said.append(_("fan {turns} a minute", turns=number(sensed.fan_rpm, ",")))
-    if sensed.mhz is not None:
-        said.append(_("clock {clock} GHz", clock=number(sensed.mhz / 1000, ".2f")))
-    return ((", ".join(said), "text"),) if said else ()
-
-
-def _rows(line: Line, cells: int, names: tuple[str, str]) -> list[Line]:
-    """Return a reading in one row, or in two where it is too long for one."""
-    if not line:
-        return []
-    (said, role), *rest = line
-    room = cells - NAME_CELLS
-    first, comma, second = said.partition(", ")
-    if not comma or len(said) + sum(len(text) for text, _ in rest) <= room:
-        return [fact(names[0], *line)]
-    return [fact(names[0], (first, role)), fact(names[1], (second, role), *rest)]

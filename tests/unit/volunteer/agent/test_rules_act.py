@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.local_volunteer import local_machine
-from volunteer.control import events
-from volunteer.control.events import Sensed
-from volunteer.machine.sensors import Sensors
 
 
 async def test_each_direction_of_the_line_is_held_to_its_own_limit(tmp_path: Path) -> None:
@@ -20,20 +16,3 @@ async def test_each_direction_of_the_line_is_held_to_its_own_limit(tmp_path: Pat
             client = machine.clients[begun]
             limited = (client.up.piece_bytes > 0, client.down.piece_bytes > 0)
             assert limited == ("upload_mbit" in limits, "download_mbit" in limits)
-
-
-async def test_the_power_that_the_owner_knows_reaches_the_sensors(tmp_path: Path) -> None:
-    told: list[Mapping[str, float] | None] = []
-
-    def sense(
-        devices: Sequence[str], watts: Mapping[str, float] | None = None
-    ) -> tuple[Sensed, ...]:
-        told.append(watts)
-        return Sensors().read(devices, watts)
-
-    async with local_machine(tmp_path) as machine:
-        machine.sense = sense
-        async with machine.working(max_tasks=1, device_watts={"cpu": 65.0}) as process:
-            await process.until(events.Sensed)
-            assert await process.ended() == 0
-    assert told[0] == {"cpu": 65.0}

@@ -63,7 +63,7 @@ async def test_a_result_that_vanished_is_no_reason_to_fall_silent(tmp_path: Path
 async def test_sensors_that_fail_are_told_and_work_goes_on(tmp_path: Path) -> None:
     async with local_machine(tmp_path, SHORT) as machine:
 
-        def sense(devices: Sequence[str], watts: object = None) -> tuple[Sensed, ...]:
+        def sense(devices: Sequence[str]) -> tuple[Sensed, ...]:
             raise RuntimeError("the driver is gone")
 
         machine.sense = sense

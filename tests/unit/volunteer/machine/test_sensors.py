@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.support.virtual_clock import VirtualClock
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
-from volunteer.machine.energy import EnergyMeter, Rapl, Today
 from volunteer.machine.sensors import LOOK_S, SENSE_S, Sensors, Watch
 
 
@@ -34,11 +32,9 @@ class Driver:
 
     NVMLError = Refused
     NVML_TEMPERATURE_GPU = 0
-    NVML_CLOCK_SM = 1
 
     def __init__(self, *silent: str) -> None:
         self.silent = silent
-        self.energy_mj = 5_000_000
 
     def __getattr__(self, question: str) -> Any:
         answers: dict[str, Any] = {
@@ -47,10 +43,6 @@ class Driver:
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3_000, total=9_000),
             "nvmlDeviceGetTemperature": 61,
             "nvmlDeviceGetPowerUsage": 142_500,
-            "nvmlDeviceGetTotalEnergyConsumption": self.energy_mj,
-            "nvmlDeviceGetClockInfo": 1410,
-            "nvmlDeviceGetFanSpeed": 45,
-            "nvmlDeviceGetEnforcedPowerLimit": 300_000,
         }
 
         def answer(*_: object) -> Any:
@@ -61,7 +53,7 @@ class Driver:
         return answer
 
 
-def test_a_gpu_tells_load_memory_heat_clock_fan_power_and_energy() -> None:
+def test_a_gpu_tells_load_memory_heat_and_power() -> None:
     assert Sensors(Driver()).read(["cuda:0"]) == (
         events.Sensed(
             device="cuda:0",
@@ -69,58 +61,22 @@ def test_a_gpu_tells_load_memory_heat_clock_fan_power_and_energy() -> None:
             memory_bytes=3_000,
             celsius=61.0,
             watts=142.5,
-            mhz=1410.0,
-            fan=0.45,
-            metered_joules=5_000.0,
         ),
     )
 
 
 def test_what_a_card_does_not_answer_stays_open() -> None:
-    driver = Driver("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")
-    (told,) = Sensors(driver).read(["cuda:0"])
-    assert (told.watts, told.estimated) == (0.83 * 300, True)  # by the limit of the driver
-    assert (told.metered_joules, told.celsius) == (None, 61.0)
-    silent = Driver("nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit")
-    assert Sensors(silent).read(["cuda:0"])[0].watts is None
+    (told,) = Sensors(Driver("nvmlDeviceGetPowerUsage")).read(["cuda:0"])
+    assert (told.watts, told.celsius) == (None, 61.0)
     assert Sensors(Driver("nvmlDeviceGetHandleByIndex")).read(["cuda:0"]) == ()
 
 
-def test_a_processor_tells_its_memory_and_no_energy(tmp_path: Path) -> None:
-    sensors = Sensors(Driver(), Rapl(tmp_path))
+def test_a_processor_tells_its_memory_and_no_power() -> None:
+    sensors = Sensors(Driver())
     (told,) = sensors.read(["cpu"])
     assert told.memory_bytes
-    assert (told.watts, told.metered_joules, told.estimated) == (None, None, False)
+    assert told.watts is None
     assert sensors.read(["mps"]) == ()
-
-
-def test_the_power_of_a_processor_comes_from_its_counter_which_begins_anew(tmp_path: Path) -> None:
-    def write(name: str, number: int) -> None:
-        (tmp_path / name).write_text(f"{number}\n", encoding="ascii")
-
-    write("max_energy_range_uj", 100_000_000)
-    write("energy_uj", 99_000_000)
-    sensors = Sensors(Driver(), Rapl(tmp_path))
-    assert sensors.read(["cpu"])[0].metered_joules == 99.0
-    write("energy_uj", 4_000_000)
-    (told,) = sensors.read(["cpu"], {"cpu": 65.0})
-    assert (told.metered_joules, told.estimated) == (104.0, False)
-    assert told.watts is not None
-    assert told.watts > 0
-
-
-def test_power_that_no_sensor_tells_is_estimated_by_what_the_owner_knows(tmp_path: Path) -> None:
-    sensors = Sensors(Driver(), Rapl(tmp_path))
-    work(0.1)
-    (told,) = sensors.read(["cpu"], {"cpu": 65.0})
-    assert told.utilisation is not None
-    assert told.watts == 65.0 * told.utilisation
-    assert told.estimated
-    (tmp_path / "constraint_0_power_limit_uw").write_text("28000000", encoding="ascii")
-    work(0.1)
-    (by_limit,) = sensors.read(["cpu"])
-    assert by_limit.utilisation is not None
-    assert by_limit.watts == 28.0 * by_limit.utilisation
 
 
 async def test_only_changes_are_told() -> None:
@@ -137,7 +93,7 @@ async def test_only_changes_are_told() -> None:
             await asyncio.sleep(0)
 
     with hub.subscribe() as stream:
-        watch = Watch(hub, clock, read, EnergyMeter(Today(), lambda today: None))
+        watch = Watch(hub, clock, read)
         telling = asyncio.create_task(watch.run())
         for _ in degrees[1:]:
             await read_once()
@@ -175,7 +131,7 @@ async def test_who_looks_is_told_at_once_and_nobody_more_often_than_twice_a_seco
         while clock.next_at is None:
             await asyncio.sleep(0)
 
-    watch = Watch(hub, clock, read, EnergyMeter(Today(), lambda today: None))
+    watch = Watch(hub, clock, read)
     telling = asyncio.create_task(watch.run())
     began = clock.now()
     for _ in range(3):
