@@ -39,7 +39,7 @@ HOUSE = {
     " database.monitoring rules"
     " aggregation plan storage simulate",
     "volunteer": "cli engine agent headless service tui.screens tui.widgets tui.onboarding tui.play"
-    " tui.terminal account training machine net control settings storage stats",
+    " tui.terminal account training machine net control settings storage",
 }
 
 # package -> the only places that may import it

@@ -55,7 +55,7 @@ FRAME_TRIES = 5
 BETWEEN_S = 2.0  # readings of one page that may disagree with themselves
 WORKLOADS = ("gpt", "dcgan", "gomoku")
 PAGES = (("1", 12), ("4", 4), ("5", 4), ("2", 5))  # key, and readings before the next
-HEADINGS = {"1": "╭─ Device ─", "4": "w  all  waiting", "5": "╭─ My week ─", "2": "╭─ Runs ─"}
+HEADINGS = {"1": "╭─ Device ─", "4": "w  all  waiting", "5": "╭─ Ranks ─", "2": "╭─ Runs ─"}
 LEFT = 38  # columns of the cards on Home
 GOOD = ("accepted", "merged", "superseded")
 WORDS = {"paid": "accepted", "not needed": "superseded"}  # words on the screen for a state
@@ -329,29 +329,14 @@ class Judge:
             self._verdict(reading, int(task), word, "" if paid == "-" else f"+{paid}")
 
     def ranks(self, reading: Reading) -> None:
-        week = re.search(r"│ credits +([\d,]+\.\d\d)", reading.text)
         row = re.search(
             rf"(\d+) +◆ {self.nickname} \(you\) +([\d,]+\.\d\d) .* (\d+) ", reading.text
         )
-        goal = re.search(r"credits earned +([\d,]+) of", reading.text)
-        merged = re.search(r"contributions merged +([\d,]+) of", reading.text)
-        earned = [_number(found) for found in (week and week[1], row and row[2]) if found]
-        for said in earned:
+        if row:
+            said = _number(row[2])
             self.between(
                 reading, "earned", said, lambda t: t.me.earned_micro / MICRO, OTHERS_S, 0.006
             )
-        if len(earned) == 2:
-            self.agree(reading, "week and row", earned)
-        if goal and week:  # the week has two decimals, the milestone whole ones
-            whole = {int(earned[0] - 0.005), int(earned[0] + 0.005)}
-            said = _number(goal[1])
-            self.agree(reading, "week and milestone", [said, said if said in whole else earned[0]])
-        if merged:
-            self.between(reading, "merged", _number(merged[1]), lambda t: t.me.merged, OTHERS_S)
-        told = re.search(r"│ (\d+) contributions? of yours", reading.text)
-        if told and merged:
-            self.agree(reading, "milestone and words", [int(told[1]), _number(merged[1])])
-        if row:
             self._rank(reading, int(row[1]))
 
     def listing(self, reading: Reading) -> None:

@@ -1,7 +1,6 @@
 """Numbers and dates as the language in use writes them.
 
-Babel knows how, and is imported for languages other than English only. The digits are rounded by
-us, so that a number has as many of them in every language.
+The digits are rounded by us, so that a number has as many of them in every language.
 """
 
 from __future__ import annotations
@@ -38,27 +37,3 @@ def ordinal(place: int) -> str:
         return pgettext("ordinal number, for example of a rank", "{n}th", n=number(place, ","))
     ending = "th" if place % 100 in (11, 12, 13) else _ENDINGS.get(place % 10, "th")
     return f"{place:,}{ending}"
-
-
-def day_initials() -> str:
-    """Return one letter for each day of the week, Monday first."""
-    if current().language == ENGLISH:
-        return "".join(name[0] for name in DAYS)
-    from babel.dates import get_day_names
-
-    found = get_day_names("narrow", "stand-alone", _locale())
-    return "".join(str(found[n])[:1] for n in range(7))
-
-
-def _locale() -> str:
-    """Return the locale in use as Babel knows it, English otherwise."""
-    from babel.core import Locale, UnknownLocaleError
-
-    locale = current().locale
-    for known in (locale, locale.partition("_")[0]):
-        try:
-            Locale.parse(known)
-        except UnknownLocaleError:
-            continue
-        return known
-    return ENGLISH

@@ -7,7 +7,7 @@ A key can be changed by its action's id (`[keys]` in config.toml: `pause = "p"`)
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from textual.binding import Binding
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from volunteer.tui.page import Page
-
-Place = Literal["footer", "palette", "hidden"]
 
 
 class PageInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +64,7 @@ PAGES = (
         key="5",
         title=N_("Ranks"),
         source="volunteer.tui.screens.ranks:LeaderboardPage",
-        help=N_("Your week, your milestones, and the leaderboard."),
+        help=N_("The leaderboard, and your place in it."),
     ),
     PageInfo(
         name="settings",
@@ -93,19 +91,22 @@ ONBOARDING = PageInfo(
 
 
 class KeyCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """Action in the table: `id` is its name in `[keys]`, `short` its word in the footer."""
+    """Action in the table: `short` is its word in the footer."""
 
-    id: str
     key: str
     action: str
     short: str
     help: str
-    place: Place = "palette"
-    rank: int = 50  # the lower, the longer it stays in a footer that is too short
+    # The lower, the longer it stays in a footer that is too short; None: in the palette only.
+    rank: int | None = None
+    name: str = ""  # in `[keys]`, where it is not the action's
+
+    @property
+    def id(self) -> str:
+        return self.name or self.action
 
 
 READ = KeyCommand(
-    id="read",
     key="x",
     action="read",
     short=N_("read"),
@@ -114,59 +115,49 @@ READ = KeyCommand(
 COMMANDS = (
     READ,
     KeyCommand(
-        id="pause",
         key="space",
         action="pause",
         short=N_("pause"),
         help=N_("Free the device within two seconds and keep the task; again: resume."),
-        place="footer",
         rank=0,
     ),
     KeyCommand(
-        id="pause_for",
         key="P",
         action="pause_for",
         short=N_("pause for …"),
         help=N_("Pause for half an hour, two hours, until tonight, or the next login."),
     ),
     KeyCommand(
-        id="finish",
         key="f",
         action="finish",
         short=N_("finish"),
         help=N_("Complete the task in hand, then take no more."),
-        place="footer",
         rank=30,
     ),
     KeyCommand(
-        id="retry",
         key="r",
         action="retry",
         short=N_("retry"),
         help=N_("Try to reach the coordinator now."),
-        place="footer",
         rank=5,
     ),
     KeyCommand(
-        id="help",
         key="question_mark,f1",
         action="help",
         short=N_("help"),
         help=N_("All keys, and the meaning of signs and words."),
-        place="footer",
         rank=20,
     ),
     KeyCommand(
-        id="palette",
+        name="palette",
         key="ctrl+p",
         action="command_palette",
         short=N_("all actions"),
         help=N_("Find any action by its name."),
-        place="footer",
         rank=60,
     ),
     KeyCommand(
-        id="quit",
+        name="quit",
         key="q",
         action="leave",
         short=N_("quit"),
@@ -174,11 +165,9 @@ COMMANDS = (
             "Quit; asks what to do with a task in hand. A volunteer in the background "
             "keeps running."
         ),
-        place="footer",
         rank=10,
     ),
     KeyCommand(
-        id="stop",
         key="",
         action="stop",
         short=N_("stop"),

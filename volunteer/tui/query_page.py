@@ -62,7 +62,7 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 RELOAD = keys.KeyCommand(
-    id="reload", key="r", action="reload", short=N_("reload"), help=N_("Ask the coordinator again.")
+    key="r", action="reload", short=N_("reload"), help=N_("Ask the coordinator again.")
 )
 OFFLINE = N_("shown as soon as the coordinator answers")
 

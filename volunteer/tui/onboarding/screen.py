@@ -69,60 +69,50 @@ class Onboarding(Page):
     AUTO_FOCUS = ""
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
-            id="next",
             key="enter",
             action="next",
             short=N_("next"),
             help=N_("On to the next step."),
-            place="footer",
             rank=1,
         ),
         keys.KeyCommand(
-            id="go_on",
             key="n",
             action="go_on",
             short=N_("go on"),
             help=N_("On to the next step, as enter."),
         ),
         keys.KeyCommand(
-            id="back",
             key="escape",
             action="back",
             short=N_("back"),
             help=N_("Back to the step before."),
-            place="footer",
             rank=2,
         ),
         keys.KeyCommand(
-            id="skip",
             key="s",
             action="skip",
             short=N_("skip the benchmark"),
             help=N_("Do without measuring for now."),
         ),
         keys.KeyCommand(
-            id="hide",
             key="ctrl+o",
             action="hide",
             short=N_("hide my name"),
             help=N_("Keep the nickname from the leaderboard, or show it."),
         ),
         keys.KeyCommand(
-            id="preset",
             key="p",
             action="preset",
             short=N_("preset"),
             help=N_("Set the limits together: gentle, evenings, everything."),
         ),
         keys.KeyCommand(
-            id="start",
             key="space",
             action="start",
             short=N_("start"),
             help=N_(
                 "Start to work on the last page; change the setting under the cursor on Limits."
             ),
-            place="footer",
             rank=3,
         ),
     )

@@ -98,16 +98,14 @@ class Dashboard(Page):
     NAME = "dashboard"
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
-            id="view",
+            name="view",
             key="v",
             action="turn",
             short=N_("view"),
             help=N_("Show the next cards where there is no room for all."),
-            place="footer",
             rank=25,
         ),
         keys.KeyCommand(
-            id="device",
             key="d",
             action="device",
             short=N_("next device"),

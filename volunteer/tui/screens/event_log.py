@@ -66,32 +66,26 @@ class LogPage(Page):
     AUTO_FOCUS = "#entries"
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
-            id="level",
             key="w",
             action="level",
             short=N_("filter"),
             help=N_("Show everything, or only warnings and errors."),
-            place="footer",
             rank=35,
         ),
         keys.KeyCommand(
-            id="filter",
             key="slash",
             action="filter",
             short=N_("search"),
             help=N_("Show only lines that hold a text."),
-            place="footer",
             rank=36,
         ),
         keys.KeyCommand(
-            id="follow",
             key="end",
             action="follow",
             short=N_("follow"),
             help=N_("Stay with the newest line."),
         ),
         keys.KeyCommand(
-            id="diagnostics",
             key="c",
             action="diagnostics",
             short=N_("diagnostics"),
@@ -99,7 +93,6 @@ class LogPage(Page):
                 "Copy versions, settings and the last events, without secrets, and write "
                 "them to a file."
             ),
-            place="footer",
             rank=38,
         ),
     )

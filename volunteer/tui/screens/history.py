@@ -18,16 +18,16 @@ from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LedgerRow
 from shared.text import csv_cell, printable
+from shared.units import DAY_S
 from volunteer.control.control import Control
 from volunteer.control.event_sentences import debt_words, escrow_words
+from volunteer.control.ledger_pages import ledger
 from volunteer.files import export, exports
 from volunteer.i18n.catalogue import N_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import credit
-from volunteer.stats.ledger_pages import ledger
-from volunteer.stats.milestones import recap_since, week
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
-from volunteer.tui.text import Line, clock_time, fit, left, spark, when, wrap
+from volunteer.tui.text import Line, clock_time, fit, left, when, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.recent_work import VERDICTS, reason_of
@@ -41,6 +41,7 @@ KINDS = (
     ("rejected", N_("rejected")),
 )
 PAGES_MAX = 40
+RECENT_S = 14 * DAY_S  # of the ledger: the pay beside the newest contributions
 NAME_CELLS = 9
 # How far a contribution has come, as it is drawn.
 STEPS = {
@@ -73,30 +74,24 @@ class History(QueryPage):
     AUTO_FOCUS = "#work"
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
-            id="kind",
             key="w",
             action="kind",
             short=N_("filter"),
             help=N_("Show all contributions, or those that wait, were paid, were rejected."),
-            place="footer",
             rank=35,
         ),
         keys.KeyCommand(
-            id="filter",
             key="slash",
             action="filter",
             short=N_("search"),
             help=N_("Show only lines that hold a text."),
-            place="footer",
             rank=36,
         ),
         keys.KeyCommand(
-            id="export",
             key="e",
             action="export",
             short=N_("CSV"),
             help=N_("Write the ledger into a CSV file in ~/volunteer."),
-            place="footer",
             rank=37,
         ),
         RELOAD,
@@ -148,7 +143,7 @@ class History(QueryPage):
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
         """Return the ledger rows of the last two weeks; only new ones are queried."""
         known: Sequence[LedgerRow] = self.answer("ledger").value or ()
-        return await ledger(control, recap_since(self.volunteer.clock.now()), known)
+        return await ledger(control, self.volunteer.clock.now() - RECENT_S, known)
 
     # The rows.
 
@@ -252,8 +247,7 @@ class History(QueryPage):
         return detail_lines(verdict, rows, scene, width, height)
 
     def _totals(self, scene: Scene, width: int, height: int) -> list[Line]:
-        answer: QueryReply[Sequence[LedgerRow]] = self.answer("ledger")
-        return aged(total_lines(answer.value or (), scene, width, height), scene)
+        return aged(total_lines(scene, width, height), scene)
 
     def action_export(self) -> None:
         """Write the whole ledger into a file."""
@@ -395,8 +389,8 @@ def detail_lines(
     return lines[:height]
 
 
-def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return the balance, the pending credits, and the last days."""
+def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    """Return the balance, and the pending, earned and spent credits."""
     me = scene.view.status.me
     if me is None:
         said = _("credits appear here when your first contribution has been checked")
@@ -410,12 +404,6 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
         lines.insert(2, _fact(_("at stake"), credit(me.escrow_micro), "warn"))
     if me.debt_micro:
         lines.insert(1, _fact(_("owed"), credit(me.debt_micro), "bad"))
-    if rows:
-        days = week(rows, scene.now).credits_micro
-        drawn = spark([max(0, micro) for micro in days], 7, scene.glyphs)
-        lines.append(
-            ((left(_("7 days"), NAME_CELLS), "dim"), ("".join(s * 2 for s in drawn), "fill"))
-        )
     lines.append(_fact(_("earned"), credit(me.earned_micro)))
     lines.append(_fact(_("spent"), credit(me.spent_micro)))
     if me.held_micro:

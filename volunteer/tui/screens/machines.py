@@ -42,40 +42,35 @@ class MachinesPage(QueryPage):
     AUTO_FOCUS = "#machines"
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
-            id="back",
             key="escape",
             action="back",
             short=N_("back"),
             help=N_("Back to the page before."),
-            place="footer",
             rank=1,
         ),
         RELOAD,
         keys.KeyCommand(
-            id="pause_machine",
+            name="pause_machine",
             key="p",
             action="order('pause')",
             short=N_("pause it"),
             help=N_("Pause the machine under the cursor; it obeys within half a minute."),
-            place="footer",
             rank=2,
         ),
         keys.KeyCommand(
-            id="resume_machine",
+            name="resume_machine",
             key="o",
             action="order('resume')",
             short=N_("resume it"),
             help=N_("Let the machine under the cursor go on."),
-            place="footer",
             rank=3,
         ),
         keys.KeyCommand(
-            id="finish_machine",
+            name="finish_machine",
             key="e",
             action="order('finish')",
             short=N_("finish it"),
             help=N_("Let the machine under the cursor complete its task and take no more."),
-            place="footer",
             rank=4,
         ),
     )

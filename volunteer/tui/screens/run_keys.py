@@ -21,30 +21,25 @@ if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
 
 SAMPLES = KeyCommand(
-    id="samples",
     key="m",
     action="samples",
     short=N_("samples"),
     help=N_("Show what the model of this run writes, draws or plays, version by version."),
-    place="footer",
     rank=31,
 )
 MODEL = KeyCommand(
-    id="ask",
+    name="ask",
     key="p",
     action="model",
     short=N_("ask/play"),
     help=N_("Talk with the model of this run, or play against it."),
-    place="footer",
     rank=34,
 )
 WEB = KeyCommand(
-    id="web",
     key="o",
     action="web",
     short=N_("web page"),
     help=N_("Open the public page of this run in the browser."),
-    place="footer",
     rank=64,
 )
 SHARED = (SAMPLES, MODEL, WEB)

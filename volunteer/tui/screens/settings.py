@@ -37,48 +37,38 @@ class SettingsPage(QueryPage):
     AUTO_FOCUS = "Listing"
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
-            id="change",
             key="enter",
             action="change",
             short=N_("change"),
             help=N_("Change the setting under the cursor."),
-            place="footer",
             rank=33,
         ),
         keys.KeyCommand(
-            id="default",
             key="delete,backspace",
             action="default",
             short=N_("reset"),
             help=N_("Reset the setting under the cursor to its default."),
-            place="footer",
             rank=36,
         ),
         keys.KeyCommand(
-            id="undo",
             key="u",
             action="undo",
             short=N_("undo"),
             help=N_("Take back the last change made on this page; again: the one before."),
-            place="footer",
             rank=34,
         ),
         keys.KeyCommand(
-            id="search",
             key="slash",
             action="search",
             short=N_("search"),
             help=N_("Show only settings that hold a text."),
-            place="footer",
             rank=35,
         ),
         keys.KeyCommand(
-            id="preset",
             key="p",
             action="preset",
             short=N_("preset"),
             help=N_("Set the limits together: gentle, evenings, everything."),
-            place="footer",
             rank=37,
         ),
     )

@@ -160,7 +160,7 @@ class KeyBar(Bar):
         return (line,)
 
     def _useful(self, command: keys.KeyCommand, target: App[Any] | Screen[Any]) -> bool:
-        return command.place == "footer" and bool(target.check_action(command.action, ()))
+        return command.rank is not None and bool(target.check_action(command.action, ()))
 
 
 def key_line(
@@ -169,7 +169,7 @@ def key_line(
     """Return the keys of every page around the keys of this one; the least important go first."""
     chosen: list[keys.KeyCommand] = []
     room = cells
-    for command in sorted([*core, *own], key=lambda c: c.rank):
+    for command in sorted([*core, *own], key=lambda c: c.rank or 0):
         need = len(keys.key_of(command, scene.keys)) + cell_len(_word(command, scene)) + 3
         if need <= room:
             chosen.append(command)

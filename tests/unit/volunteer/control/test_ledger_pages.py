@@ -8,7 +8,7 @@ from volunteer.control import commands
 from volunteer.control.commands import Command
 from volunteer.control.control import Control
 from volunteer.control.event_bus import EventBus
-from volunteer.stats.ledger_pages import ledger
+from volunteer.control.ledger_pages import ledger
 
 PAGE = 100
 

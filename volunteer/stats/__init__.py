@@ -1,1 +1,0 @@
-"""Statistics of a volunteer: milestones and ledger pages."""
