@@ -1,0 +1,323 @@
+"""Verifiers: pure functions from an answer's text to a reward between 0 and 1.
+
+A verifier is a struct whose fields are its arguments. The list is closed: those below, and those
+that an installed package brings by an entry point `volunteer.verifiers`; no code and no regular
+expression comes with a problem. An answer is hostile text: each verifier reads at most
+`ANSWER_CHARS_MAX` characters, in time proportional to them.
+
+The final answer is what follows the last "answer:" of a text, or else the whole text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from shared.decoding import decoder
+from shared.errors import InvalidRunFile
+from shared.nearest import hint
+from shared.settings import check_keys, read_table
+
+ENTRY_POINTS = "volunteer.verifiers"
+ANSWER_CHARS_MAX = 128 << 10
+DIGITS_MAX = 18  # of a number in an answer
+TERMS_MAX = 128  # of an arithmetic expression
+DEPTH_MAX = 16  # of brackets and of a JSON schema
+
+_MARK = re.compile(r"answer\s{0,4}(?:is\s{0,4})?:", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?:(?<![0-9A-Za-z.)])[-+])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:[./][0-9]+)?"
+)
+_SPLIT = re.compile(r"[\s,;]+")
+_TERM = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?)|([-+*/()]))")
+_SIGNS = str.maketrans({"\u2212": "-", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"})
+
+Text = Annotated[str, Meta(min_length=1, max_length=4096)]
+Amount = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Word = Annotated[str, Meta(pattern=r"^[^\s,;\[\]]{1,64}$")]
+
+
+class Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arguments of a verifier."""
+
+    def reward(self, answer: str) -> float:
+        """Return the reward of a final answer, 0 ... 1. Never raises."""
+        raise NotImplementedError
+
+
+class Number(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The last number of an answer is the right one, exactly or within a tolerance."""
+
+    answer: Amount
+    tolerance: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
+
+    def reward(self, answer: str) -> float:
+        found = _last(_NUMBER, answer.translate(_SIGNS))
+        value = _number(found[0]) if found else None
+        if value is None:
+            return 0.0
+        return float(abs(value - _exactly(self.answer)) <= Fraction(self.tolerance))
+
+
+class Exact(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer is one of the right texts, but for white space around it."""
+
+    answer: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
+
+    def reward(self, answer: str) -> float:
+        right = (self.answer,) if isinstance(self.answer, str) else self.answer
+        return float(answer.strip() in {each.strip() for each in right})
+
+
+class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The last capital letter of the choices that stands alone is the right one."""
+
+    answer: Annotated[str, Meta(pattern="^[A-Z]$")]
+    choices: Annotated[str, Meta(pattern="^[A-Z]{2,26}$")] = "ABCD"
+
+    def __post_init__(self) -> None:
+        if self.answer not in self.choices:
+            raise InvalidRunFile(f"the answer {self.answer} is none of the choices {self.choices}")
+
+    def reward(self, answer: str) -> float:
+        found = re.findall(rf"(?<!\w)[{self.choices}](?!\w)", answer)
+        return float(bool(found) and found[-1] == self.answer)
+
+
+class Expression(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer is an arithmetic expression with the right value."""
+
+    answer: Amount
+
+    def reward(self, answer: str) -> float:
+        found = evaluated(answer)
+        return float(found is not None and found[0] == _exactly(self.answer))
+
+
+class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer is an arithmetic expression of the given numbers, each used at most once."""
+
+    target: Annotated[int, Meta(ge=0, le=10**9)]
+    numbers: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=10**9)], ...], Meta(min_length=1, max_length=16)
+    ]
+
+    def reward(self, answer: str) -> float:
+        found = evaluated(answer)
+        if found is None or found[0] != self.target:
+            return 0.0
+        return float(Counter(found[1]) <= Counter(map(Fraction, self.numbers)))
+
+
+class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer lists the items in order, parted by white space or commas."""
+
+    items: Annotated[
+        tuple[Annotated[int, Meta(ge=-(10**15), le=10**15)] | Word, ...],
+        Meta(min_length=1, max_length=1024),
+    ]
+    descending: bool = False
+
+    def reward(self, answer: str) -> float:
+        whole = all(isinstance(each, int) for each in self.items)
+        order = sorted(self.items, key=None if whole else str, reverse=self.descending)
+        right = [str(each) for each in order]
+        said = answer.strip().removeprefix("[").removesuffix("]").strip()
+        return float(_SPLIT.split(said, maxsplit=len(right)) == right)
+
+
+class Json(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer is JSON of a schema: `type`, `properties`, `required`, `items`, `enum` of
+    JSON Schema.
+    """
+
+    schema: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_schema(self.schema, 0)
+
+    def reward(self, answer: str) -> float:
+        try:
+            value = decoder(Any).decode(answer.encode())
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return 0.0
+        return float(_fits(value, self.schema))
+
+
+BUILT_IN: Mapping[str, type[Verifier]] = {
+    "number": Number,
+    "exact": Exact,
+    "choice": Choice,
+    "expression": Expression,
+    "countdown": Countdown,
+    "sorted": Sorted,
+    "json": Json,
+}
+
+
+@lru_cache(maxsize=1)
+def known() -> Mapping[str, type[Verifier]]:
+    """Return the verifiers by name: the built-in ones, and those of installed packages."""
+    more = {each.name: each.load() for each in entry_points(group=ENTRY_POINTS)}
+    return {**more, **BUILT_IN}
+
+
+def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
+    """Return a verifier with its arguments. Raises InvalidRunFile, with `place`, for an unknown
+    name or arguments that cannot be.
+    """
+    kinds = known()
+    if name not in kinds:
+        raise InvalidRunFile(f'{place}: there is no verifier "{name[:64]}": {hint(name, kinds)}')
+    kind = kinds[name]
+    fields = msgspec.structs.fields(kind)
+    missing = [f.encode_name for f in fields if f.required and f.encode_name not in arguments]
+    if missing:
+        raise InvalidRunFile(f"{place}: a problem needs {missing[0]} for its verifier {name}")
+    try:
+        return read_table(arguments, kind, place)
+    except InvalidRunFile as error:
+        if place in error.message:
+            raise
+        raise InvalidRunFile(f"{place}: {error.message}") from error
+
+
+def final(text: str) -> str:
+    """Return the final answer in a text."""
+    found = _last(_MARK, text)
+    return (text[found.end() :] if found else text).strip()
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Return the last match in a text."""
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+
+
+def evaluated(text: str) -> tuple[Fraction, list[Fraction]] | None:
+    """Return the value of the arithmetic expression on the last line of a text, and the numbers in
+    it; None where it is none. A result after "=" is passed over.
+    """
+    line = text.rstrip().rpartition("\n")[2].partition("=")[0].translate(_SIGNS).strip()
+    terms: list[str] = []
+    at = 0
+    while at < len(line):
+        found = _TERM.match(line, at)
+        if found is None or len(found[1] or "") > DIGITS_MAX or len(terms) == TERMS_MAX:
+            return None
+        terms.append(found[1] or found[2])
+        at = found.end()
+    parser = _Parser(terms)
+    try:
+        value = parser.total(0)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return None if parser.terms else (value, parser.numbers)
+
+
+class _Parser:
+    """Terms of an expression, last first, and the numbers that were read."""
+
+    def __init__(self, terms: list[str]) -> None:
+        self.terms = terms[::-1]
+        self.numbers: list[Fraction] = []
+
+    def total(self, depth: int) -> Fraction:
+        """Read a sum. Raises ValueError and ZeroDivisionError."""
+        value = self._product(depth)
+        while self.terms and self.terms[-1] in "+-":
+            sign = 1 if self.terms.pop() == "+" else -1
+            value += sign * self._product(depth)
+        return value
+
+    def _product(self, depth: int) -> Fraction:
+        value = self._factor(depth)
+        while self.terms and self.terms[-1] in "*/":
+            divided = self.terms.pop() == "/"
+            other = self._factor(depth)
+            value = value / other if divided else value * other
+        return value
+
+    def _factor(self, depth: int) -> Fraction:
+        term = self.terms.pop() if self.terms else ""
+        if depth > DEPTH_MAX:
+            raise ValueError("too deep")
+        if term == "-":
+            return -self._factor(depth + 1)
+        if term == "(":
+            value = self.total(depth + 1)
+            if not self.terms or self.terms.pop() != ")":
+                raise ValueError("a bracket is open")
+            return value
+        self.numbers.append(Fraction(term))  # raises ValueError for a sign
+        return self.numbers[-1]
+
+
+def _number(text: str) -> Fraction | None:
+    """Return the value of a match of `_NUMBER`; None for one too long, or a share of nothing."""
+    try:
+        return Fraction(text.replace(",", "")) if len(text) <= 2 * DIGITS_MAX else None
+    except ZeroDivisionError:
+        return None
+
+
+def _exactly(amount: float) -> Fraction:
+    """Return an argument as it was written: 0.1 is a tenth."""
+    return Fraction(repr(amount) if amount % 1 else int(amount))
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+_KEYS = ("type", "properties", "required", "items", "enum")
+
+
+def _check_schema(schema: Any, depth: int) -> None:
+    """Raise InvalidRunFile for a schema that is none."""
+    if not isinstance(schema, dict) or depth > DEPTH_MAX:
+        raise InvalidRunFile(f"a schema is a table, at most {DEPTH_MAX} deep")
+    check_keys(schema, _KEYS, "a schema")
+    kinds = {"properties": dict, "required": list, "items": dict, "enum": list}
+    for key, kind in kinds.items():
+        if not isinstance(schema.get(key, kind()), kind):
+            raise InvalidRunFile(f"{key} of a schema is a {_SAID[kind]}")
+    if "type" in schema and schema["type"] not in tuple(_TYPES):
+        raise InvalidRunFile(f"type of a schema is one of {', '.join(_TYPES)}")
+    items = [schema["items"]] if "items" in schema else []
+    for inner in (*schema.get("properties", {}).values(), *items):
+        _check_schema(inner, depth + 1)
+
+
+_SAID: Mapping[type, str] = {dict: "table", list: "list"}
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    kind = schema.get("type")
+    if kind is not None:
+        flag = isinstance(value, bool) and kind != "boolean"  # a bool is an int in Python alone
+        if flag or not isinstance(value, _TYPES[kind]):
+            return False
+    if "enum" in schema and not any(
+        type(value) is type(each) and value == each for each in schema["enum"]
+    ):
+        return False
+    if isinstance(value, dict):
+        inner = schema.get("properties", {})
+        present = all(name in value for name in schema.get("required", ()))
+        return present and all(_fits(value[name], inner[name]) for name in inner if name in value)
+    if isinstance(value, list) and "items" in schema:
+        return all(_fits(each, schema["items"]) for each in value)
+    return True
