@@ -481,5 +481,6 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
 
 def _proving(conn: Connection, who: str, now: float) -> dict[str, Any]:
     """Return how many draws of an account have no result, and about when they will."""
-    count = len(recomputes.open_of(conn, who))
-    return {"proving": count, "proved_in_s": recomputes.backlog_s(conn, now) if count else None}
+    count, served = len(recomputes.open_of(conn, who)), recomputes.served(conn, now)
+    until = recomputes.backlog_s(conn, now, served, who) if count else None
+    return {"proving": count, "proved_in_s": until}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import audits, contributions, recomputes, record, verdicts
+from coordinator.database import contributions, recomputes, record, verdicts
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import answer_pay, escrow
 from coordinator.database.ledger.payments import Payment
@@ -46,8 +46,6 @@ def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> Tak
     taken += take_back(conn, escrow.waiting(conn, row.id), reason, now)
     for number in recomputes.open_of(conn, row.id):
         recomputes.end(conn, number, "unproven", (UNMERGED, "{}"), now)
-        if (audit := audits.get(conn, number, lock=True)) is not None:
-            audits.settle(conn, audit, "", now)
     lost = {"draws": 0, "proofs": 0, "lost_to": contributions.newest_of(conn, row.id)}
     store.set_volunteer(conn, row.id, **lost)
     return taken

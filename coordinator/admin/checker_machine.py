@@ -16,7 +16,8 @@ import msgspec
 import structlog
 
 from coordinator.checking.case import Local
-from coordinator.checking.checkers import CheckerOffer, CheckerOutcome, CheckerTask, CheckerVerdict
+from coordinator.checking.checkers import CheckerOffer, CheckerOutcome, CheckerVerdict
+from coordinator.checking.recompute import RecomputeTask
 from coordinator.checking.redo import RecomputeFiles, missing_library, redo
 from coordinator.compute import Compute
 from coordinator.rules.checks import HOLD_S, ComputeDevice
@@ -179,7 +180,7 @@ class Checker:
         return True
 
     async def _reported(
-        self, task: CheckerTask, hold: str, outcome: CheckerOutcome
+        self, task: RecomputeTask, hold: str, outcome: CheckerOutcome
     ) -> CheckerVerdict:
         told = {
             "contribution": task.contribution,
@@ -193,7 +194,7 @@ class Checker:
             return CheckerVerdict(result="", message=error.message)
         return settled
 
-    async def _made(self, task: CheckerTask, hold: str, stop: asyncio.Event) -> CheckerOutcome:
+    async def _made(self, task: RecomputeTask, hold: str, stop: asyncio.Event) -> CheckerOutcome:
         """Return the outcome of a task; it is given back if this checker stops or lost it."""
         ended = Event()
         working = asyncio.ensure_future(self._redone(task, ended))
@@ -208,7 +209,7 @@ class Checker:
                 each.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
-    async def _redone(self, task: CheckerTask, ended: Event) -> CheckerOutcome:
+    async def _redone(self, task: RecomputeTask, ended: Event) -> CheckerOutcome:
         def tell(step: int, steps: int) -> None:
             if ended.is_set():
                 raise Unavailable("it was interrupted")
@@ -234,7 +235,7 @@ class Checker:
             return self._given_back(error)
         return CheckerOutcome(found=found, seconds=seconds)
 
-    async def _lost(self, task: CheckerTask, hold: str) -> None:
+    async def _lost(self, task: RecomputeTask, hold: str) -> None:
         """Return once another holds the recompute."""
         held = True
         while held:

@@ -2,8 +2,8 @@
 backlog is long.
 
     open       the task waits for an auditor, whom a lot chooses, or for the server
-    answered   by sums of what came out, which the server compares with those of the update
-    settled    what agrees has passed; what differs, and a share of what agrees, the organiser does
+    answered   by sums of what came out, which the server compares with those of the update: what
+               agrees has passed; what differs, and a share of what agrees, the organiser does
                again, and that settles both: the work by the usual rule, the answer beside its own
 
 The pay of an answer is at stake like all other, and taken back where the organiser's own recompute
@@ -13,39 +13,34 @@ shows that it was made up.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from coordinator.accounts.suspension import suspend
-from coordinator.checking.case import Case, Draws, silent
-from coordinator.checking.proof import release
-from coordinator.checking.proof import settle as settle_draw
+from coordinator.checking.case import Draws
+from coordinator.checking.proof import release, settle
 from coordinator.checking.redo import likeness
 from coordinator.database import audits, contributions, recomputes, runs, tasks, verdicts
 from coordinator.database import volunteers as accounts
-from coordinator.database.audits import AuditLease, AuditRow
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
-from coordinator.database.runs import OPEN, RunRow
+from coordinator.database.recomputes import RecomputeRow, StoredCase
+from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import audits as rules
-from coordinator.rules import checks
 from coordinator.rules import likeness as bounds
-from coordinator.rules.checks import ComputeDevice, Likeness, Redone, Result
+from coordinator.rules.checks import Likeness, Redone, Result
 from coordinator.rules.validation import SUSPENDED, Judgement
 from coordinator.runs.definition import definition
 from coordinator.storage.blobs import in_pool
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.base import Reason
-from shared.protocol.leases import AuditWork
 from shared.protocol.limits import AUDIT_BYTES
-from shared.protocol.versions import BlobRef
 from shared.tensors import quantize, sketch
 from shared.tensors.update import opened
 
@@ -53,8 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
     from sqlalchemy import Connection
 
     from shared.tensors.spec import Schema
@@ -97,14 +90,14 @@ class Audits(PlatformService):
         return opened
 
     def _open(self, conn: Connection, contribution_id: int) -> bool:
-        now = self._clock.now()
-        contribution = contributions.by_id(conn, contribution_id, lock=True)
-        if audits.get(conn, contribution_id) is not None:
+        now, row = self._clock.now(), recomputes.get(conn, contribution_id, lock=True)
+        if row is None or row.state != "revealed" or row.audit_id is not None:
             return False  # another replica was faster
-        work = _work(conn, contribution, runs.by_id(conn, contribution.run_id))
-        if work is None or not audits.is_anybody(conn, work.worker, now):
+        contribution = contributions.by_id(conn, contribution_id)
+        whose = accounts.existing(conn, row.volunteer_id)
+        if not recomputes.follows(conn, contribution) or not audits.is_anybody(conn, whose, now):
             return False
-        audits.open_task(conn, contribution, work, work.audit.seed, now)
+        audits.open_task(conn, row, contribution, now)
         return True
 
     # --- the answer ---
@@ -112,30 +105,30 @@ class Audits(PlatformService):
     async def check(self, row: ContributionRow) -> None:
         """Decide the answer to an audit. Raises NotFound for an audit that was removed."""
 
-        def read(conn: Connection) -> tuple[AuditRow, ContributionRow, RunRow]:
+        def read(conn: Connection) -> tuple[int, ContributionRow, RunRow]:
             audit = audits.by_task(conn, row.task_id)
             if audit is None:
                 raise NotFound(f"task {row.task_id} is no audit")
             checked = contributions.by_id(conn, audit.contribution_id)
-            return audit, checked, runs.by_id(conn, row.run_id)
+            return audit.seed, checked, runs.by_id(conn, row.run_id)
 
-        audit, checked, run = await self._db.read(read)
+        seed, checked, run = await self._db.read(read)
         path = await self._blobs.local(row.sha256)
         sums = await in_pool(_sums, path)
-        found = None if sums is None else await self._compared(audit, checked, run, sums)
+        found = None if sums is None else await self._compared(seed, checked, run, sums)
         if await self._db.write(lambda conn: self._decide(conn, row.id, sums, found)):
             self.seconds += row.train_s
         self._signals.notify("recomputes")
 
     async def _compared(
-        self, audit: AuditRow, checked: ContributionRow, run: RunRow, sums: bytes
+        self, seed: int, checked: ContributionRow, run: RunRow, sums: bytes
     ) -> Likeness | None:
         """Compare the answered sums with the update's; None where the update is gone."""
         try:
             said = recomputes.commitment_of(checked)
             names = (checked.sha256, said.kept, said.residual)
             files = [await self._blobs.local(name) if name else None for name in names]
-            own = await in_pool(_own, files, definition(run).schema, checked.codec, audit.seed)
+            own = await in_pool(_own, files, definition(run).schema, checked.codec, seed)
         except VolunteerError as error:
             log.warning("audit", contribution=checked.id, reason=str(error))
             return None
@@ -160,7 +153,7 @@ class Audits(PlatformService):
             judgement = Judgement(state="rejected", reason=Reason.FRAME.value, message=why)
         elif accounts.is_suspended(conn, row.volunteer_id):
             judgement = SUSPENDED
-        elif (order := recomputes.get(conn, audit.contribution_id)) is None or order.ended_at:
+        elif audit.state == "done":
             judgement = TOO_LATE
         verdicts.decide(
             conn,
@@ -177,8 +170,6 @@ class Audits(PlatformService):
         payments.post_pending_many(conn, [Payment.of(row)], now)
         if judgement.state != "accepted":
             escrow.withhold(conn, [row], now)
-            if audit.state == "open":
-                audits.settle(conn, audit, "", now)
             return False
         escrow.hold(conn, [row], now)
         self._answered(conn, audit, row, sums, found)
@@ -199,23 +190,20 @@ class Audits(PlatformService):
     def _answered(
         self,
         conn: Connection,
-        audit: AuditRow,
+        audit: RecomputeRow,
         row: ContributionRow,
         sums: bytes,
         found: Likeness | None,
     ) -> None:
         """Store an answer: an agreeing one ends the recompute, unless drawn for confirmation."""
         now, agrees = self._clock.now(), found is not None and rules.agree(found)
-        order = recomputes.get(conn, audit.contribution_id)
-        assert order is not None
-        if agrees and not self._confirmed(conn, audit, row):
-            audits.answer(conn, audit, row, sums, "done")
-            settle_draw(conn, order, "passed", (AGREES, "{}"), now, _share(audit, found))
-        else:
-            audits.answer(conn, audit, row, sums, "answered")
+        told = {"answer_id": row.id, "auditor_id": row.volunteer_id, "sums": sums}
+        audits.change(conn, audit, agrees=agrees, **told)
+        if found is not None and agrees and not self._confirmed(conn, audit, row):
+            settle(conn, audit, "passed", (AGREES, "{}"), now, _share(audit, found))
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
 
-    def _confirmed(self, conn: Connection, audit: AuditRow, row: ContributionRow) -> bool:
+    def _confirmed(self, conn: Connection, audit: RecomputeRow, row: ContributionRow) -> bool:
         """Return True if the organiser recomputes the task of an agreeing answer."""
         freed = escrow.at_stake(conn, audit.volunteer_id, audit.contribution_id)
         gained = freed + 2 * row.price_micro  # the work has the price of the answer
@@ -226,22 +214,19 @@ class Audits(PlatformService):
         )
 
 
-def _share(audit: AuditRow, found: Likeness | None) -> float:
+def _share(audit: RecomputeRow, found: Likeness) -> float:
     """Return the share of its work that an agreeing answer shows."""
-    assert found is not None
-    precision = decode(audit.work, AuditLease).job.train.precision
+    precision = decode(audit.work, StoredCase).job.train.precision
     redone = Redone(cosine=found.cosine, norm_ratio=found.norm_ratio)
     return bounds.share(redone, precision, comparable=True)
 
 
-def _own(
-    files: Sequence[Path | None], schema: Schema, codec: str, seed: int
-) -> NDArray[np.float32]:
+def _own(files: Sequence[Path | None], schema: Schema, codec: str, seed: int) -> bytes:
     """Return the sums of an update, read from its file and its codec's residual files."""
     path, kept, before = files
     assert path is not None
     with opened(path, schema, quantize.codec(codec), kept, before) as (_, given):
-        return sketch.sums(given, schema, seed)
+        return sketch.sums(given, schema, seed).tobytes()
 
 
 def _sums(path: Path) -> bytes | None:
@@ -254,63 +239,22 @@ def _sums(path: Path) -> bytes | None:
     return found
 
 
-def _work(conn: Connection, contribution: ContributionRow, run: RunRow) -> AuditLease | None:
-    """Return the lease of an audit; None where there is nothing to audit."""
-    order = recomputes.get(conn, contribution.id)
-    said = recomputes.commitment_of(contribution)
-    if order is None or run.state not in OPEN or not recomputes.follows(conn, contribution):
-        return None
-    try:
-        case = Case.again(conn, order.work, run)
-    except NotFound:
-        return None
-    keeps = contribution.kind == "delta" and not case.job.reset_inner
-    if silent(contribution, keeps=keeps) or not case.comparable(ComputeDevice(kind=checks.HERE)):
-        return None
-    account = accounts.existing(conn, contribution.volunteer_id)
-    size = audits.evidence_sizes(conn, contribution.id).get(said.inner)
-    inner = None if size is None else BlobRef(sha256=said.inner, size=size)
-    return AuditLease(
-        job=case.job,
-        chunks=case.chunks,
-        data=case.window,
-        audit=AuditWork(seed=secrets.randbits(63), inner=inner),
-        worker=audits.person(account.id, account.invite_id, account.network),
-    )
-
-
 # --- the end: within the transactions of recomputes ---
 
 
-def unheard(audit: AuditRow | None, found: Redone) -> bool:
-    """Return True if the answer arrived during the organiser's recompute. The recompute is
-    repeated, or a volunteer could time its answer to escape comparison.
-    """
-    return audit is not None and audit.state == "answered" and found.sums is None
-
-
-def settle(
-    conn: Connection,
-    audit: AuditRow,
-    made: tuple[Redone, ComputeDevice] | None,
-    proved: Result,
-    now: float,
+def judge(
+    conn: Connection, audit: RecomputeRow, found: Redone | None, proved: Result, now: float
 ) -> None:
-    """Settle an audit by the organiser's finished recompute. An answer is judged made up only where
-    a second voice contradicts it: the update that the recompute confirmed, or one that the answer
-    agrees with though it was made up. Where all three differ, rounding throws the task about, by
-    chance or by a state made for it.
+    """Judge an answer by the organiser's recompute. An answer is made up only where a second voice
+    contradicts it: the update that the recompute confirmed, or one that the answer agrees with
+    though it was made up. Where all three differ, rounding throws the task about, by chance or by a
+    state made for it.
     """
-    if audit.state != "answered" or audit.answer_id is None:
-        audits.settle(conn, audit, "", now)
-        return
+    assert audit.answer_id is not None
+    assert audit.sums is not None
     answer = contributions.by_id(conn, audit.answer_id)
-    found = None if made is None else made[0]
-    theirs = None if found is None else found.answered
-    backed = proved == "passed" or (theirs is not None and rules.agree(theirs))
-    result = rules.judge(found, comparable=backed)
-    audits.settle(conn, audit, result, now)
-    if result == "failed":
+    backed = found is not None and bool(found.sums) and (proved == "passed" or audit.agrees)
+    if found is not None and backed and rules.made_up(likeness(found.sums, audit.sums), found):
         why = f"the audit of task {answer.task_id} was done again here and is not what was answered"
         suspend(conn, answer.volunteer_id, why, now)
         take_back(conn, [Payment.of(answer)], why, now)

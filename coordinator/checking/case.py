@@ -11,6 +11,7 @@ import msgspec
 from coordinator.database import datasets, tasks, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
+from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
 from coordinator.rules import checks as rules
@@ -23,7 +24,7 @@ from shared.errors import NotFound
 from shared.local_data import LocalData
 from shared.protocol.contributions import SubmitRequest
 from shared.tensors.quantize import EXACT_CODECS
-from shared.workloads.base import ChunkRef, DatasetManifest, Job, seed_from
+from shared.workloads.base import ChunkRef, DatasetManifest, seed_from
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -37,18 +38,7 @@ class Local(Protocol):
     async def local(self, sha256: str) -> Path: ...
 
 
-class _StoredCase(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a case that is stored in no row."""
-
-    job: Job
-    base_sha256: str
-    chunks: tuple[int, ...]
-    device: str = ""  # that the task was leased for
-    model: str = ""  # of that device, as its machine registered it
-    window: DatasetManifest | None = None  # games that it learnt from, in place of a dataset
-
-
-class Case(_StoredCase, frozen=True, kw_only=True):
+class Case(StoredCase, frozen=True, kw_only=True):
     """Update to check, and the inputs of its recompute."""
 
     run: RunRow
@@ -97,31 +87,15 @@ class Case(_StoredCase, frozen=True, kw_only=True):
     @classmethod
     def again(cls, conn: Connection, stored: str, run: RunRow) -> Case:
         """Return a case that was stored. Raises NotFound for a run without a dataset."""
-        work = decode(stored, _StoredCase)
+        work = decode(stored, StoredCase)
         manifest = work.window or _dataset(conn, run)
         if manifest is None:
             raise NotFound("the run has no dataset (any more)")
-        return cls(
-            run=run,
-            job=work.job,
-            base_sha256=work.base_sha256,
-            chunks=work.chunks,
-            device=work.device,
-            model=work.model,
-            window=work.window,
-            manifest=manifest,
-        )
+        return cls(run=run, manifest=manifest, **msgspec.structs.asdict(work))
 
     def stored(self) -> str:
         """Return the stored form that `again` reads."""
-        work = _StoredCase(
-            job=self.job,
-            base_sha256=self.base_sha256,
-            chunks=self.chunks,
-            device=self.device,
-            model=self.model,
-            window=self.window,
-        )
+        work = {name: getattr(self, name) for name in StoredCase.__struct_fields__}
         return msgspec.json.encode(work).decode()
 
     @property
@@ -135,6 +109,12 @@ class Case(_StoredCase, frozen=True, kw_only=True):
         """Return the files that every version of the run needs, its tensors left out."""
         about = definition(self.run)
         return about.workload.files(about.file.model)
+
+    def silent(self, row: ContributionRow) -> bool:
+        """Return True if a worker left out a commitment to carried state or residual."""
+        said = decode(row.report, SubmitRequest).commitment
+        keeps = row.kind == "delta" and not self.job.reset_inner
+        return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)
 
     def comparable(self, on: rules.ComputeDevice) -> bool:
         """Return True if a differing recompute on this machine proves anything. The compared device
@@ -155,12 +135,6 @@ class Case(_StoredCase, frozen=True, kw_only=True):
 def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
     """Return the run's own data, where it has some."""
     return None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id).manifest
-
-
-def silent(row: ContributionRow, *, keeps: bool) -> bool:
-    """Return True if a worker left out a commitment to carried state or residual."""
-    said = decode(row.report, SubmitRequest).commitment
-    return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)
 
 
 class Draws:

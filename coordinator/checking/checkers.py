@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.checking.case import Case
-from coordinator.checking.recompute import Recomputes
-from coordinator.checking.redo import SubmittedUpdate
+from coordinator.checking.recompute import Recomputes, RecomputeTask
 from coordinator.database import recomputes, record
 from coordinator.database.recomputes import RecomputeRow
 from coordinator.platform import Platform, PlatformService
@@ -34,18 +32,10 @@ _HOLD = re.compile(r"[0-9a-f]{32}")
 _KIND = re.compile(r"[a-z]{1,16}")
 
 
-class CheckerTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Recompute that is handed to a checker."""
-
-    contribution: int
-    case: Case
-    given: SubmittedUpdate
-
-
 class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to a checker: a recompute, or none."""
 
-    task: CheckerTask | None
+    task: RecomputeTask | None
 
 
 class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,17 +84,12 @@ class Checkers(PlatformService):
                 return CheckerOffer(task=task)
         raise Conflict("too many recomputes ended at once: ask again")
 
-    async def _task(self, row: RecomputeRow) -> CheckerTask | None:
+    async def _task(self, row: RecomputeRow) -> RecomputeTask | None:
         try:
-            prepared = await self._recomputes.prepare(row)
+            return await self._recomputes.prepare(row)
         except VolunteerError:  # what the server's own loop ends with a sentence
             await self._give_back(row.contribution_id, row.hold, failed=True)
             return None
-        if prepared is None:
-            return None
-        return CheckerTask(
-            contribution=row.contribution_id, case=prepared.case, given=prepared.given
-        )
 
     async def renew(self, contribution: int, hold: str) -> bool:
         """Renew a checker's hold; False where another holds the recompute by now."""
@@ -123,9 +108,9 @@ class Checkers(PlatformService):
             return CheckerVerdict(result="", message="")
         if row.state != "done" and made.found is None:
             await self._recomputes.refute(row, made.unusable)
-        elif row.state != "done" and (prepared := await self._recomputes.prepare(row)) is not None:
+        elif row.state != "done" and (task := await self._recomputes.prepare(row)) is not None:
             assert made.found is not None
-            await self._recomputes.judge(row, prepared, made.found, on, made.seconds)
+            await self._recomputes.judge(row, task.case, made.found, on, made.seconds)
         row = await self._held(contribution, hold)
         return CheckerVerdict(result=row.result, message=row.message)
 

@@ -15,26 +15,19 @@ organiser; no draw is ever dropped.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import structlog
 
 from coordinator.checking import audits
-from coordinator.checking.case import Case, Draws, silent
+from coordinator.checking.case import Case, Draws
 from coordinator.checking.proof import settle
-from coordinator.checking.redo import (
-    AuditSums,
-    RecomputeFiles,
-    SubmittedUpdate,
-    missing_library,
-    redo,
-)
+from coordinator.checking.redo import RecomputeFiles, SubmittedUpdate, missing_library, redo
 from coordinator.compute import Compute
-from coordinator.database import audits as orders
 from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
-from coordinator.database.audits import AuditRow
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
@@ -62,10 +55,10 @@ GIVEN_UP = "its owner gave it up"
 log = structlog.get_logger("checks")
 
 
-class PreparedRecompute(msgspec.Struct, frozen=True, kw_only=True):
+class RecomputeTask(msgspec.Struct, frozen=True, kw_only=True):
     """Contribution whose task is recomputed, and the inputs."""
 
-    contribution: ContributionRow
+    contribution: int
     case: Case
     given: SubmittedUpdate
 
@@ -91,17 +84,18 @@ class Recomputes(PlatformService):
         if not self._draws.drawn(conn, row, run):
             return ""
         said = recomputes.commitment_of(row)
-        keeps = row.kind == "delta" and not case.job.reset_inner
-        wanted = [] if silent(row, keeps=keeps) else sorted({*_named(said)})
+        silent = case.silent(row)
+        auditable = not silent and case.comparable(ComputeDevice(kind=rules.HERE))
         proofs = accounts.existing(conn, row.volunteer_id).proofs
         order = DrawTerms(
-            wanted=wanted,
+            wanted=[] if silent else sorted({*_named(said)}),
             work=case.stored(),
             flops=case.flops,
             kind=rules.device_kind(case.device),
             due_at=self._clock.now() + rules.reveal_s(proofs),
+            seed=1 + secrets.randbits(62) if auditable else 0,
         )
-        self._begin_at_once |= not wanted
+        self._begin_at_once |= not order.wanted
         recomputes.add(conn, row, order)
         accounts.count_draw(conn, row.volunteer_id)
         return "drawn"
@@ -192,20 +186,19 @@ class Recomputes(PlatformService):
             await self._db.write(lambda conn: recomputes.postpone(conn, *waits))
         return True
 
-    async def prepare(self, row: RecomputeRow) -> PreparedRecompute | None:
+    async def prepare(self, row: RecomputeRow) -> RecomputeTask | None:
         """Return the inputs of a recompute; None where the task proved nothing before, which ends
         it. Raises NotFound for a run without a dataset.
         """
 
-        def read(conn: Connection) -> tuple[ContributionRow, Case, bool, AuditRow | None]:
+        def read(conn: Connection) -> tuple[ContributionRow, Case, bool]:
             found = contributions.by_id(conn, row.contribution_id)
             case = Case.again(conn, row.work, runs.by_id(conn, found.run_id))
-            return found, case, recomputes.follows(conn, found), orders.get(conn, found.id)
+            return found, case, recomputes.follows(conn, found)
 
-        contribution, case, follows, audit = await self._db.read(read)
+        contribution, case, follows = await self._db.read(read)
         said = recomputes.commitment_of(contribution)
-        keeps = contribution.kind == "delta" and not case.job.reset_inner
-        if silent(contribution, keeps=keeps):
+        if case.silent(contribution):
             await self._end(
                 row, "unproven", "it was not committed to what it begins from and leaves"
             )
@@ -214,23 +207,20 @@ class Recomputes(PlatformService):
             await self._end(row, "unproven", "its state is of no earlier task of this machine")
             return None
         given = SubmittedUpdate(
-            sha256=contribution.sha256, codec=contribution.codec, commitment=said
+            sha256=contribution.sha256, codec=contribution.codec, commitment=said, seed=row.seed
         )
-        if audit is not None and audit.sums is not None:
-            answer = AuditSums(seed=audit.seed, sums=audit.sums)
-            given = msgspec.structs.replace(given, answer=answer)
-        return PreparedRecompute(contribution=contribution, case=case, given=given)
+        return RecomputeTask(contribution=contribution.id, case=case, given=given)
 
     async def _make(self, row: RecomputeRow, compute: Compute) -> str:
         """Make a recompute; why it has to wait, if it has."""
-        prepared = await self.prepare(row)
-        if prepared is None:
+        task = await self.prepare(row)
+        if task is None:
             return ""
-        case = prepared.case
+        case = task.case
         lacking = missing_library(case)
         if lacking is not None:
             return f"this server cannot do it again: the library {lacking} is not installed"
-        files = await RecomputeFiles.of(case, prepared.given, self._blobs)
+        files = await RecomputeFiles.of(case, task.given, self._blobs)
         data = await case.data(self._blobs)
         try:
             found, seconds = await compute.timed(redo, case, files, data)
@@ -239,26 +229,20 @@ class Recomputes(PlatformService):
         except Exception as error:  # what is here was whole before: the evidence is not
             await self.refute(row, str(error))
             return ""
-        await self.judge(row, prepared, found, ComputeDevice(kind=rules.HERE), seconds)
+        await self.judge(row, case, found, ComputeDevice(kind=rules.HERE), seconds)
         return ""
 
     async def judge(
-        self,
-        row: RecomputeRow,
-        prepared: PreparedRecompute,
-        found: Redone,
-        on: ComputeDevice,
-        seconds: float,
-    ) -> Result:
-        """Judge a finished recompute; return its result."""
-        contribution, case = prepared.contribution, prepared.case
-        await self._db.write(lambda conn: contributions.checked(conn, contribution.id, seconds))
+        self, row: RecomputeRow, case: Case, found: Redone, on: ComputeDevice, seconds: float
+    ) -> None:
+        """Judge a finished recompute."""
+        number = row.contribution_id
+        await self._db.write(lambda conn: contributions.checked(conn, number, seconds))
         precision = rules.precision_of(case.job.train.precision, on.kind)
         result = likeness.judge(found, precision, comparable=case.comparable(on))
         share = likeness.share(found, precision, comparable=case.comparable(on))
         said = _sentence(result, found, case.device, on)
-        await self._end(row, result, said, (found, on), share)
-        return result
+        await self._end(row, result, said, found, share)
 
     async def refute(self, row: RecomputeRow, why: str) -> None:
         """End a recompute with useless evidence."""
@@ -270,36 +254,29 @@ class Recomputes(PlatformService):
         row: RecomputeRow,
         result: Result,
         message: str,
-        made: tuple[Redone, ComputeDevice] | None = None,
+        found: Redone | None = None,
         share: float = 1.0,
     ) -> None:
-        told = message, made, share
-        if await self._db.write(lambda conn: self._settle(conn, row, result, told)):
+        measured = "{}"
+        if found is not None:
+            measured = msgspec.json.encode(msgspec.structs.replace(found, sums=b"")).decode()
+        told = message, measured
+
+        def write(conn: Connection) -> bool:
+            now = self._clock.now()
+            known = recomputes.get(conn, row.contribution_id, lock=True)  # with an answer, by now
+            if not settle(conn, row, result, told, now, share):
+                return False
+            if known is not None and known.answer_id is not None:
+                audits.judge(conn, known, found, result, now)
+            return True
+
+        if await self._db.write(write):
             note = log.info if result == "passed" else log.warning
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
             self._signals.notify("contributions")  # what waited for its proof may be merged
             self._signals.notify("queue")  # and its machine has no open question
             self._signals.notify(f"run:{row.run_id}")
-
-    def _settle(
-        self,
-        conn: Connection,
-        row: RecomputeRow,
-        result: Result,
-        told: tuple[str, tuple[Redone, ComputeDevice] | None, float],
-    ) -> bool:
-        message, made, share = told
-        now = self._clock.now()
-        audit = orders.get(conn, row.contribution_id, lock=True)
-        if made is not None and audits.unheard(audit, made[0]) and recomputes.again(conn, row):
-            self._signals.notify("recomputes")
-            return False
-        measured = "{}" if made is None else msgspec.json.encode(made[0]).decode()
-        if not settle(conn, row, result, (message, measured), now, share):
-            return False
-        if audit is not None:
-            audits.settle(conn, audit, made, result, now)
-        return True
 
 
 def _named(said: Commitment) -> list[str]:

@@ -35,9 +35,7 @@ from shared.tensors.update import delta, opened
 from shared.workloads.base import Weights, Work, libraries_here
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
 
 AUTO = "auto"
 ACCELERATORS = ("cuda", "xpu", "mps")
@@ -47,20 +45,13 @@ Tensors = Mapping[str, "torch.Tensor"]
 Tell = Callable[[int, int], None]  # steps done, steps in all
 
 
-class AuditSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of an audit, and the seed that they are made with."""
-
-    seed: int
-    sums: bytes  # float32
-
-
 class SubmittedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """Update of a worker, and the states that it committed to."""
 
     sha256: str
     codec: str
     commitment: Commitment
-    answer: AuditSums | None = None  # of a volunteer that did the task again
+    seed: int = 0  # of the sums that an audit answers with; 0 for none
 
 
 class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,21 +64,25 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
     left: Path | None
     residual: Path | None
     kept: Path | None = None
-    answer: AuditSums | None = None
+    seed: int = 0
 
     @classmethod
     async def of(cls, case: Case, given: SubmittedUpdate, blobs: Local) -> RecomputeFiles:
         """Return the files of a case. Raises NotFound for a deleted one."""
         said = given.commitment
+        inner, left, residual, kept = [
+            await blobs.local(name) if name else None
+            for name in (said.inner, said.left, said.residual, said.kept)
+        ]
         return cls(
             weights=await blobs.local(case.base_sha256),
             update=await blobs.local(given.sha256),
             codec=given.codec,
-            inner=await blobs.local(said.inner) if said.inner else None,
-            left=await blobs.local(said.left) if said.left else None,
-            residual=await blobs.local(said.residual) if said.residual else None,
-            kept=await blobs.local(said.kept) if said.kept else None,
-            answer=given.answer,
+            inner=inner,
+            left=left,
+            residual=residual,
+            kept=kept,
+            seed=given.seed,
         )
 
 
@@ -209,11 +204,11 @@ def missing_library(case: Case) -> str | None:
     return next((name for name in workload.libraries(case.job.config) if name not in here), None)
 
 
-def likeness(ours: NDArray[np.float32], theirs: bytes) -> Likeness:
-    """Compare the sums of an answer with others."""
+def likeness(ours: bytes, theirs: bytes) -> Likeness:
+    """Compare the sums of an answer with others, of as many bytes."""
     import numpy as np
 
-    mine, other = ours.astype(np.float64), np.frombuffer(theirs, np.float32).astype(np.float64)
+    mine, other = (np.frombuffer(each, np.float32).astype(np.float64) for each in (ours, theirs))
     with np.errstate(all="ignore"):
         norms = float(np.linalg.norm(mine)), float(np.linalg.norm(other))
         dot = float(mine @ other)
@@ -233,14 +228,14 @@ def _update(case: Case, base: Tensors, result: Tensors) -> Any:
 
 
 def _beside(case: Case, files: RecomputeFiles, ours: Any) -> Redone:
-    """Return the comparisons of a recompute: raw updates, encoded updates, audit sums."""
+    """Return the comparisons of a recompute: raw updates and encoded updates; its sums."""
     schema, chosen = definition(case.run).schema, codec(files.codec)
     with opened(files.update, schema, chosen, files.kept, files.residual) as (_, theirs):
         beside = _alike(ours, theirs, schema)
         found = Redone(cosine=beside.cosine, norm_ratio=beside.norm_ratio)
-        if (said := files.answer) is not None:
-            own = [likeness(sums(one, schema, said.seed), said.sums) for one in (ours, theirs)]
-            found = msgspec.structs.replace(found, sums=own[0], answered=own[1])
+    if files.seed:
+        own = sums(ours, schema, files.seed).tobytes()
+        found = msgspec.structs.replace(found, sums=own)
     if files.kept is not None:
         found = msgspec.structs.replace(found, written=_written(files, chosen, schema))
     return found

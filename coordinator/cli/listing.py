@@ -73,10 +73,3 @@ def _text(value: object) -> str:
 def when(at: float | None, never: str = "-") -> str:
     """Return an instant as people read it, UTC."""
     return never if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def results(found: Any) -> str:
-    """Return the results of checks in a few words."""
-    names = ("passed", "failed", "unproven", "open")
-    said = [(getattr(found, name), name) for name in names]
-    return ", ".join(f"{count} {name}" for count, name in said if count)

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
+from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.runs import Json, Yes, preview
 from coordinator.cli.target import HERE, Where, call
 from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
 from shared.qr import qr_coloured
-from shared.text import MICRO, credit, duration
+from shared.text import MICRO, credit
 from shared.text_file import read_text
 from shared.units import DAY_S
 
@@ -146,8 +146,8 @@ def trust(*, where: Where = HERE, json: Json = False) -> None:
     facts(
         [
             ("accounts", ", ".join(counts)),
-            ("draws", results(report.drawn)),
-            ("to be done again", _backlog(report.backlog)),
+            ("draws", report.drawn.words),
+            ("to be done again", report.backlog.words),
         ]
     )
     for reason, count in report.backlog.reasons:
@@ -159,18 +159,11 @@ def trust(*, where: Where = HERE, json: Json = False) -> None:
         "trust": lambda a: f"{a.trust:.2f}",
         "accepted": lambda a: a.accepted,
         "proofs": lambda a: a.proofs,
-        "draws": lambda a: results(a.drawn) or "none",
+        "draws": lambda a: a.drawn.words or "none",
         "at stake": lambda a: credit(a.stake_micro),
         "why": lambda a: a.reason,
     }
     table(report.accounts, columns, "No volunteer yet.")
-
-
-def _backlog(backlog: Any) -> str:
-    if not (backlog.asked or backlog.revealed):
-        return "nothing"
-    said = f"{backlog.revealed} now, {backlog.asked} once their machines reveal their states"
-    return f"{said}, {duration(backlog.seconds)} of work" if backlog.seconds else said
 
 
 def grant(

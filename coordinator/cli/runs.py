@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
+from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text import credit, duration, size, whole_percent
@@ -396,7 +396,7 @@ def _suites(run: RunInfo) -> None:
 
 def _checked(cost: CostOfChecks) -> str | None:
     """Return the checks that were made, their results, and their seconds."""
-    made = [f"done again: {results(cost.drawn)}"] if results(cost.drawn) else []
+    made = [f"done again: {cost.drawn.words}"] if cost.drawn.words else []
     if cost.games:
         made.append(f"files of games: {cost.games}")
     if cost.audits:

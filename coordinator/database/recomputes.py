@@ -35,7 +35,7 @@ from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.tables.trust import audits, checkers, recomputes
+from coordinator.database.tables.trust import checkers, recomputes
 from coordinator.database.tables.versions import versions
 from coordinator.rules.checks import (
     CHECKER_TRIES_MAX,
@@ -50,14 +50,13 @@ from coordinator.rules.checks import (
 )
 from shared.decoding import decode
 from shared.protocol.contributions import Commitment, SubmitRequest
-from shared.workloads.base import DatasetManifest
+from shared.workloads.base import DatasetManifest, Job
 
 FORGOTTEN_S = 30 * 86_400.0  # a checker that was not seen since
 State = Literal["asked", "revealed", "done"]
 COUNTED = ("accepted", "merged")  # what others overtook is as if it had never been made
 CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
 SPEED_OF = 32  # newest recomputes, by which the time that others take is told
-HELD_AT_ONCE = 64  # tries to hold one, while other checkers are faster
 
 
 class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,18 +78,30 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: float
     due_at: float
     ended_at: float | None
-    hold: str = ""
-    held_until: float = 0.0
-    tries: int = 0
+    hold: str
+    held_until: float
+    tries: int
+    seed: int
+    audit_id: int | None  # the task of an audit
+    declined: str
+    answer_id: int | None
+    auditor_id: str
+    sums: bytes | None
+    agrees: bool | None
 
 
-class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """File names within the stored case."""
+class StoredCase(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of a recompute: what its worker was leased."""
 
-    window: DatasetManifest | None = None
+    job: Job
+    base_sha256: str
+    chunks: tuple[int, ...]
+    device: str = ""  # that the task was leased for
+    model: str = ""  # of that device, as its machine registered it
+    window: DatasetManifest | None = None  # games that it learnt from, in place of a dataset
 
 
-_R, _V, _A = recomputes.c, volunteers.c, audits.c
+_R, _V = recomputes.c, volunteers.c
 _OPEN = one_of(_R.state, ("asked", "revealed"))  # never "not done": no index finds that
 _ADD = insert(recomputes).returning(*_R)
 _GET = select(recomputes).where(its(_R.contribution_id))
@@ -127,12 +138,7 @@ _WHOSE = (
     .where(its(_R.contribution_id))
 )
 _PLACE = _R.asked_at + (func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
-_AUDITED = exists().where(
-    _A.contribution_id == _R.contribution_id,
-    _A.state == "open",
-    tasks.c.id == _A.task_id,
-    tasks.c.state == "doing",
-)
+_AUDITED = exists().where(tasks.c.id == _R.audit_id, tasks.c.state == "doing")
 _FREE = (_R.state == "revealed") & (_R.held_until <= _NOW)
 
 
@@ -165,7 +171,7 @@ _FOR_CHECKER = _line(
     _FREE
     & (_R.tries < CHECKER_TRIES_MAX)
     & ((_R.kind == bindparam("own")) | ~among(_R.kind, "others"))
-)
+).with_for_update(of=recomputes, skip_locked=True)
 
 
 def _turn(conn: Connection, now: float, under_way: RecomputeRow | None = None) -> int:
@@ -196,19 +202,15 @@ _HELD = select(recomputes).where(its(_R.hold), _R.state == "revealed")
 _MINE = its(_R.contribution_id) & its(_R.hold) & (_R.state == "revealed")
 _HOLD = (
     update(recomputes)
-    .where(its(_R.contribution_id), _FREE)
+    .where(its(_R.contribution_id))
     .values(hold=bindparam("holder"), held_until=bindparam("until"))
+    .returning(*_R)
 )
 _RENEW = update(recomputes).where(_MINE).values(held_until=bindparam("until"))
 _GIVE_BACK = (
     update(recomputes)
     .where(_MINE)
     .values(hold="", held_until=0.0, tries=_R.tries + bindparam("more"))
-)
-_AGAIN = (
-    update(recomputes)
-    .where(its(_R.contribution_id), _R.state == "revealed", _R.tries < CHECKER_TRIES_MAX)
-    .values(hold="", held_until=0.0, tries=_R.tries + 1)
 )
 _POSTPONE = (
     update(recomputes)
@@ -228,15 +230,11 @@ def hold(
         return RecomputeRow(**known)
     given = {"now": now, "own": own, "others": sorted({HERE, *served} - {own})}
     given["newcomers"] = _turn(conn, now)
-    for _ in range(HELD_AT_ONCE):
-        row = conn.execute(_FOR_CHECKER, given).mappings().first()
-        if row is None:
-            return None
-        number = {"its_contribution_id": row["contribution_id"], "now": now}
-        until = now + HOLD_S
-        if conn.execute(_HOLD, number | {"holder": holder, "until": until}).rowcount:
-            return RecomputeRow(**{**row, "hold": holder, "held_until": until})
-    return None
+    number = conn.execute(_FOR_CHECKER, given).scalar()
+    if number is None:
+        return None
+    taken = {"its_contribution_id": number, "holder": holder, "until": now + HOLD_S}
+    return RecomputeRow(**conn.execute(_HOLD, taken).mappings().one())
 
 
 def renew(conn: Connection, contribution_id: int, holder: str, now: float) -> bool:
@@ -249,11 +247,6 @@ def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bo
     """Release a checker's recompute for others; a try is counted where it `failed`."""
     given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
     return bool(conn.execute(_GIVE_BACK, given).rowcount)
-
-
-def again(conn: Connection, row: RecomputeRow) -> bool:
-    """Requeue a finished recompute; False after its last try."""
-    return bool(conn.execute(_AGAIN, {"its_contribution_id": row.contribution_id}).rowcount)
 
 
 def postpone(conn: Connection, contribution_id: int, until: float, why: str) -> None:
@@ -273,11 +266,12 @@ class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     kind: str
     due_at: float
+    seed: int = 0  # of an audit's sums; 0 where nobody may audit
 
 
 def add(conn: Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
     """Store a draw; without files to reveal it may be done at once."""
-    values = {
+    values = msgspec.structs.asdict(order) | {
         "contribution_id": row.id,
         "run_id": row.run_id,
         "task_id": row.task_id,
@@ -290,13 +284,13 @@ def add(conn: Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRo
         "message": "",
         "asked_at": row.received_at,
     }
-    told = {"work": order.work, "flops": order.flops, "kind": order.kind, "due_at": order.due_at}
-    return RecomputeRow(**conn.execute(_ADD, values | told).mappings().one())
+    return RecomputeRow(**conn.execute(_ADD, values).mappings().one())
 
 
-def get(conn: Connection, contribution_id: int) -> RecomputeRow | None:
+def get(conn: Connection, contribution_id: int, *, lock: bool = False) -> RecomputeRow | None:
     """Return the recompute of a contribution; None without one."""
-    row = conn.execute(_GET, {"its_contribution_id": contribution_id}).mappings().first()
+    query = _GET.with_for_update() if lock else _GET
+    row = conn.execute(query, {"its_contribution_id": contribution_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)
 
 
@@ -401,7 +395,7 @@ _OPEN_OF = (
     select(_R.contribution_id).where(its(_R.volunteer_id), _OPEN).order_by(_R.contribution_id)
 )
 # An answer to an audit that is compared is an open draw of the auditor's, too.
-_ANSWERED_OF = select(func.min(_A.answer_id)).where(its(_A.auditor_id), _A.state == "answered")
+_ANSWERED_OF = select(func.min(_R.answer_id)).where(its(_R.auditor_id), _R.state == "revealed")
 _PROVEN_TO = (
     select(_R.contribution_id)
     .where(its(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed")
@@ -470,7 +464,11 @@ _NEWEST_DONE = (
     .subquery()
 )
 _DONE_LATELY = select(func.sum(_NEWEST_DONE.c.flops), func.sum(_NEWEST_DONE.c.checked_s))
-_BEHIND = select(func.sum(_R.flops)).where(_R.state == "revealed")
+_ABLE = (_R.flops <= RECOMPUTE_FLOPS_MAX) | among(_R.kind, "served")
+_BEHIND = select(func.sum(_R.flops)).where(_R.state == "revealed", _ABLE)
+_STUCK = select(_R.contribution_id).where(
+    its(_R.volunteer_id), _R.state == "revealed", ~_ABLE | (_R.message != "")
+)
 
 
 def waiting(conn: Connection) -> dict[str, int]:
@@ -478,19 +476,24 @@ def waiting(conn: Connection) -> dict[str, int]:
     return {state: int(count) for state, count in conn.execute(_WAITING)}
 
 
-def backlog_s(conn: Connection, now: float) -> float | None:
-    """Return the seconds that the recompute backlog takes at the recent speed; None if unknown."""
+def backlog_s(
+    conn: Connection, now: float, served: Collection[str], of: str | None = None
+) -> float | None:
+    """Return the seconds that the recompute backlog takes at the recent speed; None if unknown, or
+    where a draw of the account `of` waits for another machine.
+    """
     flops, seconds = conn.execute(_DONE_LATELY, {"now": now}).one()
-    if not (flops and seconds):
+    given = {"served": sorted(served), "its_volunteer_id": of}
+    if not (flops and seconds) or (of and conn.execute(_STUCK, given).first() is not None):
         return None
-    return float(conn.execute(_BEHIND).scalar() or 0.0) * float(seconds) / float(flops)
+    return float(conn.execute(_BEHIND, given).scalar() or 0.0) * float(seconds) / float(flops)
 
 
 def blobs_in_use(conn: Connection) -> set[str]:
     """Return the updates, base weights and games that recomputes without a result need."""
     found: set[str] = set()
     for update_sha256, base_sha256, work in conn.execute(_BLOBS):
-        window = decode(work, _Work).window
+        window = decode(work, StoredCase).window
         found |= {update_sha256, base_sha256 or ""}
         found |= {chunk.sha256 for chunk in window.chunks} if window else set()
     return found - {""}

@@ -13,21 +13,13 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import escrow, recomputes
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.checks import unprovable
+from coordinator.rules.overview import Backlog, DrawCounts
 
 LISTING_MAX = 1000
 REASONS_MAX = 100
 ACCEPTED = ("accepted", "merged", "superseded")
 PLAYED = ("games", "evaluation")
 NEWEST = 200  # decisions that the share of refusals is of
-
-
-class DrawCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Draws by their result."""
-
-    passed: int = 0
-    failed: int = 0
-    unproven: int = 0
-    open: int = 0  # no result yet
 
 
 class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,15 +35,6 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
     stake_micro: int  # pay that is not free yet
     drawn: DrawCounts
     reason: str = ""  # of a suspension
-
-
-class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting recomputes, and the capacity that would clear them."""
-
-    asked: int = 0  # for their machines to reveal what they committed to
-    revealed: int = 0
-    seconds: float | None = None  # of work, at the speed of lately; None where nothing was done
-    reasons: tuple[tuple[str, int], ...] = ()  # why some cannot be done here now, and how many
 
 
 class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +120,7 @@ def backlog(conn: Connection, now: float) -> Backlog:
     return Backlog(
         asked=waiting.get("asked", 0),
         revealed=waiting.get("revealed", 0),
-        seconds=store.backlog_s(conn, now),
+        seconds=store.backlog_s(conn, now, served),
         reasons=tuple(reasons.most_common()),
     )
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.rules.checks import HERE, Likeness, Redone, Result
+from coordinator.rules.checks import HERE, Likeness, Redone
 from coordinator.rules.likeness import LOOSE, bound, difference
 
 AUDIT = "audit"  # a task of another volunteer that is done again
@@ -81,11 +81,9 @@ def agree(found: Likeness) -> bool:
     return difference(found.cosine, found.norm_ratio) <= LOOSE.difference
 
 
-def judge(found: Redone | None, *, comparable: bool) -> Result:
-    """Judge an answer by the organiser's own recompute, as far as its task drifts; None if none."""
-    if found is None or found.sums is None:
-        return "unproven"
+def made_up(said: Likeness, found: Redone) -> bool:
+    """Return True if an answer, compared with the organiser's recompute, is farther off than its
+    task drifts.
+    """
     widest = bound(found, "float32", comparable=False).difference
-    if difference(found.sums.cosine, found.sums.norm_ratio) <= widest:
-        return "passed"
-    return "failed" if comparable else "unproven"
+    return difference(said.cosine, said.norm_ratio) > widest

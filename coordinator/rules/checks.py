@@ -95,7 +95,7 @@ def reveal_s(proofs: int) -> float:
 
 
 class Likeness(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of an audit's sums with others."""
+    """Comparison of two updates, or of their sums."""
 
     cosine: float
     norm_ratio: float
@@ -115,8 +115,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     norm_ratio: float
     written: float = 1.0  # cosine
     state_cosine: float | None = None  # None where none is kept
-    sums: Likeness | None = None  # of a volunteer's audit beside our update; None without one
-    answered: Likeness | None = None  # and beside the update that was submitted
+    sums: bytes = b""  # of our update, as an audit answers with; float32
     drift: Drift | None = None  # of this task by itself, where the tight bound was missed
 
 

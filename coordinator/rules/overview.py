@@ -10,6 +10,9 @@ from typing import Literal
 
 import msgspec
 
+from coordinator.rules.audits import OFFERED_AFTER_S
+from shared.text import duration
+
 Level = Literal["good", "watch", "bad"]
 
 
@@ -123,14 +126,44 @@ class ContributionWindow(OverviewPart, frozen=True, kw_only=True):
     bytes_an_hour: float = 0.0
 
 
-class CheckCounts(OverviewPart, frozen=True, kw_only=True):
-    """Newest checks of one kind, by result."""
+class DrawCounts(OverviewPart, frozen=True, kw_only=True):
+    """Draws by their result."""
 
     passed: int = 0
     failed: int = 0
     unproven: int = 0
-    open: int = 0
+    open: int = 0  # no result yet
+
+    @property
+    def words(self) -> str:
+        said = ((getattr(self, name), name) for name in DrawCounts.__struct_fields__)
+        return ", ".join(f"{count} {name}" for count, name in said if count)
+
+
+class CheckCounts(DrawCounts, frozen=True, kw_only=True):
+    """Newest draws, and the instant of the newest failure."""
+
     newest_failed_at: float | None = None
+
+
+class Backlog(OverviewPart, frozen=True, kw_only=True):
+    """Waiting recomputes, and the capacity that would clear them."""
+
+    asked: int = 0  # for their machines to reveal what they committed to
+    revealed: int = 0
+    seconds: float | None = None  # of work, at the speed of lately; None where nothing was done
+    reasons: tuple[tuple[str, int], ...] = ()  # why some cannot be done here now, and how many
+
+    @property
+    def words(self) -> str:
+        if not (self.asked or self.revealed):
+            return "nothing"
+        said = f"{self.revealed} now, {self.asked} once their machines reveal their states"
+        if self.seconds:
+            said += f", {duration(self.seconds)} of work"
+        if (self.seconds or 0.0) > OFFERED_AFTER_S:
+            said += ": `coordinator checker work` on another machine takes its part"
+        return said
 
 
 class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
@@ -195,6 +228,7 @@ class Census(OverviewPart, frozen=True, kw_only=True):
     newest_decided: int
     refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts
+    backlog: Backlog = Backlog()
     database: DatabaseFigures
     backup_at: float | None
 
@@ -219,6 +253,7 @@ class Overview(OverviewPart, frozen=True, kw_only=True):
     newest_decided: int
     refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts
+    backlog: Backlog = Backlog()
     database: DatabaseFigures
     backup_at: float | None
     verdict: Trouble = Trouble(level="good", subject="", text="")

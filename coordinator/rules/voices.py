@@ -20,7 +20,7 @@ import msgspec
 SHARE_MAX = 1 / 3
 GROUPS_MIN = 4  # fewer cannot keep below a third each
 PROBATION_MAX = 0.2
-HALVINGS = 60
+ROUNDS = 100  # the cuts converge by a third or more each
 ROUNDING = 1e-12
 VANISHED = 1e-9  # limits under which so little is left contradict each other
 
@@ -70,28 +70,16 @@ def _capped(
     """Cut every group to `SHARE_MAX` of the largest whole that remains after the cut.
 
     Groups cut to a fixed size stay within it whatever else is cut, so one pass for each grouping
-    does, and the whole is found by halving.
+    does; each round cuts to shares of what the last one left.
     """
-
-    def cut(whole: float) -> list[float]:
-        found = list(weights)
+    found = list(weights)
+    for _ in range(ROUNDS):
+        whole, found = sum(found), list(weights)
         for groups in groupings:
             _cut_groups(found, groups, SHARE_MAX * whole)
-        return found
-
-    low, high = 0.0, sum(weights)
-    best = cut(high)
-    if sum(best) >= high * (1 - ROUNDING):
-        return best
-    best = cut(low)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        found = cut(middle)
-        if sum(found) >= middle * (1 - ROUNDING):
-            low, best = middle, found
-        else:
-            high = middle
-    return best
+        if sum(found) >= whole * (1 - ROUNDING):
+            break
+    return found
 
 
 def _cut_groups(weights: list[float], groups: Sequence[Hashable | None], most: float) -> None:

@@ -292,12 +292,10 @@ def facts(seen: Overview) -> Iterator[tuple[str, str]]:
     yield "an hour", _flows(seen)
     yield "verdicts", _verdicts(seen)
     yield "refusals", ", ".join(f"{count(r.count)} {_text(r.reason, 24)}" for r in seen.refusals)
-    said = [
-        f"{getattr(seen.recompute, each)} {each}"
-        for each in ("passed", "failed", "unproven", "open")
-        if getattr(seen.recompute, each)
-    ]
-    yield "draws", ", ".join(said)
+    yield "draws", seen.recompute.words
+    if seen.backlog.asked or seen.backlog.revealed:
+        waits = [f"{number} wait: {reason}" for reason, number in seen.backlog.reasons]
+        yield "to be done again", _text("; ".join([seen.backlog.words, *waits]), 400)
     yield from _machine(seen)
 
 

@@ -85,6 +85,7 @@ class Overviews:
             newest_decided=counted.newest_decided,
             refusals=counted.refusals,
             recompute=counted.recompute,
+            backlog=counted.backlog,
             database=msgspec.structs.replace(counted.database, failed=self._db.failed),
             backup_at=counted.backup_at,
         )

@@ -10,7 +10,7 @@ from coordinator.checking import proof
 from coordinator.database import contributions, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open_database import Database
-from coordinator.database.recomputes import DrawTerms, RecomputeRow
+from coordinator.database.recomputes import DrawTerms, RecomputeRow, StoredCase
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads
 from coordinator.rules.checks import (
@@ -22,6 +22,7 @@ from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.workloads.base import ChunkRef, DatasetManifest
 from tests.contract.test_escrow import FRIEND, NEW, add, draw, have, merged, setting, settle
 from tests.support.account_rows import add_contribution
+from tests.support.workloads.tiny_gpt import SMALL, job
 
 INNER, LEFT = "a" * 64, "b" * 64
 
@@ -111,8 +112,8 @@ async def test_games_that_a_learner_read_are_kept_until_its_task_was_done_again(
 
     def play(conn: Connection) -> None:
         row = committed(conn, run, "", LEFT)
-        work = msgspec.json.encode({"window": window, "base_sha256": "e" * 64}).decode()
-        order(conn, row, (LEFT,), work=work)
+        case = StoredCase(job=job(SMALL), base_sha256="e" * 64, chunks=(0,), window=window)
+        order(conn, row, (LEFT,), work=msgspec.json.encode(case).decode())
         assert "d" * 64 in recomputes.blobs_in_use(conn)
         arrived(conn, row, LEFT)
         recomputes.end(conn, row.id, "passed", ("", "{}"), 2.0)
@@ -351,11 +352,16 @@ async def test_a_newcomer_is_told_how_long_the_line_takes_at_the_speed_of_lately
 
     def play(conn: Connection) -> None:
         first = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e12)
-        assert recomputes.backlog_s(conn, 100.0) is None  # nothing was done yet
+        assert recomputes.backlog_s(conn, 100.0, (), NEW) is None  # nothing was done yet
         contributions.checked(conn, first.contribution_id, 30.0)
         done(conn, first, 100.0)
-        for _ in range(2):
-            order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1.8e14)
-        assert recomputes.backlog_s(conn, 200.0) == pytest.approx(3 * 3600.0)
+        for _ in range(8):
+            order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=4.5e13)
+        assert recomputes.backlog_s(conn, 200.0, (), NEW) == pytest.approx(3 * 3600.0)
+        large = contributions.by_id(conn, merged(conn, run, FRIEND, 1.0))
+        order(conn, large, flops=2 * RECOMPUTE_FLOPS_MAX)  # for a checker, and there is none
+        assert recomputes.backlog_s(conn, 200.0, (), NEW) == pytest.approx(3 * 3600.0)
+        assert recomputes.backlog_s(conn, 200.0, (), FRIEND) is None
+        assert recomputes.backlog_s(conn, 200.0, ("cpu",), FRIEND) == pytest.approx(13_800.0)
 
     await database.write(play)

@@ -108,7 +108,7 @@ class Claimer:
         if reply is None:
             return AT_ONCE
         if reply.contribution:  # its verdict may have been lost
-            self.evidence.ask_for(reply.contribution, reply.reveal)
+            self.evidence.ask(reply.contribution, reply.reveal)
             self.life.notify()
         wait = max(0.2, reply.retry_after_s) * self.rng.uniform(1.0, 1.2) if long_poll else 0.0
         message = idle(reply.reason, printable(reply.message))

@@ -85,7 +85,7 @@ class Verdicts:
         """Upload the evidence that the verdicts on a result request; otherwise drop it."""
         for verdict in verdicts:
             if verdict.reveal:
-                self._evidence.ask(name, verdict.contribution, verdict.reveal)
+                self._evidence.ask(verdict.contribution, verdict.reveal)
             elif verdict.state not in UNDECIDED:
                 self._evidence.drop(name)
 

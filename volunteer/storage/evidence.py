@@ -81,22 +81,13 @@ class EvidenceFiles:
             with self._guard:
                 self._note(Request(name=name, files=named))
 
-    def ask(self, name: str, contribution: int, files: tuple[str, ...]) -> None:
-        """Keep the files that the coordinator asks for, until they are revealed."""
+    def ask(self, contribution: int, files: tuple[str, ...]) -> None:
+        """Keep the files of a result that the coordinator asks for, until they are revealed."""
         with self._guard:
-            known = self._requests.get(name)
-            wanted = tuple(f for f in files if known is not None and f in known.files)
-            if wanted:
-                self._note(Request(name=name, files=wanted, contribution=contribution))
+            found = (one.name for one in self._requests.values() if {*files} <= {*one.files})
+            if (name := next(found, "")) and files:
+                self._note(Request(name=name, files=files, contribution=contribution))
             self._collect()
-
-    def ask_for(self, contribution: int, files: tuple[str, ...]) -> None:
-        """Keep files that the coordinator asks for, of any result."""
-        wanted = set(files)
-        with self._guard:
-            names = [one.name for one in self._requests.values() if wanted <= set(one.files)]
-        for name in names[:1]:
-            self.ask(name, contribution, files)
 
     def drop(self, name: str) -> None:
         """Release the files of a result."""

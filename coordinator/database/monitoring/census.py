@@ -12,8 +12,7 @@ from typing import Any
 
 from sqlalchemy import CTE, Connection, Select, case, func, select, text
 
-from coordinator.database import key_values
-from coordinator.database.standings import refusals as newest_refusals
+from coordinator.database import key_values, standings
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import harvests
@@ -53,7 +52,7 @@ def census(conn: Connection, now: float) -> Census:
     window = _window(conn, newest, now)
     span = max(SPAN_MIN_S, now - window.since)
     pushed, pulled = _flows(conn, newest, 3600 / span)
-    refused, decided = newest_refusals(conn)
+    refused, decided = standings.refusals(conn)
     return Census(
         at=now,
         workers=_worker_states(conn, now),
@@ -67,6 +66,7 @@ def census(conn: Connection, now: float) -> Census:
         newest_decided=decided,
         refusals=_refusals(conn, newest),
         recompute=_recompute(conn),
+        backlog=standings.backlog(conn, now),
         database=DatabaseFigures(kind=conn.dialect.name, bytes=_bytes(conn)),
         backup_at=last_backup(conn),
     )

@@ -28,7 +28,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.record import meta
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.tables.trust import audits, recomputes
+from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.database.volunteers import OFFLINE_S
 
@@ -44,6 +44,9 @@ class Gauge(msgspec.Struct, frozen=True):
     run: str
     label: str
     value: float
+
+
+_ANSWERED = case((recomputes.c.answer_id.is_(None), "open"), else_="answered")
 
 
 def _row(name: str, run: Any, label: Any, value: Any) -> tuple[Any, ...]:
@@ -113,9 +116,9 @@ def _statement() -> Any:
         .group_by(recomputes.c.state)
     )
     audited = (
-        select(*_row("audits_waiting", empty, audits.c.state, func.count()))
-        .where(audits.c.state.in_(("open", "answered")))
-        .group_by(audits.c.state)
+        select(*_row("audits_waiting", empty, _ANSWERED, func.count()))
+        .where(recomputes.c.state == "revealed", recomputes.c.audit_id.is_not(None))
+        .group_by(_ANSWERED)
     )
     unmeasured = select(*_row("evaluations_waiting", empty, empty, func.count())).where(
         evaluations.c.state.in_(("waiting", "running"))

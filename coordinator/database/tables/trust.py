@@ -1,9 +1,10 @@
-"""Pay at stake, draws, audits, and the organiser's checkers."""
+"""Pay at stake, draws, and the organiser's checkers."""
 
 from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Double,
     ForeignKey,
@@ -28,7 +29,7 @@ escrow = Table(
 )
 Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
 
-# Draws: contributions whose task is done again, one row each.
+# Draws: contributions whose task is done again, by whom ever, one row each.
 recomputes = Table(
     "recomputes",
     metadata,
@@ -52,6 +53,13 @@ recomputes = Table(
     Column("hold", String(32), nullable=False, server_default=""),  # of the checker that took it
     Column("held_until", Double, nullable=False, server_default="0"),
     Column("tries", Integer, nullable=False, server_default="0"),  # of checkers, in vain
+    Column("seed", BigInteger, nullable=False),  # of an audit's sums; 0 where nobody may audit
+    Column("audit_id", ForeignKey("tasks.id"), nullable=True, unique=True),  # a volunteer's task
+    Column("declined", Text, nullable=False, server_default="[]"),  # accounts, JSON
+    Column("answer_id", Key, nullable=True),  # the contribution with the sums
+    Column("auditor_id", String(64), nullable=False, server_default="", index=True),
+    Column("sums", LargeBinary, nullable=True),
+    Column("agrees", Boolean, nullable=True),  # of the answer and the update
 )
 Index("ix_recomputes_open", recomputes.c.state, recomputes.c.contribution_id)
 Index(
@@ -62,24 +70,6 @@ Index(
 )
 Index("ix_recomputes_machine", recomputes.c.worker_id, recomputes.c.state)
 Index("ix_recomputes_ended", recomputes.c.ended_at)
-
-# Tasks that volunteers do again for others, one row a contribution that is checked.
-audits = Table(
-    "audits",
-    metadata,
-    Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("volunteer_id", String(64), nullable=False),  # whose work is checked
-    Column("state", String(16), nullable=False),  # open, answered, done
-    Column("seed", BigInteger, nullable=False),
-    Column("task_id", ForeignKey("tasks.id"), nullable=True, unique=True),
-    Column("work", Text, nullable=False),  # of its lease, JSON
-    Column("answer_id", Key, nullable=True),  # the contribution with the sums
-    Column("auditor_id", String(64), nullable=False, server_default="", index=True),
-    Column("sums", LargeBinary, nullable=True),
-    Column("result", String(16), nullable=False),  # of the answer; "" until it is settled
-)
-Index("ix_audits_state", audits.c.state, audits.c.contribution_id)
 
 # Machines of the organiser's own that make recomputes, by machine and device.
 checkers = Table(

@@ -27,7 +27,7 @@ from coordinator.database.recomputes import waiting
 from coordinator.database.tables.accounts import volunteers as accounts
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.tables.trust import audits, recomputes
+from coordinator.database.tables.trust import recomputes
 from coordinator.http.app import Coordinator
 from coordinator.rules import audits as rules
 from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
@@ -79,7 +79,7 @@ class Crew:
 
     async def audited(self) -> None:
         """Wait for one more answer to an audit."""
-        await self._grown(select(func.count()).where(audits.c.answer_id.is_not(None)), 1)
+        await self._grown(select(func.count()).where(recomputes.c.answer_id.is_not(None)), 1)
 
     async def _grown(self, query: Select[int], more: int) -> None:
         def count(conn: Connection) -> int:
@@ -110,14 +110,13 @@ class Crew:
             await asyncio.sleep(0.05)
 
     async def stuck(self) -> list[dict[str, Any]]:
-        """Return the checks without a result, with their audits, tasks and accounts."""
-        r, a = recomputes.c, audits.c
+        """Return the checks without a result, with their audits' tasks and accounts."""
+        r = recomputes.c
         columns = (r.contribution_id, r.state, r.held_until, r.hold, r.tries, accounts.c.nickname)
         query = (
-            select(*columns, a.state.label("audit"), tasks.c.state.label("task"))
+            select(*columns, r.agrees, tasks.c.state.label("task"))
             .join(accounts, accounts.c.id == r.volunteer_id)
-            .outerjoin(audits, a.contribution_id == r.contribution_id)
-            .outerjoin(tasks, tasks.c.id == a.task_id)
+            .outerjoin(tasks, tasks.c.id == r.audit_id)
             .where(r.state != "done")
         )
         return await self.house.db.read(
@@ -185,10 +184,6 @@ async def blamed(house: Coordinator) -> list[str]:
             for who, result, message in conn.execute(select(*columns).where(against))
             if people[who] in HONEST
         ]
-        answers = select(audits.c.auditor_id).where(audits.c.result == "failed")
-        found += [f"{people[who]}'s answer failed" for who in conn.execute(answers).scalars()]
-        left = select(audits.c.contribution_id).where(audits.c.state != "done")
-        found += [f"the audit of {number} is stuck" for number in conn.execute(left).scalars()]
         for who, name in people.items():
             standing = volunteers.existing(conn, who).standing
             if standing != ("vetted" if name in HONEST else "suspended"):
@@ -205,7 +200,7 @@ async def done(house: Coordinator) -> dict[str, int]:
         counts = Counter(
             f"recompute {result}" for result in conn.execute(select(recomputes.c.result)).scalars()
         )
-        answered = select(audits.c.answer_id).where(audits.c.answer_id.is_not(None))
+        answered = select(recomputes.c.answer_id).where(recomputes.c.answer_id.is_not(None))
         counts["audits answered"] = len(conn.execute(answered).all())
         return dict(counts)
 

@@ -32,7 +32,7 @@ async def test_what_ends_the_volunteer_leaves_evidence_to_its_next_start(tmp_pat
     state.write_bytes(b"state")
     sha256 = evidence.add(state, "cpu")
     evidence.keep("7-1-0-0", (sha256,))
-    evidence.ask("7-1-0-0", 5, (sha256,))
+    evidence.ask(5, (sha256,))
     life = Lifecycle(clock)
     api: Any = Api()
     revealer = Revealer(
