@@ -118,7 +118,9 @@ class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer lists the items in order, parted by white space or commas."""
+    """An answer lists the items in order, parted by white space or commas; items of one character
+    need nothing between them.
+    """
 
     items: Annotated[
         tuple[Annotated[int, Meta(ge=-(10**15), le=10**15)] | Word, ...],
@@ -131,7 +133,8 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
         order = sorted(self.items, key=None if whole else str, reverse=self.descending)
         right = [str(each) for each in order]
         said = answer.strip().removeprefix("[").removesuffix("]").strip()
-        return float(_SPLIT.split(said, maxsplit=len(right)) == right)
+        close = "".join(right) == said and all(len(each) == 1 for each in right)
+        return float(close or _SPLIT.split(said, maxsplit=len(right)) == right)
 
 
 class Json(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):

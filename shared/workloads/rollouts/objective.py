@@ -1,0 +1,52 @@
+"""Objective of the learner: group-relative policy optimisation.
+
+Answers to one problem are a group, and an answer's advantage is its reward beside the mean of its
+group (Shao et al. 2024, arXiv 2402.03300). Neither the deviation of a group nor the length of an
+answer divides it (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783): the loss of an answer is the sum
+over its tokens by a fixed length, so that a mean over answers is the same in any micro-batches. The
+clip is wider upwards (DAPO, Yu et al. 2025, arXiv 2503.14476), and bounds an unlikely answer's
+weight too (two sides, INTELLECT-2, 2025, arXiv 2505.07291). There is no KL term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+CLIP = (0.2, 0.28)  # below and above an importance weight of one
+WEIGHT_MAX = 4.0  # of a token of an answer that is worse than its group
+_LOG_MAX = 20.0  # an importance weight above exp of it is that
+
+
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """Return the advantages of a group's answers; all zero where nothing can be learnt from it."""
+    mean = sum(rewards) / len(rewards)
+    same = max(rewards) == min(rewards)
+    return [0.0 if same else each - mean for each in rewards]
+
+
+def policy_loss(
+    new: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of answers, and figures of them: the mean importance weight, the share
+    of tokens that the clip holds, and the mean length.
+
+    `new` and `old` (B, T) are log-probabilities of the sampled tokens at the temperature of
+    sampling, under the weights that learn and those that sampled; `mask` (B, T) is one for the
+    tokens of an answer, its end included; `advantage` is (B,); `longest` is the most tokens of an
+    answer.
+    """
+    weight = (new - old).clamp(max=_LOG_MAX).exp()
+    gain = advantage[:, None]
+    low, high = 1 - CLIP[0], 1 + CLIP[1]
+    held = (weight * gain).minimum(weight.clamp(low, high) * gain)
+    held = held.where(gain >= 0, held.maximum(WEIGHT_MAX * gain))
+    outside = ((gain > 0) & (weight > high)) | (
+        (gain < 0) & ((weight < low) | (weight > WEIGHT_MAX))
+    )
+    tokens = mask.sum().clamp(min=1.0)
+    figures = ((weight * mask).sum() / tokens, (outside * mask).sum() / tokens, mask.sum(1).mean())
+    loss = -((held * mask).sum(1) / longest).mean()
+    return loss, torch.stack(figures).detach()
