@@ -25,10 +25,13 @@ from numpy.typing import NDArray
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
 from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from shared.tensors.blocks import sum_squares
 from shared.tensors.slices import aligned
 
 if TYPE_CHECKING:
     from coordinator.plan.plan_tables import Plan
+
+CLIP_EPSILON = 1e-6  # torch's
 
 
 class Aggregator(Protocol):
@@ -71,6 +74,44 @@ class Mean:
         return squares
 
 
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """Another rule, its update scaled down to a norm of at most `norm`, as torch clips a gradient.
+
+    The factors of the other rule are followed by the scale.
+    """
+
+    rule: Aggregator
+    norm: float
+    surveys: ClassVar[bool] = True
+
+    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
+        if self.rule.surveys:  # a weighted sum, whose norm follows from the inner products
+            return kernels.inner_products(cohort, piece)
+        merged = aligned(piece.size)
+        self.rule.fill(cohort, self.rule.settle(cohort, None), piece, merged)
+        return np.array([sum_squares(merged)])
+
+    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        if survey is None:
+            raise ValueError("a clipped update needs its survey")
+        own = np.diag(survey) if isinstance(self.rule, NormClip) else survey
+        factors = self.rule.settle(cohort, own if self.rule.surveys else None)
+        square = survey[0]
+        if self.rule.surveys:
+            wide = factors.astype(np.float64)
+            square = (wide[:, None] * wide * survey).sum()
+        scale = min(1.0, self.norm / (math.sqrt(max(0.0, float(square))) + CLIP_EPSILON))
+        return np.append(factors, np.float32(scale))
+
+    def fill(
+        self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
+    ) -> Doubles | None:
+        squares = self.rule.fill(cohort, factors[:-1], piece, out)
+        out *= factors[-1]
+        return squares
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
     """One merged piece. `values` (N,) may be written to, and is reused for the next piece."""
@@ -81,8 +122,13 @@ class Merged:
     squares: Doubles | None  # (K,) of the contributions, where the rule saw them
 
 
-def aggregator(plan: Plan, contributions: int) -> Aggregator:
+def aggregator(plan: Plan, contributions: int, clip_norm: float = 0.0) -> Aggregator:
     """Return the aggregation rule of a plan, for a merge of this size: for too few the mean."""
+    rule = _rule(plan, contributions)
+    return Clipped(rule, clip_norm) if clip_norm else rule
+
+
+def _rule(plan: Plan, contributions: int) -> Aggregator:
     if contributions < plan.aggregate_from:
         return Mean()
     match plan.aggregate:

@@ -80,9 +80,9 @@ class Krum:
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         weights = np.asarray(cohort.weights)
-        if survey is None:
-            return weights.astype(np.float32)
         count = len(cohort)
+        if survey is None or count < 3:
+            return weights.astype(np.float32)
         hostile = min(int(self.byzantine * count), (count - 3) // 2)
         distances = _squared_distances(survey)
         np.fill_diagonal(

@@ -78,13 +78,15 @@ class MergeOrder:
     state: tuple[Path, ...]  # server-optimiser state of the base, if it has any, in any split
     inputs: tuple[Input, ...]
     push: Push = field(default_factory=Push)
+    decay: float = 0.0  # of matrices, times the rate of the step, before it
+    clip_norm: float = 0.0  # of the update; 0 = off
     threads: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rule(self) -> aggregate.Aggregator:
         """Return the aggregation rule for this number of contributions."""
-        return aggregate.aggregator(self.plan, len(self.inputs))
+        return aggregate.aggregator(self.plan, len(self.inputs), self.clip_norm)
 
 
 class MomentumFigures(NamedTuple):
@@ -316,10 +318,12 @@ class _Walk:
     ) -> float:
         """Write a piece's parameters in cached blocks; return the squared norm of the update."""
         flat: Floats = self.base.array(piece.spec.name).reshape(-1)
-        square = 0.0
+        order, square = self.order, 0.0
+        decay = order.decay if len(piece.spec.shape) > 1 else 0.0
+        kept = np.float32(1 - order.plan.lr * order.push.scale * decay)
         for start, stop in grid(piece.size, SPAN):
             params = self.writer.room(name, stop - start)
-            np.copyto(params, flat[piece.start + start : piece.start + stop])
+            np.multiply(flat[piece.start + start : piece.start + stop], kept, out=params)
             part = {slot: values[start:stop] for slot, values in slots.items()}
             square += sum_squares(update[start:stop])
             self.optimizer.step(params, update[start:stop], part, self.tick)

@@ -52,6 +52,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.version_files import Content
 from coordinator.traffic import SLOW_S, Durations
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
+from shared.workloads.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -222,7 +223,8 @@ class Merger(PlatformService):
     def _fresh(self, conn: Connection, run: RunRow, live: int) -> MergeRecipe:
         """Return a recipe of all waiting contributions on the head."""
         rows = contributions.mergeable(conn, run.id, BATCH_MAX)
-        plan = definition(run).plan
+        about = definition(run)
+        plan, train = about.plan, about.file.train
         rows = [row for row in rows if row.weight]
         base = versions.get(conn, run.id, run.head)
         terms = MergeTerms(
@@ -231,8 +233,9 @@ class Merger(PlatformService):
             shard_by=plan.shard_by,
             outer_scale=self._outer_scale(conn, run, len(rows) / max(1, live)),
             cooling=steadiness.cooling(
-                definition(run).share_done(run, base.version, base.tokens), base.version
+                about.share_done(run, base.version, base.tokens), base.version
             ),
+            rate=learning_rate(train, base.global_step, about.total_steps(run)),
         )
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 

@@ -40,6 +40,7 @@ class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
     shard_by: Literal["size", "name"] = "size"
     outer_scale: float = 1.0  # part of the plan's outer rate
     cooling: float = 1.0  # likewise, by how near the end of the run is
+    rate: float = 0.0  # by the schedule of `[train]`
 
 
 class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +67,21 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return in_phase(self.about.plan, self.base.phase)
 
     @property
-    def cooled(self) -> Plan:
-        """Return the recipe with the outer rate reduced near the end of the run."""
-        plan = self.plan
+    def stepping(self) -> Plan:
+        """Return the plan with the numbers of this step: the outer rate reduced near the end of
+        the run, or those of `[train]`.
+        """
+        plan, train = self.plan, self.about.file.train
+        if plan.optimizer == "adamw":
+            more = {"beta1": train.beta1, "beta2": train.beta2, "bias_correction": True}
+            return msgspec.structs.replace(plan, lr=self.terms.rate, **more)
         lr = plan.lr * (self.terms.cooling if plan.momentum else 1.0)
         return msgspec.structs.replace(plan, lr=lr)
+
+    @property
+    def clip_norm(self) -> float:
+        """Return the largest norm of the merged gradient; 0 = any, as of deltas."""
+        return self.about.file.train.clip_norm if self.plan.optimizer == "adamw" else 0.0
 
     @property
     def progress(self) -> TrainingProgress:
@@ -140,7 +151,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         part: str = "",
     ) -> step.MergeOrder:
         """Return the order on other files of the base. Raises NotFound."""
-        plan = self.plan
+        plan, train = self.plan, self.about.file.train
         inputs = [
             step.Input(
                 path=await blobs.local(row.sha256),
@@ -153,12 +164,14 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
             for row, weight in zip(self.rows, self.weights, strict=True)
         ]
         return step.MergeOrder(
-            plan=self.cooled,
+            plan=self.stepping,
             schema=self.about.schema,
             base=base,
             state=tuple(state),
             inputs=tuple(inputs),
             push=self._push(plan),
+            decay=train.weight_decay if plan.optimizer == "adamw" else 0.0,
+            clip_norm=self.clip_norm,
             threads=threads,
             metadata=self.metadata(part=part) if part else self.metadata(),
         )

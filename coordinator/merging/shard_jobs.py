@@ -86,7 +86,7 @@ class Parts(PlatformService):
 
     def begin(self, conn: Connection, merge: MergeRow, recipe: MergeRecipe) -> None:
         """Open the parts of a merge, in the transaction that leases it."""
-        surveys = aggregator(recipe.plan, len(recipe.rows)).surveys
+        surveys = aggregator(recipe.plan, len(recipe.rows), recipe.clip_norm).surveys
         phases: list[Phase] = ["survey", "merge"] if surveys else ["merge"]
         shards = [index for index, shard in enumerate(recipe.shards) if shard]
         merge_jobs.begin(conn, merge.id, phases, shards)

@@ -36,7 +36,9 @@ def plan(raw: Mapping[str, Any]) -> Plan:
         base |= {"max_staleness": 200}
     if raw.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
         base.pop("momentum", None)  # the preset's momentum was for its own optimiser
-    if "lr" not in raw:
+    if raw.get("optimizer") == "adamw":
+        base.pop("lr", None)
+    elif "lr" not in raw:
         for key in ("optimizer", "update"):
             if key in raw and raw[key] != base.get(key):
                 raise InvalidPlan(

@@ -140,8 +140,17 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             'optimizer = "sgd"',
         ),
         (
-            plan.momentum > 0 and plan.optimizer in ("adam", "yogi"),
+            plan.momentum > 0 and plan.optimizer in ("adam", "yogi", "adamw"),
             f'optimizer = "{plan.optimizer}" has beta1 and no momentum: set beta1 instead',
+        ),
+        (
+            plan.optimizer == "adamw" and not gradient,
+            'optimizer = "adamw" makes the steps of [train] from merged gradients, and a delta has '
+            'made them: set optimizer = "adam", or update = "gradient"',
+        ),
+        (
+            plan.optimizer == "adamw" and (plan.lr, plan.beta1, plan.beta2) != (1.0, 0.9, 0.99),
+            'optimizer = "adamw" has the rate and the betas of [train]: set them there',
         ),
         (
             plan.window > 0 and plan.optimizer != "delayed-nesterov",

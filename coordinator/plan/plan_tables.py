@@ -89,8 +89,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     byzantine: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share that may be hostile
     clip_factor: NotNegative = 0.0  # x the median norm; 0 = the rule's own (1.0, norm-clip 1.5)
 
-    # What the update does to the weights.
-    optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi"] = "sgd"
+    # What the update does to the weights; "adamw": a merged gradient is a step of `[train]`.
+    optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi", "adamw"] = "sgd"
     lr: Positive = 1.0
     momentum: Decay = 0.0
     # With momentum: halve the outer rate, at most thrice, when updates turn back against it.

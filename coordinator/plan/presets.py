@@ -56,11 +56,7 @@ _GRADIENT: dict[str, Any] = {
     "update": "gradient",
     "grace": 0.0,
     "arrival_scale": "one",
-    "optimizer": "adam",
-    "lr": 1e-3,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "bias_correction": True,
+    "optimizer": "adamw",
 }
 _SAME_VERSION: dict[str, Any] = {"max_staleness": 0, "table": "constant", "overlap": True}
 _EVERY_BATCH: dict[str, Any] = {"gradient_every": 1, "pull_every": 1}

@@ -50,6 +50,10 @@ OPEN_TABLES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# Keys of `[train]` that only an optimiser at the worker reads.
+WORKERS_OWN = frozenset({"optimizer", "rewarm_steps", "prox_mu"})
+
+
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """A run's immutable part."""
 
@@ -122,17 +126,20 @@ def check_train(said: TrainSettings, whole: Plan) -> None:
     plans = (whole, *(in_phase(whole, index) for index in range(len(whole.phases))))
     if any(plan.update == "delta" for plan in plans):
         return
+    by_train = any(plan.optimizer == "adamw" for plan in plans)
+    read = {"precision", "init_from"}
+    keys = WORKERS_OWN if by_train else {*TrainSettings.__struct_fields__} - read
     plain = TrainSettings()
     idle = [
         key
         for key in TrainSettings.__struct_fields__
-        if key not in ("precision", "init_from") and getattr(said, key) != getattr(plain, key)
+        if key in keys and getattr(said, key) != getattr(plain, key)
     ]
     if idle:
+        how = "AdamW" if by_train else f'the optimizer "{whole.optimizer}" and lr of [plan]'
         raise InvalidRunFile(
             f'[train] {" and ".join(idle)}: in the preset "{whole.preset}" workers send gradients'
-            " and the server makes the steps, by the optimizer, lr, beta1 and beta2 of [plan], at"
-            " one rate, without decay or clipping; take these lines out, or take a preset of"
+            f" and the server makes the steps, by {how}; take these lines out, or take a preset of"
             " deltas, e.g. fedavg"
         )
 

@@ -35,17 +35,14 @@ if TYPE_CHECKING:
 
 _STD = 0.02
 # Adam 2e-4 with betas 0.5 and 0.999, level, without decay or clipping: the recipe of the paper.
-_ADAM = {"lr": 2e-4, "beta1": 0.5, "beta2": 0.999}
-_TRAIN = _ADAM | {"min_lr_ratio": 1.0, "warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 0.0}
+_TRAIN = {
+    **{"lr": 2e-4, "beta1": 0.5, "beta2": 0.999, "min_lr_ratio": 1.0},
+    **{"warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 0.0},
+}
 _TASK = {"batch_size": 64, "local_steps": 5}  # 320 images
 # The norms of honest work may triple within a few versions, when one network finds out the other
 # (measured).
 _VALIDATION = {"clip_until": 5.0}
-_GRADIENTS = (
-    "gradient-average",
-    "sync-sgd",
-    "async-sgd",
-)  # there the coordinator has the optimiser
 
 
 class DcganWorkload(Workload):
@@ -58,9 +55,7 @@ class DcganWorkload(Workload):
     traits = Traits(items="images", measure="Fréchet distance", loss_is_measured=False)
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        by_server = plan.get("preset") in _GRADIENTS and plan.get("optimizer", "adam") == "adam"
-        plan_too = _ADAM if by_server else {}
-        return {"train": _TRAIN, "task": _TASK, "validation": _VALIDATION, "plan": plan_too}
+        return {"train": _TRAIN, "task": _TASK, "validation": _VALIDATION}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return dcgan_config.config_for(raw, manifest).to_dict()

@@ -16,14 +16,14 @@ from coordinator.database.tables.contributions import contributions as contribut
 from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.local_volunteer import LocalMachine, Process, local_machine
 
-LEARNING = RUN.replace("local_steps = 2", "local_steps = 12")
+LEARNING = RUN.replace("local_steps = 2", "local_steps = 12") + (
+    "[train]\nlr = 0.02\nwarmup_steps = 0\nweight_decay = 0.0\n"
+)
 ASYNC = LEARNING.replace(
     'preset = "fedavg"\nquorum = 2',
-    'preset = "async-sgd"\nlr = 0.01\ngradient_every = 2\npull_every = 3',
+    'preset = "async-sgd"\ngradient_every = 2\npull_every = 3',
 )
-SYNC = LEARNING.replace(
-    'preset = "fedavg"\nquorum = 2', 'preset = "sync-sgd"\nlr = 0.02\nquorum = 1'
-)
+SYNC = LEARNING.replace('preset = "fedavg"\nquorum = 2', 'preset = "sync-sgd"\nquorum = 1')
 
 
 async def contributions(home: LocalCoordinator) -> list[Any]:

@@ -15,9 +15,7 @@ from tests.support.local_coordinator import RUN
 from tests.support.local_volunteer import LocalMachine, Process, local_machine
 from volunteer.control import events
 
-PARTS = RUN.replace(
-    'preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\nlr = 0.0001\ngradient_every = 2'
-)
+PARTS = RUN.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\ngradient_every = 2')
 
 
 def waiting(machine: LocalMachine) -> int:

@@ -23,7 +23,7 @@ from tests.support.local_coordinator import (
     refused,
 )
 
-GRADIENTS = RUN.replace('preset = "fedavg"', 'preset = "gradient-average"\nlr = 0.01')
+GRADIENTS = RUN.replace('preset = "fedavg"', 'preset = "gradient-average"')
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from tests.support.local_coordinator import (
 )
 
 STEPS = RUN.replace("local_steps = 2", "local_steps = 5")
-ASYNC = STEPS.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\nlr = 0.01')
-SYNC = STEPS.replace('preset = "fedavg"\nquorum = 2', 'preset = "sync-sgd"\nlr = 0.01\nquorum = 2')
+ASYNC = STEPS.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"')
+SYNC = STEPS.replace('preset = "fedavg"', 'preset = "sync-sgd"')
 PAIRS = ASYNC.replace("local_steps = 5", "local_steps = 6").replace(
-    "lr = 0.01", "lr = 0.01\ngradient_every = 2\npull_every = 3"
+    'preset = "async-sgd"', 'preset = "async-sgd"\ngradient_every = 2\npull_every = 3'
 )
 
 

@@ -262,9 +262,6 @@ def test_every_preset_has_its_optimizer() -> None:
     assert found["fedyogi"] == Adaptive(
         0.003, (0.9, 0.99), 1e-3, bias_correction=False, additive=True
     )
-    assert found["gradient-average"] == Adaptive(
-        1e-3, (0.9, 0.999), 1e-8, bias_correction=True, additive=False
-    )
     warm = in_phase(plan({"preset": "diloco"}), 0)
     assert server_optimizer(warm) == Sgd(1.0)
 

@@ -57,6 +57,12 @@ PLANS: dict[str, Plan] = {
     "fedyogi": plan({"preset": "fedyogi", "phases": []}),
     "async-diloco": plan({"preset": "async-diloco", "phases": [], "window": 2}),
     **{
+        f"gradient-average, {rule}": plan(
+            {"preset": "gradient-average", "aggregate": rule, "quorum": 5}
+        )
+        for rule in ("mean", "median", "krum", "centred-clip", "norm-clip")
+    },
+    **{
         f"diloco, {rule}": plan(DILOCO | {"aggregate": rule, "quorum": 5})
         for rule in ("trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip")
     },
@@ -116,6 +122,8 @@ class Run:
             state=self.state,
             inputs=tuple(inputs),
             push=Push(work=1.5, workers=2),
+            decay=0.1 if self.plan.optimizer == "adamw" else 0.0,
+            clip_norm=0.2 if self.plan.optimizer == "adamw" else 0.0,
             threads=threads,
             metadata={"version": str(self.version + 1)},
         )

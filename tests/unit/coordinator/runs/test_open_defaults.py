@@ -74,9 +74,11 @@ def test_a_workloads_own_words_go_before(workload: str) -> None:
 @pytest.mark.parametrize("preset", ["gradient-average", "sync-sgd", "async-sgd"])
 def test_keys_of_train_that_nobody_reads_are_refused(preset: str) -> None:
     file = run_file.parse(
-        HEAD.format(workload="gpt") + "[train]\nlr = 1e-2\nwarmup_steps = 9\nclip_norm = 0.1\n"
+        HEAD.format(workload="gpt") + "[train]\nlr = 1e-2\nrewarm_steps = 9\nclip_norm = 0.1\n"
     )
-    with pytest.raises(InvalidRunFile, match="lr and warmup_steps and clip_norm: in the preset"):
+    with pytest.raises(InvalidRunFile, match=r"train. rewarm_steps: in the preset .*by AdamW"):
         check_train(file.train, plan({"preset": preset}))
+    with pytest.raises(InvalidRunFile, match=r'lr and rewarm_steps and clip_norm: .*"sgd"'):
+        check_train(file.train, plan({"preset": preset, "optimizer": "sgd", "lr": 0.1}))
     check_train(file.train, plan({"preset": "fedavg"}))
     check_train(resolved('[train]\nprecision = "bfloat16"\n').train, plan({"preset": preset}))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.experiments.exp_learning import quick_setup
 from tests.experiments.learning import Run, Setup, learn
@@ -32,6 +35,30 @@ def test_four_who_average_learn_more_than_one_alone_and_less_than_one_large_batc
     assert whole.loss < together.loss < alone - 0.02
     assert together.row()["refused"] == {}
     assert together.up == pytest.approx(setup.steps / 20 * 1.02, rel=0.15)  # int8
+
+
+@pytest.mark.slow
+def test_merged_gradients_make_the_steps_of_adamw_on_the_union_of_the_batches(
+    setup: Setup, tmp_path: Path
+) -> None:
+    """Warm-up, cosine, decay and clipping on; one worker alone steps by torch's own AdamW."""
+    train = {"warmup_steps": 20, "weight_decay": 0.1, "clip_norm": 0.3, "decay_steps": 180}
+    exact = {"codec": "float32", "downlink": "float32"}
+    merged = {"preset": "gradient-average", "overlap": False}
+    plans = {"merged": merged | exact, "alone": ALONE | exact}
+    ends: dict[str, dict[str, Any]] = {}
+    for name, plan in plans.items():
+        workers = 2 if name == "merged" else 1
+        keep = {1: tmp_path / f"{name}-1", 200: tmp_path / name}
+        run = Run(plan=plan, steps=200, local_steps=1, train=train, save=keep)
+        learn(replace(setup, lr=1e-3), replace(run, workers=workers, batch=16 // workers))
+        ends[name] = load_file(tmp_path / name / "model.safetensors")
+    start = load_file(tmp_path / "alone-1" / "model.safetensors")
+    apart, moved = (
+        np.sqrt(sum(np.square(ends["merged"][name] - of[name], dtype=float).sum() for name in of))
+        for of in (ends["alone"], start)
+    )
+    assert apart <= 1e-5 * moved
 
 
 @pytest.mark.slow
