@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import Tensor
 
 from shared.errors import BadRequest, InvalidRunFile
@@ -146,13 +147,20 @@ def chat(place: Place) -> Subject:
 LORA = {"rank": 4, "dropout": 0.1}
 SUBJECTS: dict[str, Callable[[Place], Subject]] = {
     **{made.__name__: made for made in (gpt, gpt_llama, dcgan, gomoku, sketch, chat)},
-    "llama": _causal(tiny_causal.table(tiny_causal.LLAMA)),
-    "qwen3": _causal(tiny_causal.table(tiny_causal.QWEN3)),
-    "gpt2": _causal(tiny_causal.table(tiny_causal.GPT2)),
-    "qwen2-lora": _causal(tiny_causal.table(tiny_causal.QWEN2, train="lora", lora=LORA)),
     "llama-head": _causal(tiny_causal.table(tiny_causal.LLAMA, train="head")),
-    "gpt2-lora": _causal(tiny_causal.table(tiny_causal.GPT2, train="lora", lora=LORA)),
+    **{kind: _causal(tiny_causal.table(shape)) for kind, shape in tiny_causal.SHAPES.items()},
+    **{
+        f"{kind}-lora": _causal(tiny_causal.table(shape, train="lora", lora=LORA))
+        for kind, shape in tiny_causal.SHAPES.items()
+    },
 }
+QUICK = ("llama", "qwen3", "gpt2", "qwen2-lora", "gpt2-lora")  # of the architectures
+
+
+def _subjects() -> Iterator[ParameterSet]:
+    for name in SUBJECTS:
+        slow = name.removesuffix("-lora") in tiny_causal.SHAPES and name not in QUICK
+        yield pytest.param(name, marks=pytest.mark.slow if slow else ())
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +168,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tiny_gpt.Folder:
     return tiny_dcgan.digits(tmp_path_factory.mktemp("images"))
 
 
-@pytest.fixture(scope="module", params=SUBJECTS)
+@pytest.fixture(scope="module", params=_subjects())
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:

@@ -380,6 +380,12 @@ CLASSES = {  # of transformers: settings and model
 def read_shape(raw: Mapping[str, Any]) -> Shape:
     """Check a model's settings. Raises InvalidRunFile, also if unknown or too large."""
     kind = raw.get("model_type")
+    experts = next((key for key in ("num_experts", "num_local_experts") if raw.get(key)), None)
+    if experts and kind not in KINDS:
+        raise InvalidRunFile(
+            f"[{TABLE}] {str(kind)[:40]!r} is a mixture of experts ({experts}), and none can be"
+            " trained here: take a dense model"
+        )
     if not isinstance(kind, str) or kind not in KINDS:
         raise InvalidRunFile(
             f"[{TABLE}] model_type {str(kind)[:40]!r} is not known here; {', '.join(KINDS)} are"

@@ -28,6 +28,8 @@ def llama(**changes: Any) -> dict[str, Any]:
         (llama(model_type="lama"), "not known here; llama, mistral, qwen2"),
         (llama(model_type="../../evil"), "is not known here"),
         (llama(model_type=7), "is not known here"),
+        (llama(model_type="qwen3_moe", num_experts=8), "'qwen3_moe' is a mixture of experts"),
+        (llama(model_type="mixtral", num_local_experts=8), "take a dense model"),
         (llama(auto_map={"AutoModel": "x.Y"}), "code of its own"),
         (llama(num_hiden_layers=2), 'did you mean "num_hidden_layers"'),
         (llama(hidden_size="big"), "hidden_size"),
