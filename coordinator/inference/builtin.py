@@ -172,9 +172,10 @@ class BuiltinEngine:
     async def close(self) -> None:
         """End the process."""
         self._closed = True
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        async with self._starting:  # ends a process that was just starting, too
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
         if self._reading is not None:
             await self._reading
 
@@ -206,24 +207,26 @@ class BuiltinEngine:
             if self._closed or rest > 0:
                 raise Unavailable("answers are not computed at the moment", retry_after_s=rest + 1)
             ours, its = socket.socketpair()
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "coordinator.inference.worker",
-                    str(its.fileno()),
-                    str(self._power.threads or half_the_cores()),
-                    str(self._power.memory_bytes),
-                    self._power.device,
-                    pass_fds=[its.fileno()],
-                    stdin=asyncio.subprocess.DEVNULL,
-                )
-            except OSError as error:
-                ours.close()
-                raise Unavailable(f"no process for answers: {error}", retry_after_s=60) from error
-            finally:
-                its.close()
-            reader, writer = await asyncio.open_connection(sock=ours)
+            with its:
+                reader, writer = await asyncio.open_connection(sock=ours)
+                try:
+                    self._process = await asyncio.create_subprocess_exec(
+                        sys.executable,
+                        "-m",
+                        "coordinator.inference.worker",
+                        str(its.fileno()),
+                        str(self._power.threads or half_the_cores()),
+                        str(self._power.memory_bytes),
+                        self._power.device,
+                        pass_fds=[its.fileno()],
+                        stdin=asyncio.subprocess.DEVNULL,
+                    )
+                except BaseException as error:
+                    writer.close()
+                    if not isinstance(error, OSError):
+                        raise
+                    why = f"no process for answers: {error}"
+                    raise Unavailable(why, retry_after_s=60) from error
             self._reading = asyncio.create_task(self._listen(reader, writer))
             self._writer = writer
             return writer

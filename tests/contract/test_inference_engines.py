@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -214,6 +215,22 @@ async def test_killed_processes_cost_what_they_worked_on_and_nothing_else(
     async with asyncio.timeout(60):
         said = await asyncio.gather(*(_in_the_end(each) for each in every))
     assert [text(each) for each in said] == [wanted] * len(every)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_closing_ends_the_process_that_a_first_prompt_is_starting(
+    engines: Engines, gone: bool
+) -> None:
+    engine, before = process(engines.house), set(psutil.Process().children())
+    asking = asyncio.create_task(engine.prepare(_model(0), PROMPT))
+    while not set(psutil.Process().children()) - before:
+        await asyncio.sleep(0)
+    if gone:
+        asking.cancel()
+    await engine.close()
+    with pytest.raises(asyncio.CancelledError if gone else Unavailable):
+        await asking
+    assert not set(psutil.Process().children()) - before
 
 
 async def _in_the_end(engine: InferenceEngine) -> list[AnswerPiece]:
