@@ -67,6 +67,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow, "e2e" not in item.path.parts))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left() -> Iterator[None]:
+    """Collect the garbage of a file behind it: what it left open is told there, in no other file,
+    and open files do not pile up until the collector comes by.
+    """
+    yield
+    gc.collect()
+    gc_freeze.spare()
+
+
 @pytest.fixture(autouse=True)
 def _log_as_found() -> Iterator[None]:
     """A test that sets up the log leaves the others' as it was."""

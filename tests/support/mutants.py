@@ -8,8 +8,8 @@
 A piece has a folder below build/mutants with a copy of the tree, in which mutmut changes functions
 of the piece's files and runs the piece's tests. A run that was stopped resumes, and repeats what it
 knows of functions that have changed. Survivors that change no behaviour stand in tests/mutants.toml
-with their reasons. The exit code is 1 where fewer than nine in ten mutants were killed, and where a
-survivor that is excused there does not exist any more.
+with their reasons, and are not counted. The exit code is 1 where fewer than nine in ten of the
+mutants that were tried were killed, and where a survivor that is excused there is not one any more.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ WORDING = (
     r"""^\s*(["'])(?:(?!\1).)* (?:(?!\1).)*\1[,)\s]*$""",
     r"""raise \w+\((["'])(?:(?!\1).)* (?:(?!\1).)*\1\)""",
 )
+UNTRIED = "not checked"
 KILLED = ("killed", "timeout", "segfault", "suspicious", "caught by type check")
 
 
@@ -146,21 +147,22 @@ def judge(name: str, piece: Piece, folder: Path) -> bool:
     left = [
         Survivor(name=mutant, status=status, change=change(folder, mutant))
         for mutant, status in found.items()
-        if status not in KILLED
+        if status not in (*KILLED, UNTRIED)
     ]
     excused = {(each.function, each.change): each for each in piece.equivalent}
     seen = {(each.function, each.change) for each in left}
     for each in left:
         if (each.function, each.change) not in excused:
             print(f"{each.status}: {each.name}\n    {each.change}")
-    gone = [why for key, why in excused.items() if key not in seen]
+    gone = [why for key, why in excused.items() if key not in seen and not counts[UNTRIED]]
     for why in gone:
         print(f"excused, and not there: {why.function}\n    {why.change}")
     killed = sum(counts[status] for status in KILLED)
     known = sum((each.function, each.change) in excused for each in left)
-    share = killed / max(1, len(found))
+    tried = len(found) - known - counts[UNTRIED]
+    share = killed / max(1, tried)
     said = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    print(f"{name}: {killed} of {len(found)} killed, {share:.1%} ({said}; {known} equivalent)")
+    print(f"{name}: {killed} of {tried} killed, {share:.1%} ({said}; {known} equivalent)")
     return share >= LEAST and not gone
 
 

@@ -140,11 +140,19 @@ def test_krum_and_multi_krum_match_their_definition(count: int) -> None:
     np.testing.assert_allclose(merged(RULES["multi-krum"], group), expected, atol=1e-6)
 
 
-def test_krum_prefers_the_earlier_of_equal_ones() -> None:
+@pytest.mark.parametrize("same", [3, 40])
+def test_krum_prefers_the_earlier_of_equal_ones(same: int) -> None:
     one, other = contributions(2)
-    crowd = [other, one, one, one, other]
-    factors = prepare(RULES["krum"], cohort(crowd, [1.0] * 5), pieces(SCHEMA))
-    assert factors.tolist() == [0, 1, 0, 0, 0]
+    crowd = [other, *[one] * same, other]
+    factors = prepare(RULES["krum"], cohort(crowd, [1.0] * len(crowd)), pieces(SCHEMA))
+    assert factors.tolist() == [0, 1, *[0] * same]
+
+
+@pytest.mark.parametrize("name", ["krum", "multi-krum"])
+def test_of_two_krum_cannot_say_which_is_odd_and_takes_their_mean(name: str) -> None:
+    crowd = contributions(2)
+    expected = np.average(stack(crowd), axis=0, weights=[1.0, 3.0])
+    np.testing.assert_allclose(merged(RULES[name], cohort(crowd, [1.0, 3.0])), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [2, 3, 6, 11])

@@ -205,6 +205,18 @@ def test_every_push_moves_the_weights_at_once() -> None:
     np.testing.assert_allclose(server.params, expected, rtol=1e-6)
 
 
+def test_a_scaled_push_carries_its_share_into_the_momentum() -> None:
+    """Windows of one push: the whole Nesterov step on an update of half the length."""
+    late, plain = (
+        Server(DelayedNesterov(0.7, 0.9, 1), noise(50, 0)),
+        Server(EVERY["nesterov"], noise(50, 0)),
+    )
+    for index in range(3):
+        late.push(noise(50, index + 1), Push(scale=0.5))
+        plain.push(noise(50, index + 1) / 2)
+    np.testing.assert_allclose(late.params, plain.params, rtol=1e-4, atol=1e-5)
+
+
 # ------------------------------------------------------------------ pieces and state
 
 

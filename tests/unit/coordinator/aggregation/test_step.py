@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from coordinator.aggregation.step import (
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
-from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
+from shared.tensors.frame import FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, codec
 from shared.tensors.spec import TensorSpec
 
@@ -117,6 +118,9 @@ def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
     assert first.state is not None
     state = folder / "out-1-False-state"
     assert [spec.name for spec in schema_of_file(state)] == ["momentum/embed", "momentum/head"]
+    assert first.state == Written(
+        sha256=hashlib.sha256(state.read_bytes()).hexdigest(), size=state.stat().st_size
+    )
     (folder / "base").unlink()
     write_model(folder / "base", once)
     _, twice = merge(folder, chosen, [1.0, 1.0, 1.0], state=state)
