@@ -36,3 +36,22 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class ServerClock:
+    """Coordinator's clock, as its replies show it: its offset to the local clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_s = 0.0
+
+    def learn(self, now: float) -> None:
+        """Set the offset by the coordinator's time in a reply."""
+        self._offset_s = now - self._clock.now()
+
+    def now(self) -> float:
+        return self._clock.now() + self._offset_s
+
+    def local(self, instant: float) -> float:
+        """Convert an instant of the coordinator's clock to the local clock."""
+        return instant - self._offset_s

@@ -316,11 +316,15 @@ class Volunteers:
 
     async def ban(self, who: str, reason: str = "") -> str:
         """Ban an account; return its id. Earned credits stay. Raises NotFound."""
-        return await self._shut_out(self._to_state(who, "banned", reason))
+        now = self._clock.now()
+        return await self._shut_out(
+            lambda conn: suspension.ban(conn, _find(conn, who), reason, now)
+        )
 
     async def unban(self, who: str) -> str:
         """Lift the ban of an account; return its id. Raises NotFound, Forbidden."""
-        return await self._write(self._to_state(who, "active"))
+        now = self._clock.now()
+        return await self._write(lambda conn: suspension.unban(conn, _find(conn, who), now))
 
     async def suspend(self, who: str, reason: str) -> str:
         """Suspend an account: no work, no pay, escrow and unmerged contributions forfeit. Its owner
@@ -367,20 +371,6 @@ class Volunteers:
         if row.standing != "suspended":
             return ""
         return suspension.explained(row.suspended_reason, self._settings.contact)
-
-    def _to_state(self, who: str, state: str, reason: str = "") -> Callable[[Connection], str]:
-        now = self._clock.now()
-
-        def change(conn: Connection) -> str:
-            row = _find(conn, who)
-            if row.state == "forgotten":
-                raise Forbidden("this account was forgotten: it cannot be banned or unbanned")
-            store.set_volunteer(conn, row.id, state=state)
-            detail = {"reason": reason} if reason else ""
-            record.append(conn, "organiser", f"volunteer.{state}", row.id, detail, now)
-            return row.id
-
-        return change
 
     async def rename(self, who: str, nickname: str) -> str:
         """Rename an account; return the stored name. Raises NotFound, InvalidName."""

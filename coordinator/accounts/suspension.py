@@ -1,4 +1,4 @@
-"""Suspension of an account until the organiser lifts it, and the forfeit of its stake alone.
+"""Suspension or ban of an account until the organiser lifts it, and the forfeit of its stake alone.
 
 For the organiser's command and for draws; both take part in the transaction of their caller.
 """
@@ -14,10 +14,13 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
 from coordinator.rules import reports
 from coordinator.rules.standing import TRUST_MIN, TRUST_START
-from shared.errors import BadRequest, Conflict
+from shared.errors import BadRequest, Conflict, Forbidden
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+    from coordinator.database.volunteers import VolunteerRow
+
 
 REASON_CHARS_MAX = 300
 UNMERGED = "what this account had at stake is given up: neither merged nor paid"
@@ -34,6 +37,26 @@ def reason_of(text: str) -> str:
 def explained(reason: str, contact: str) -> str:
     """Return a reason as its owner reads it, with the contact to write to."""
     return f"{reason}; write to {contact or 'the organiser'}"
+
+
+def ban(conn: Connection, row: VolunteerRow, reason: str, now: float) -> str:
+    """Ban an account; return its id. Earned credits stay. Raises Forbidden."""
+    return _set_state(conn, row, "banned", {"reason": reason} if reason else "", now)
+
+
+def unban(conn: Connection, row: VolunteerRow, now: float) -> str:
+    """Lift the ban of an account; return its id. Raises Forbidden."""
+    return _set_state(conn, row, "active", "", now)
+
+
+def _set_state(
+    conn: Connection, row: VolunteerRow, state: str, detail: dict[str, str] | str, now: float
+) -> str:
+    if row.state == "forgotten":
+        raise Forbidden("this account was forgotten: it cannot be banned or unbanned")
+    store.set_volunteer(conn, row.id, state=state)
+    record.append(conn, "organiser", f"volunteer.{state}", row.id, detail, now)
+    return row.id
 
 
 def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:

@@ -81,6 +81,17 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     news: Sequence[News]  # of the organiser, the newest first
 
 
+class RunSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a run's page that are read from its whole history, the more seldom the longer it
+    is.
+    """
+
+    figures: RunFigures
+    checks: CostOfChecks
+    landmarks: Landmarks
+    news: tuple[News, ...]
+
+
 class RunStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Run and its volunteers, the most credits first."""
 
@@ -103,22 +114,13 @@ class Views:
         self._coordinator = coordinator
         self._queries = coordinator.run_queries
         self._public = public
-        self._kept: KeyedCache[str, FinishedPage] = KeyedCache(
-            FRESH_S, coordinator.clock, most=PAGES_MAX
-        )
         clock = coordinator.clock
-        self._figures: KeyedCache[str, RunFigures] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
-        self._checks: KeyedCache[str, CostOfChecks] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
-        self._landmarks: KeyedCache[str, Landmarks] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
-        self._news: KeyedCache[str, tuple[News, ...]] = KeyedCache(
-            FRESH_S, clock, rest=HISTORY_REST
-        )
-        self._models: KeyedCache[str, RunPage] = KeyedCache(
-            FRESH_S, coordinator.clock, most=PAGES_MAX
-        )
+        self._pages: KeyedCache[str, FinishedPage] = KeyedCache(FRESH_S, clock, most=PAGES_MAX)
+        self._models: KeyedCache[str, RunPage] = KeyedCache(FRESH_S, clock, most=PAGES_MAX)
+        self._sums: KeyedCache[str, RunSums] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
 
     async def _once(self, key: str, make: Callable[[], Awaitable[FinishedPage]]) -> FinishedPage:
-        return await self._kept.get(key, make)
+        return await self._pages.get(key, make)
 
     def _page(self, template: str, **values: Any) -> str:
         server = self._coordinator.server
@@ -293,7 +295,7 @@ class Views:
     async def _read(self, name: str) -> RunPage:
         row = await self._public.find(name)
         info = await self._queries.describe(row)
-        figures = await self._figures.get(name, lambda: self._queries.summary(name))
+        sums = await self._sums.get(name, lambda: self._summed(row))
         losses = await self._public.losses(row, info.loss)
         newest = await self._queries.versions(row.name, after=max(-1, row.head - VERSIONS))
         stretches = await self._public.activity(row)
@@ -301,21 +303,19 @@ class Views:
         board = self._coordinator.volunteers.leaderboard
         leaders = await board(name, seldom=True)
         rated = await self._public.strength(row)
-        checks = await self._checks.get(name, lambda: self._queries.checks(name))
-        landmarks = await self._landmarks.get(name, lambda: self._queries.landmarks(name))
-        marks = [(phase.version, phase.plan) for phase in landmarks.phases]
+        marks = [(phase.version, phase.plan) for phase in sums.landmarks.phases]
         return RunPage(
             info=info,
-            live=live(info, figures, checks.work_s),
-            figures=figures,
-            checks=checks,
-            landmarks=landmarks,
+            live=live(info, sums.figures, sums.checks.work_s),
+            figures=sums.figures,
+            checks=sums.checks,
+            landmarks=sums.landmarks,
             curve=charts.line([Point(p.version, p.loss, at=p.at) for p in losses], marks),
             strength=charts.line([Point(*found) for found in rated], marks),
             columns=_columns(stretches, lambda each: each.volunteers),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
-            news=await self._news.get(name, lambda: self._told(row)),
+            news=sums.news,
             versions=newest[::-1][:VERSIONS],
             leaders=leaders[:LEADERS],
             story=story,
@@ -324,9 +324,13 @@ class Views:
             last_at=newest[-1].created_at if newest else None,
         )
 
-    async def _told(self, row: RunRow) -> tuple[News, ...]:
-        return await self._public.news(
-            row, await self._coordinator.heartbeats.announcements.standing()
+    async def _summed(self, row: RunRow) -> RunSums:
+        announced = await self._coordinator.heartbeats.announcements.standing()
+        return RunSums(
+            figures=await self._queries.summary(row.name),
+            checks=await self._queries.checks(row.name),
+            landmarks=await self._queries.landmarks(row.name),
+            news=await self._public.news(row, announced),
         )
 
     def error(self, error: VolunteerError) -> FinishedPage:

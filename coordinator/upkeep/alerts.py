@@ -328,49 +328,66 @@ def advance(
     state: AlertState, found: Sequence[Condition], now: float, machine: str, server: str
 ) -> tuple[tuple[StandingAlert, ...], list[Alert]]:
     """Return the standing conditions after a check, and the alerts to send."""
-    before = {each.key: each for each in state.standing}
+    known = {each.key: each for each in state.standing}
     after: list[StandingAlert] = []
     alerts: list[Alert] = []
-
-    def say(each: StandingAlert, on: Literal["on", "over"]) -> None:
-        alerts.append(
-            Alert(
-                kind=each.kind,
-                state=on,
-                about=each.about,
-                message=told(each, now) if on == "over" else each.sentence,
-                server=server,
-                since=each.since,
-                at=now,
-            )
-        )
-
     for condition in found[:STANDING_MAX]:
-        each = before.pop((condition.kind, condition.about), None)
-        if each is None:
-            each = StandingAlert(
-                kind=condition.kind, about=condition.about, message=condition.message,
-                todo=condition.todo, since=now, seen_at=now,
-            )  # fmt: skip
-        said_at = each.said_at
-        due = said_at is None and now - each.since >= condition.patience_s
-        again = condition.kind in EVENTS and said_at is not None and now - said_at >= SILENT_S
-        if due or again:
-            each = msgspec.structs.replace(
-                each, message=condition.message, todo=condition.todo, said_at=now
+        seen = _seen(condition, known.pop((condition.kind, condition.about), None), now)
+        if _due(seen, condition.patience_s, now):
+            seen = msgspec.structs.replace(
+                seen, message=condition.message, todo=condition.todo, said_at=now
             )
-            say(each, "on")
-        if each.kind in LOCAL_KINDS:
-            each = msgspec.structs.replace(each, seen_at=now)
-        after.append(each)
-    for each in before.values():
-        elsewhere = each.kind in LOCAL_KINDS and each.about != machine
-        waits = each.kind in EVENTS and each.said_at is not None and now - each.said_at < SILENT_S
-        if waits or (elsewhere and now - each.seen_at < GONE_S):
-            after.append(each)
-        elif each.said_at is not None:
-            say(each, "over")
+            alerts.append(_alert(seen, "on", seen.sentence, server, now))
+        after.append(seen)
+    for unseen in known.values():
+        if _stands(unseen, now, machine):
+            after.append(unseen)
+        elif unseen.said_at is not None:
+            alerts.append(_alert(unseen, "over", told(unseen, now), server, now))
     return tuple(after[:STANDING_MAX]), alerts
+
+
+def _seen(condition: Condition, known: StandingAlert | None, now: float) -> StandingAlert:
+    """Return the standing alert of a condition that a check has found."""
+    if known is None:
+        return StandingAlert(
+            kind=condition.kind,
+            about=condition.about,
+            message=condition.message,
+            todo=condition.todo,
+            since=now,
+            seen_at=now,
+        )
+    return msgspec.structs.replace(known, seen_at=now) if known.kind in LOCAL_KINDS else known
+
+
+def _due(seen: StandingAlert, patience_s: float, now: float) -> bool:
+    """Return True if an alert is to be sent: after its patience, an event's again after a while."""
+    if seen.said_at is None:
+        return now - seen.since >= patience_s
+    return seen.kind in EVENTS and now - seen.said_at >= SILENT_S
+
+
+def _stands(unseen: StandingAlert, now: float, machine: str) -> bool:
+    """Return True if a condition that this check did not find is not over yet."""
+    if unseen.kind in EVENTS and unseen.said_at is not None and now - unseen.said_at < SILENT_S:
+        return True
+    elsewhere = unseen.kind in LOCAL_KINDS and unseen.about != machine
+    return elsewhere and now - unseen.seen_at < GONE_S
+
+
+def _alert(
+    each: StandingAlert, state: Literal["on", "over"], message: str, server: str, now: float
+) -> Alert:
+    return Alert(
+        kind=each.kind,
+        state=state,
+        about=each.about,
+        message=message,
+        server=server,
+        since=each.since,
+        at=now,
+    )
 
 
 async def deliver(webhook: str, alert: Alert) -> str:

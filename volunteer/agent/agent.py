@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from shared.clock import ServerClock
 from shared.errors import VolunteerError
 from shared.local_data import LocalData
 from shared.protocol.accounts import Device
@@ -30,7 +31,6 @@ from volunteer.agent.claimer import Claimer
 from volunteer.agent.collaborators import (
     LentDevice,
     RemoteCoordinator,
-    ServerClock,
     Store,
     Timing,
     usable_bytes,

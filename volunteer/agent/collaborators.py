@@ -76,22 +76,3 @@ def usable_bytes(device: Device, memory_gb: float) -> int:
     if allowed:
         return min(allowed, device.memory_bytes)
     return device.memory_bytes * (5 if device.kind in ("cpu", "mps") else 9) // 10
-
-
-class ServerClock:
-    """Coordinator's clock, as its replies show it: its offset to the local clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._offset_s = 0.0
-
-    def learn(self, now: float) -> None:
-        """Set the offset by the coordinator's time in a reply."""
-        self._offset_s = now - self._clock.now()
-
-    def now(self) -> float:
-        return self._clock.now() + self._offset_s
-
-    def local(self, instant: float) -> float:
-        """Convert an instant of the coordinator's clock to the local clock."""
-        return instant - self._offset_s

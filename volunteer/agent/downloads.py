@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from shared.clock import ServerClock
 from shared.errors import InvalidFrame, VolunteerError
 from shared.local_data import LocalData
 from shared.protocol.leases import Lease
@@ -19,7 +20,7 @@ from shared.units import DAY_S
 from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
 from volunteer.account.record_check import RecordCheck
-from volunteer.agent.collaborators import RemoteCoordinator, ServerClock
+from volunteer.agent.collaborators import RemoteCoordinator
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shared.clock import ServerClock
 from shared.errors import VolunteerError
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.limits import HEARTBEAT_S
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.agent.pause_board import PauseBoard

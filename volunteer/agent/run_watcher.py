@@ -10,14 +10,13 @@ from typing import Any
 
 import msgspec
 
-from shared.clock import Clock
+from shared.clock import Clock, ServerClock
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.heartbeat import Announcement, HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
 from shared.sentences import Sentence, plural
 from shared.text import printable
 from volunteer.account.profile import Home
-from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events

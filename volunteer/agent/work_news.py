@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.clock import Clock
+from shared.clock import Clock, ServerClock
 from shared.sentences import Sentence
 from volunteer.agent.claimer import IdleReason
-from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus

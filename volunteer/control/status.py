@@ -148,6 +148,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 def fold(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event."""
     status = PLAIN(status, at=max(status.at, event.at))  # history arrives late
+    for part in (_of_program, _of_coordinator, _of_machine, _of_task):
+        status = part(status, event)
+    return status
+
+
+def _of_program(status: Status, event: AnyEvent) -> Status:
+    """Return the status after an event of the program itself or of its connection."""
     match event:
         case events.Started():
             return PLAIN(
@@ -184,12 +191,17 @@ def fold(status: Status, event: AnyEvent) -> Status:
                 up_bytes_per_s=event.up_bytes_per_s or status.up_bytes_per_s,
                 down_bytes_per_s=event.down_bytes_per_s or status.down_bytes_per_s,
             )
-        case events.Stopped():
-            return PLAIN(status, stopped=True, online=False, tasks=())
-        case events.Paused() | events.Resumed():
-            return _pauses(status, event)
         case events.Notice():
             return PLAIN(status, notices=(*status.notices, event)[-NOTICES_MAX:])
+        case events.Stopped():
+            return PLAIN(status, stopped=True, online=False, tasks=())
+        case _:
+            return status
+
+
+def _of_coordinator(status: Status, event: AnyEvent) -> Status:
+    """Return the status after news of the coordinator: account, runs, verdicts."""
+    match event:
         case events.Credits():
             for verdict in event.verdicts:
                 status = _judged(status, verdict)
@@ -198,23 +210,22 @@ def fold(status: Status, event: AnyEvent) -> Status:
             return PLAIN(status, announcements=event.announcements)
         case events.RunsListed():
             return PLAIN(status, runs=event.runs)
+        case events.RunProgress(beat=new_beat):
+            beats = tuple(b for b in status.beats if b.run != new_beat.run)
+            return PLAIN(status, beats=(*beats, new_beat))
+        case events.Judged(verdict=verdict):
+            return _judged(status, verdict)
+        case _:
+            return status
+
+
+def _of_machine(status: Status, event: AnyEvent) -> Status:
+    """Return the status after an event of the devices: found, measured, paused."""
+    match event:
         case events.DevicesFound():
             return PLAIN(
                 status, devices=event.devices, lent_bytes=event.lent_bytes, problems=event.problems
             )
-        case _:
-            return _fold_work(status, event)
-
-
-def _newer(known: Me | None, told: Me) -> Me:
-    """Return the later state of an account: replies may overtake each other."""
-    if known is None or known.volunteer_id != told.volunteer_id:
-        return told
-    return max(told, known, key=_asked_at)
-
-
-def _fold_work(status: Status, event: AnyEvent) -> Status:
-    match event:
         case events.Benchmarked(benchmark=new):
             kept = tuple(b for b in status.benchmarks if b.device != new.device)
             return PLAIN(status, benchmarks=(*kept, new))
@@ -222,25 +233,36 @@ def _fold_work(status: Status, event: AnyEvent) -> Status:
             return PLAIN(status, steps=newest((*status.steps, step), event.at))
         case events.ShortOfMemory(shortage=short):
             return PLAIN(status, shortages=with_new(status.shortages, short))
-        case events.RunProgress(beat=new_beat):
-            beats = tuple(b for b in status.beats if b.run != new_beat.run)
-            return PLAIN(status, beats=(*beats, new_beat))
-        case events.Judged(verdict=verdict):
-            return _judged(status, verdict)
-        case events.TaskEnded(task=task):
-            return _without(status, task)
+        case events.Paused() | events.Resumed():
+            return _pauses(status, event)
+        case _:
+            return status
+
+
+def _of_task(status: Status, event: AnyEvent) -> Status:
+    """Return the status after a step of a task, from its claim to its end."""
+    match event:
         case events.Claimed():
             return _claimed(status, event)
+        case events.Fetching() | events.Training() | events.Uploading():
+            return _progress(status, event)
+        case events.Trained():
+            return _progress(_worked(status, event), event)
         case events.Submitted(task=task):
             queued = max(0, status.queued - 1)
             checking = _change(status, task, phase="checking")
             return PLAIN(checking, done=status.done + 1, queued=queued)
-        case events.Trained():
-            return _progress(_worked(status, event), event)
-        case events.Fetching() | events.Training() | events.Uploading():
-            return _progress(status, event)
+        case events.TaskEnded(task=task):
+            return _without(status, task)
         case _:
             return status
+
+
+def _newer(known: Me | None, told: Me) -> Me:
+    """Return the later state of an account: replies may overtake each other."""
+    if known is None or known.volunteer_id != told.volunteer_id:
+        return told
+    return max(told, known, key=_asked_at)
 
 
 def _worked(status: Status, event: events.Trained) -> Status:

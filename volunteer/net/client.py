@@ -223,55 +223,30 @@ class Client:
 
         Raises Unreachable for every answer but a good one.
         """
-        limit, near = Limit(self.read_s + self.slack_s), is_loopback(urlsplit(url).hostname or "")
+        limit = Limit(self.read_s + self.slack_s)
+        async with self._stranger(url, limit) as http, _followed(http, url, headers) as response:
+            body = self._pieces(response.aiter_raw(), limit)
+            yield StreamedReply(response.status_code, response.headers, body)
+
+    @asynccontextmanager
+    async def _stranger(self, url: str, limit: Limit) -> AsyncIterator[httpx.AsyncClient]:
+        """Client for another server, without our token; failures of its network are Unreachable."""
+        host = urlsplit(url).hostname
         try:
             async with (
                 limit.running(),
                 httpx.AsyncClient(headers=HEADERS, timeout=_timeout(self.read_s)) as http,
             ):
-                request = http.build_request("GET", url, headers=headers)
-                for _ in range(REDIRECTS_MAX + 1):
-                    if request.url.scheme != "https" and not (
-                        near and is_loopback(request.url.host)
-                    ):
-                        raise errors.Unreachable(
-                            Sentence(
-                                "{host} is not asked: its address is not encrypted (https)",
-                                host=request.url.host,
-                            )
-                        )
-                    response = await http.send(request, stream=True)
-                    try:
-                        if response.next_request is not None:
-                            request = response.next_request
-                            continue
-                        if response.status_code not in (200, 206):
-                            raise errors.Unreachable(
-                                Sentence(
-                                    "{host} answered {status}",
-                                    host=request.url.host,
-                                    status=response.status_code,
-                                )
-                            )
-                        body = self._pieces(response.aiter_raw(), limit)
-                        yield StreamedReply(response.status_code, response.headers, body)
-                        return
-                    finally:
-                        await response.aclose()
-                raise errors.Unreachable(
-                    Sentence("{host} redirects without end", host=request.url.host)
-                )
+                yield http
         except TimeoutError as error:
             raise errors.Unreachable(
-                Sentence("{host} did not answer in time", host=urlsplit(url).hostname)
+                Sentence("{host} did not answer in time", host=host)
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            said = Sentence(
-                "{host} cannot be reached ({kind})",
-                host=urlsplit(url).hostname,
-                kind=type(error).__name__,
-            )
-            raise errors.Unreachable(said) from error
+            kind = type(error).__name__
+            raise errors.Unreachable(
+                Sentence("{host} cannot be reached ({kind})", host=host, kind=kind)
+            ) from error
 
     def may_go_to(self, url: str) -> bool:
         """Return True if the coordinator may name this address: encrypted, or local like itself."""
@@ -281,25 +256,17 @@ class Client:
 
     async def put_elsewhere(self, url: str, size: int, body: AsyncIterator[bytes]) -> None:
         """PUT to another server, such as a store, without our token. Raises Unreachable."""
-        to = urlsplit(url)
         limit = Limit(self.read_s + self.slack_s)
         headers = {"Content-Length": str(size)}
-        try:
-            async with (
-                limit.running(),
-                httpx.AsyncClient(headers=HEADERS, timeout=_timeout(self.read_s)) as http,
-            ):
-                counted = self._counted(body, limit)
-                answer = await http.put(url, headers=headers, content=counted)
-        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL) as error:
-            raise errors.Unreachable(
-                Sentence(
-                    "{host} cannot be reached ({kind})", host=to.hostname, kind=type(error).__name__
-                )
-            ) from error
+        async with self._stranger(url, limit) as http:
+            answer = await http.put(url, headers=headers, content=self._counted(body, limit))
         if answer.status_code not in (200, 201, 204):
             raise errors.Unreachable(
-                Sentence("{host} answered {status}", host=to.hostname, status=answer.status_code)
+                Sentence(
+                    "{host} answered {status}",
+                    host=answer.request.url.host,
+                    status=answer.status_code,
+                )
             )
 
     def _question(self, path: str, headers: Mapping[str, str]) -> bulk.Question:
@@ -537,6 +504,39 @@ class Client:
                 await self.up.take(len(piece))
                 yield piece
                 self.sent_bytes += len(piece)
+
+
+@asynccontextmanager
+async def _followed(
+    http: httpx.AsyncClient, url: str, headers: Mapping[str, str]
+) -> AsyncIterator[httpx.Response]:
+    """Yield the answer after redirects, each to an encrypted address, or from this machine to
+    itself.
+
+    Raises Unreachable.
+    """
+    host = urlsplit(url).hostname or ""
+    near = is_loopback(host)
+    request = http.build_request("GET", url, headers=headers)
+    for _ in range(REDIRECTS_MAX + 1):
+        host = request.url.host
+        if request.url.scheme != "https" and not (near and is_loopback(host)):
+            raise errors.Unreachable(
+                Sentence("{host} is not asked: its address is not encrypted (https)", host=host)
+            )
+        response = await http.send(request, stream=True)
+        try:
+            if response.next_request is None:
+                if response.status_code not in (200, 206):
+                    raise errors.Unreachable(
+                        Sentence("{host} answered {status}", host=host, status=response.status_code)
+                    )
+                yield response
+                return
+            request = response.next_request
+        finally:
+            await response.aclose()
+    raise errors.Unreachable(Sentence("{host} redirects without end", host=host))
 
 
 def _timeout(read_s: float) -> httpx.Timeout:

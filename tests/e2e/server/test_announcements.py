@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from coordinator.accounts.announcements import Announcements
+from shared.clock import ServerClock
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol.heartbeat import ANNOUNCEMENTS_MAX, Announcement, HeartbeatReply
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
 from volunteer.account.profile import Home, ProfileState
-from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.run_watcher import RunWatcher
 from volunteer.control.event_bus import EventBus

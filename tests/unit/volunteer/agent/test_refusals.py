@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from shared.clock import SystemClock
+from shared.clock import ServerClock, SystemClock
 from shared.errors import InvalidFrame
 from shared.protocol.transparency import TreeHead
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
@@ -17,7 +17,6 @@ from shared.signing import SigningKey, canonical
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 from tests.support.workloads import tiny_causal
 from volunteer.account.record_check import RecordCheck
-from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.downloads import GRACE_S, Downloads, OlderVersion
 from volunteer.control.event_bus import EventBus
 from volunteer.control.status import Status

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from shared.clock import ServerClock
 from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from tests.support.virtual_clock import VirtualClock
-from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.run_watcher import FOLLOWED_MAX, GAP_S, LISTING_S, RunWatcher
 
