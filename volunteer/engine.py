@@ -7,13 +7,13 @@ import inspect
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from shared.clock import Clock, SystemClock
-from shared.errors import BadRequest, Conflict, NotFound, Unreachable, VolunteerError
+from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol import endpoints
@@ -31,7 +31,7 @@ from volunteer.control.control import Control
 from volunteer.control.event_bus import EventBus
 from volunteer.control.event_sentences import START
 from volunteer.control.local_socket import ControlServer
-from volunteer.control.owner_alerts import OwnerAlert, OwnerAlerts, Run, run_quietly
+from volunteer.control.owner_alerts import alerting
 from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.i18n.catalogue import choose, use
 from volunteer.machine import outside
@@ -65,14 +65,6 @@ class World:
     machine: Machine | None = None
     listen: bool = True  # serve the local control socket
     listener: socket.socket | None = None  # made before the process was confined
-    notify: Run = field(default_factory=lambda: _outside)
-
-
-def _outside(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    try:
-        return outside.do(run_quietly, command, environment)
-    except Unreachable as error:
-        return error.message
 
 
 class Engine:
@@ -115,7 +107,6 @@ class Engine:
         )
         self._hub = EventBus(self.world.clock, status)
         self._display = Display()
-        self._alerts = OwnerAlerts(self._hub, lambda: self._display, self.world.notify)
         self.control = Control(self._hub, self.execute)
 
     @property
@@ -136,7 +127,7 @@ class Engine:
 
     async def _to_the_end(self) -> int:
         """Run to the end; notify every subscriber, and the owner if a person is needed."""
-        async with self._alerts.listening():
+        async with alerting(self._hub, lambda: self._display.bell):
             try:
                 code = await self._run()
             except VolunteerError as error:
@@ -330,10 +321,8 @@ class Engine:
             self._agent.change_rules(loaded.settings.rules)
             if "public" in changes:
                 self._agent.show_name(loaded.settings.public)
-        # A test alert shows that they arrive before they matter.
-        if "alerts" in changes:
-            test = OwnerAlert(kind="test", message=Sentence("alerts of this machine come here"))
-            self._alerts.tell(test)
+        if changes.get("bell"):  # a test shows that it rings before it matters
+            self._hub.emit(events.Alerted(message=Sentence("alerts of this machine ring here")))
         return setting_rows_of(loaded)
 
 

@@ -78,7 +78,7 @@ class Headless:
 
     def show(self, event: AnyEvent) -> bool:
         """Write an event; False when the reader has vanished."""
-        if isinstance(event, events.Alerted) and event.bell:
+        if isinstance(event, events.Alerted):
             self._bell()
         text = self._line(event)
         if text is None:

@@ -168,7 +168,6 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
 
 def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
     """Return the jobs outside of the sandbox, each with the function that checks its arguments."""
-    from volunteer.control.owner_alerts import notification, run_quietly
     from volunteer.machine.keep_awake import hold
     from volunteer.machine.outside import open_page
     from volunteer.machine.presence import GNOME_IDLE, run_here, x11_s
@@ -183,14 +182,11 @@ def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
             )
         config.save(path, changes)
 
-    def notify(command: Sequence[str], _: Mapping[str, str]) -> str:
-        return run_quietly((*notification(sys.platform, "")[0][:-1], command[-1]), {})
-
     def read(command: Sequence[str]) -> str:
         return run_here(command) if tuple(command) in (GNOME_IDLE, LINUX_METERED) else ""
 
     return {
-        config.save: save, run_quietly: notify, run_here: read,
+        config.save: save, run_here: read,
         x11_s: x11_s, hold: hold, open_page: open_page,
     }  # fmt: skip
 

@@ -284,10 +284,9 @@ class Announced(Event):
 
 
 class Alerted(Event):
-    """Alert sent to the owner about a failure; `bell`: the terminal rings too."""
+    """Alert to the owner about a failure: the terminal rings."""
 
     message: Words
-    bell: bool = False
 
 
 class Stopped(Event):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -46,13 +46,6 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             max_length=64,
         ),
     ] = msgspec.field(default_factory=dict)
-    alerts: Annotated[
-        tuple[Literal["bell", "desktop"], ...],
-        Meta(
-            description=N_(
-                'How to tell you of failures that need you: "bell" of the terminal, '
-                '"desktop" for a notification.'
-            ),
-            max_length=2,
-        ),
-    ] = ()
+    bell: Annotated[
+        bool, Meta(description=N_("Ring the bell of the terminal at failures that need you."))
+    ] = False

@@ -90,7 +90,7 @@ class EventFeed:
                 self._remember()
                 if isinstance(event, URGENT):
                     self._listener.urgent()
-                if isinstance(event, events.Alerted) and event.bell:
+                if isinstance(event, events.Alerted):
                     self._listener.ring()
                 if isinstance(event, events.Notice) and event.level != "info":
                     self._listener.tell(event.message, event.level)

@@ -48,12 +48,12 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        N_("Screen and alerts"),
+        N_("Screen"),
         (
             "theme",
             "language",
             "ascii",
-            "alerts",
+            "bell",
         ),
     ),
     (
@@ -103,7 +103,7 @@ LABELS = {
     "language": N_("language"),
     "ascii": N_("plain characters"),
     "keys": N_("other keys"),
-    "alerts": N_("alerts"),
+    "bell": N_("bell at failures"),
     "snapshot_seconds": N_("save half-done tasks"),
     "sandbox": N_("only its own folders"),
     "hub": N_("models from their hub"),
@@ -164,9 +164,7 @@ def shown(row: SettingRow) -> str:
     """Return a value in words; empty and zero get their meaning."""
     text = as_text(row.value)
     if not text:
-        return {"schedule": _("always"), "runs": _("any run"), "alerts": _("none")}.get(
-            row.name, _("none")
-        )
+        return {"schedule": _("always"), "runs": _("any run")}.get(row.name, _("none"))
     if (row.name, text) in WORDS:
         return _(WORDS[row.name, text])
     if row.name == "language":
