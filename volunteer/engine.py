@@ -17,6 +17,7 @@ from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol import endpoints
+from shared.protocol.accounts import MachineOrder
 from shared.sentences import Sentence
 from shared.settings import FLAG
 from shared.units import GIB
@@ -234,7 +235,7 @@ class Engine:
 
     # Commands.
 
-    async def execute(self, command: Command) -> Any:
+    async def execute(self, command: Command[Any]) -> Any:
         """Execute a command and return its answer. Raises the command's errors."""
         own = self._own.get(type(command))
         if own is not None:
@@ -252,7 +253,7 @@ class Engine:
         )
 
     @cached_property
-    def _own(self) -> dict[type[Command], Callable[[Any], Any]]:
+    def _own(self) -> dict[type[Command[Any]], Callable[[Any], Any]]:
         """Return the handlers of the commands that need no coordinator."""
         return {
             commands.GetStatus: lambda _: self._hub.status,
@@ -270,7 +271,7 @@ class Engine:
         if self._agent is not None:
             self._agent.choose_runs(command.runs)
 
-    def _before_the_answers(self, command: Command) -> None:
+    def _before_the_answers(self, command: Command[Any]) -> None:
         """Execute a command during a first start that waits for its owner. Raises Conflict."""
         if not isinstance(command, commands.Resume):
             raise Conflict(
@@ -384,14 +385,16 @@ async def sample_picture(remote: RemoteCoordinator, run: str, version: int) -> b
 
 
 # What the commands to an agent do, and their answers.
-ACTING: dict[type[Command], Callable[[Agent, Any], Any]] = {
+ACTING: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
     commands.Pause: Agent.pause,
     commands.Resume: lambda agent, told: agent.resume(told.device, by=told.by),
     commands.Finish: lambda agent, _: agent.finish(),
     commands.Retry: lambda agent, _: agent.retry(),
     commands.Consent: lambda agent, told: agent.consent(told.run),
     commands.ReadAnnouncements: lambda agent, _: agent.read_announcements(),
-    commands.OrderMachine: lambda agent, told: agent.remote.api.order_machine(told.request),
+    commands.OrderMachine: lambda agent, told: agent.remote.api.order_machine(
+        MachineOrder(worker_id=told.worker_id, order=told.order)
+    ),
     commands.Measure: lambda agent, told: agent.measure(told.device, quick=told.quick),
     commands.StopMeasuring: lambda agent, _: agent.stop_measuring(),
     commands.LookAtDevices: lambda agent, _: agent.look(),

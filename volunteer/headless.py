@@ -17,7 +17,7 @@ import msgspec
 
 from shared.sentences import english
 from shared.text import ascii_json, duration, printable
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.control.control import Control
 from volunteer.control.event_sentences import (
     YOU,
@@ -73,7 +73,7 @@ class Headless:
         with self._control.subscribe() as new:
             async for event in new:
                 if not await aside.do(partial(self.show, event)):
-                    await self._control.stop()
+                    await self._control.do(commands.Stop())
                     return
 
     def show(self, event: AnyEvent) -> bool:

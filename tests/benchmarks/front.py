@@ -48,7 +48,7 @@ class Works:
         self._times = times
         self._made: dict[str, tuple[Job, Any]] = {}
 
-    async def obey(self, command: commands.Command) -> None:
+    async def obey(self, command: commands.Command[Any]) -> None:
         if isinstance(command, commands.Pause):
             self.trainer.pause()
             threading.Thread(target=self._note_rest, daemon=True).start()

@@ -21,6 +21,7 @@ import httpx
 from shared.protocol.accounts import Device
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from volunteer.agent.agent import Machine
+from volunteer.control import commands
 from volunteer.control.commands import Joined
 from volunteer.control.events import AnyEvent, Event
 from volunteer.engine import Engine, World
@@ -157,7 +158,7 @@ class LocalMachine:
         return f"{URL}/join#key={self.home.coordinator.server.link().fingerprint}"
 
     async def join(self, name: str = "Ann", network: Network | None = None) -> Joined:
-        return await self.engine(network).control.join(self.link, name)
+        return await self.engine(network).control.do(commands.Join(link=self.link, name=name))
 
     @asynccontextmanager
     async def working(self, load: Any = None, **flags: Any) -> AsyncIterator[Process]:

@@ -44,7 +44,7 @@ class FakeEngine:
         self.clock = VirtualClock()
         self.hub = EventBus(self.clock)
         self.control = Control(self.hub, self._execute)
-        self.asked: list[Command] = []
+        self.asked: list[Command[Any]] = []
         self.answers: dict[Any, Any] = {endpoints.VERSIONS: ()}
         self.recalled: list[str] = []  # runs whose past was asked for
         self.refuses: VolunteerError | None = None
@@ -57,7 +57,7 @@ class FakeEngine:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    async def _execute(self, command: Command) -> Any:
+    async def _execute(self, command: Command[Any]) -> Any:
         if _is_query(command, endpoints.VERSIONS):  # the program's own wish, not a person's
             self.recalled.append(str(command.args["run"]))
             if self.refuses_versions is not None:
@@ -97,7 +97,7 @@ def queries(engine: FakeEngine, endpoint: Endpoint[Any]) -> list[dict[str, str |
     return [command.args for command in engine.asked if _is_query(command, endpoint)]
 
 
-def _is_query(command: Command, endpoint: Endpoint[Any]) -> TypeGuard[commands.Query]:
+def _is_query(command: Command[Any], endpoint: Endpoint[Any]) -> TypeGuard[commands.Query]:
     return isinstance(command, commands.Query) and command.endpoint == endpoint.path
 
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.protocol import endpoints
-from shared.protocol.accounts import LinkCode, MachineOrder, WorkerInfo
+from shared.protocol.accounts import LinkCode, WorkerInfo
 from shared.protocol.heartbeat import RunBeat
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
@@ -294,7 +294,7 @@ async def test_every_machine_of_the_account_is_listed_and_ordered(engine: FakeEn
         await pilot.press("down", "o")
         await settle(app, pilot)
         (given,) = [each for each in engine.asked if isinstance(each, commands.OrderMachine)]
-        assert given.request == MachineOrder(worker_id="laptop", order="resume")
+        assert (given.worker_id, given.order) == ("laptop", "resume")
         assert "laptop hears of it" in screen_text(app)
         await pilot.press("escape")
         await settle(app, pilot)

@@ -150,7 +150,7 @@ async def test_attaching_asks_for_the_versions_before(engine: FakeEngine) -> Non
 class SlowEngine(FakeEngine):
     """One whose end takes its time."""
 
-    async def _execute(self, command: commands.Command) -> object:
+    async def _execute(self, command: commands.Command[object]) -> object:
         if isinstance(command, commands.Stop):
             self.asked.append(command)
             return None

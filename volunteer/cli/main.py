@@ -215,12 +215,15 @@ def pause(
     """Free the device and keep its task."""
     from datetime import datetime
 
-    from volunteer.control.commands import NEXT_LOGIN, pause_end
+    from volunteer.control.commands import NEXT_LOGIN, Pause, pause_end
 
     words, ends_at = pause_end(length, until, datetime.now().astimezone())
     login = ends_at == NEXT_LOGIN
     _run(
-        _with_control(profile, lambda control: control.pause(device, until=words, ends_at=ends_at))
+        _with_control(
+            profile,
+            lambda control: control.do(Pause(device=device, until=words, ends_at=ends_at)),
+        )
     )
     if json:
         told: dict[str, Any] = {"ordered": "pause", "device": device}
@@ -236,7 +239,9 @@ def pause(
 @app.command
 def resume(device: Device = "", *, json: Json = False, profile: Profile = "") -> int:
     """Resume after pause or finish."""
-    _run(_with_control(profile, lambda control: control.resume(device)))
+    from volunteer.control.commands import Resume
+
+    _run(_with_control(profile, lambda control: control.do(Resume(device=device))))
     if json:
         return print_json({"ordered": "resume", "device": device})
     print(hinted(_("resumed; `volunteer status` shows what it does"), profile))
@@ -253,11 +258,10 @@ def finish(
     profile: Profile = "",
 ) -> int:
     """Complete the current task, then take no more work."""
+    from volunteer.control.commands import Finish, Stop
 
-    async def act(control: Any) -> None:
-        await (control.stop("finish") if then_stop else control.finish())
-
-    _run(_with_control(profile, act))
+    order = Stop(how="finish") if then_stop else Finish()
+    _run(_with_control(profile, lambda control: control.do(order)))
     if json:
         return print_json({"ordered": "finish", "then_stop": then_stop})
     said = (
@@ -279,8 +283,10 @@ def stop(
     profile: Profile = "",
 ) -> int:
     """End the running volunteer; its task is given back unless it needs only seconds more."""
-    how = "save" if save else "release"
-    _run(_with_control(profile, lambda control: control.stop(how)))
+    from volunteer.control.commands import Stop
+
+    how: Literal["save", "release"] = "save" if save else "release"
+    _run(_with_control(profile, lambda control: control.do(Stop(how=how))))
     if json:
         return print_json({"ordered": "stop", "how": how})
     print(

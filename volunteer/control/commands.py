@@ -14,13 +14,12 @@ from typing import (
     TypeVar,
     dataclass_transform,
     get_args,
-    get_origin,
 )
 
 import msgspec
 
 from shared.errors import BadRequest
-from shared.protocol.accounts import Benchmark, LinkCode, MachineOrder, ServerInfo
+from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import QUERIES, Endpoint
 from shared.sentences import Sentence, Words
 from volunteer.control.events import AnyEvent
@@ -48,12 +47,8 @@ class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 # Repeats for the type checker what the base says of all.
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all commands; the tag is the class name."""
-
-
-class Ask(Command, Generic[T]):
-    """Base of the commands that are answered with a value."""
+class Command(msgspec.Struct, Generic[T], frozen=True, kw_only=True, tag=True):
+    """Base of all commands, each answered with a T; the tag is the class name."""
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,28 +61,36 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     created: bool  # False: it was there before
 
 
-class GetStatus(Ask[Status]):
-    pass
+class GetStatus(Command[Status]):
+    """Return the status."""
 
 
-class Probe(Ask[ServerInfo]):
-    """Get the identity of the coordinator at a join link; nothing is sent to it."""
+class Probe(Command[ServerInfo]):
+    """Return the identity of the coordinator at a join link; nothing is sent to it.
+
+    Raises BadRequest, Unreachable, Unauthorized; the message says what to do.
+    """
 
     link: str
 
 
-class Join(Ask[Joined]):
-    """Make an account (or find the one made before) and start to work with it."""
+class Join(Command[Joined]):
+    """Make an account (or find the one made before) and start to work with it.
+
+    Raises InvalidName (a free one), Forbidden.
+    """
 
     link: str
     name: str = ""
 
 
-class Begin(Command):
-    """Find and measure the devices; sent once the owner has chosen their limits."""
+class Begin(Command[None]):
+    """Find and measure the devices: at a first start once the owner has chosen their limits."""
 
 
-class Pause(Command):
+class Pause(Command[None]):
+    """Pause a device and keep its task."""
+
     device: str = ""  # empty: all
     by: str = "you"
     message: Words = "paused"
@@ -108,79 +111,86 @@ def pause_end(length: str, until: str, now: datetime) -> tuple[Words, float]:
     return (moment_words(end, now), end.timestamp()) if end else ("you resume", 0.0)
 
 
-class Resume(Command):
-    device: str = ""
+class Resume(Command[None]):
+    """Remove one reason for a pause."""
+
+    device: str = ""  # empty: all
     by: str = "you"
 
 
-class Finish(Command):
+class Finish(Command[None]):
     """Complete the tasks in work and take no more."""
 
 
-class Stop(Command):
+class Stop(Command[None]):
     """End the program."""
 
     how: How = "release"
 
 
-class Retry(Command):
+class Retry(Command[None]):
     """Try the coordinator again now."""
 
 
-class Consent(Command):
+class Consent(Command[None]):
+    """Accept the licence of a run."""
+
     run: str
 
 
-class ReadAnnouncements(Command):
-    """Mark the organiser's announcements as read."""
+class ReadAnnouncements(Command[None]):
+    """Show the organiser's announcements of now no more."""
 
 
-class OrderMachine(Command):
-    """Let another machine of the account pause, resume or finish with its next heartbeat."""
+class OrderMachine(Command[None]):
+    """Let another machine of the account obey with its next heartbeat. Raises NotFound."""
 
-    request: MachineOrder
+    worker_id: str
+    order: Literal["pause", "resume", "finish"]
 
 
-class Measure(Command):
-    """Benchmark a device."""
+class Measure(Command[None]):
+    """Benchmark a device; progress and result arrive as events."""
 
     device: str = ""
     quick: bool = False
 
 
-class StopMeasuring(Command):
-    """Cancel a running benchmark."""
+class StopMeasuring(Command[None]):
+    """Cancel a running benchmark; its measurements are dropped."""
 
 
-class LookAtDevices(Command):
-    """Read the sensors of the devices now, because a person looks."""
+class LookAtDevices(Command[None]):
+    """Read the sensors of the devices now; changes arrive as events."""
 
 
-class GetMeasured(Ask[tuple[Benchmark, ...]]):
+class GetMeasured(Command[tuple[Benchmark, ...]]):
     """Return all remembered benchmarks of this machine, oldest first."""
 
 
-class GetInvitation(Ask[str]):
+class GetInvitation(Command[str]):
     """Return a link with which others can join the same coordinator, if it allows that."""
 
 
-class ChooseRuns(Command):
+class ChooseRuns(Command[None]):
     """Help only these runs from the next task on; empty = any. Also written to config.toml."""
 
     runs: tuple[str, ...]
 
 
-class GetSettings(Ask[tuple[SettingRow, ...]]):
-    pass
+class GetSettings(Command[tuple[SettingRow, ...]]):
+    """Return every setting with its value and its source."""
 
 
-class SetSettings(Ask[tuple[SettingRow, ...]]):
-    """Write settings to config.toml; work rules hold at once, the rest from the next start."""
+class SetSettings(Command[tuple[SettingRow, ...]]):
+    """Check settings and write them to config.toml; work rules hold at once, the rest from the
+    next start. Raises Configuration with valid values.
+    """
 
     changes: dict[str, Any]
 
 
-class Query(Ask[tuple[Any, str]]):
+class Query(Command[tuple[Any, str]]):
     """Forward a read-only query to the coordinator; answered with its reply and the cursor of the
     next page.
 
@@ -192,29 +202,30 @@ class Query(Ask[tuple[Any, str]]):
     args: dict[str, str | int] = {}
 
 
-class GetPicture(Ask[bytes]):
-    """Return the PNG that a version drew."""
+class GetPicture(Command[bytes]):
+    """Return the PNG that a version drew. Raises NotFound for one without a picture."""
 
     run: str
     version: int
 
 
-class MakeLink(Ask[LinkCode]):
+class MakeLink(Command[LinkCode]):
     """Return a ten-minute code for another machine of the same account."""
 
 
 if TYPE_CHECKING:
-    AnyCommand: TypeAlias = Command
+    AnyCommand: TypeAlias = Command[Any]
 else:  # every command above, for the decoder: tags tell them apart
-    AnyCommand = reduce(or_, {*Command.__subclasses__(), *Ask.__subclasses__()} - {Ask})
+    AnyCommand = reduce(or_, Command.__subclasses__())
 
 
-def reply_type(command: Command) -> Any:
+def reply_type(command: Command[Any]) -> Any:
     """Return the type of the answer to a command; None where it has none. Raises BadRequest."""
     if isinstance(command, Query):
         return tuple[query_of(command).reply, str]  # type: ignore[misc]
-    bases = getattr(type(command), "__orig_bases__", ())
-    return next((get_args(base)[0] for base in bases if get_origin(base) is Ask), None)
+    (base,) = vars(type(command))["__orig_bases__"]
+    (kind,) = get_args(base)
+    return None if kind is type(None) else kind
 
 
 def query_of(command: Query) -> Endpoint[Any]:

@@ -158,7 +158,7 @@ class RemoteVolunteer:
         self._last = 0
         self._over = False  # nothing more comes
 
-    async def execute(self, command: Command) -> Any:
+    async def execute(self, command: Command[Any]) -> Any:
         """Send a command and wait for its answer. Raises the volunteer's error, or Unreachable."""
         kind = reply_type(command)
         if self._over:

@@ -15,6 +15,7 @@ from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence, plural
 from volunteer.account.join import Connect
 from volunteer.account.profile import Identity, Profile
+from volunteer.control import commands
 from volunteer.control.local_socket import attach
 from volunteer.i18n.catalogue import N_
 from volunteer.net.api import Api
@@ -80,7 +81,7 @@ async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
     """
     try:
         async with attach(profile.endpoint, clock) as control:
-            await control.stop("release")
+            await control.do(commands.Stop(how="release"))
         await _ended(profile, clock)
         return Sentence("the running volunteer has ended and given its task back")
     except Unreachable:

@@ -25,6 +25,7 @@ from textual.timer import Timer
 
 from shared.clock import Clock, SystemClock
 from shared.errors import VolunteerError, why
+from volunteer.control import commands
 from volunteer.control.control import Control
 from volunteer.files import export, exports
 from volunteer.i18n.catalogue import _, shown
@@ -273,7 +274,9 @@ class VolunteerApp(App[int]):
         if self.control is None:
             return
         paused = self.latest.status.paused(self.device) is not None
-        self.command(self.control.resume() if paused else self.control.pause())
+        self.command(
+            self.control.do(commands.Resume()) if paused else self.control.do(commands.Pause())
+        )
 
     def action_pause_for(self) -> None:
         """Open the list of ends of a pause."""
@@ -285,17 +288,19 @@ class VolunteerApp(App[int]):
         """Complete the current task and take no more; a second call continues."""
         if self.control is not None:
             going = not self.latest.status.finishing
-            self.command(self.control.finish() if going else self.control.resume())
+            self.command(
+                self.control.do(commands.Finish()) if going else self.control.do(commands.Resume())
+            )
 
     def action_read(self) -> None:
         """Hide the announcements as read."""
         if self.control is not None and self.latest.status.announcements:
-            self.command(self.control.read_announcements())
+            self.command(self.control.do(commands.ReadAnnouncements()))
 
     def action_retry(self) -> None:
         """Try to reach the coordinator now."""
         if self.control is not None:
-            self.command(self.control.retry())
+            self.command(self.control.do(commands.Retry()))
 
     def next_device(self) -> None:
         """Show the task of another device."""

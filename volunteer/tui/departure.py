@@ -6,6 +6,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
+from volunteer.control import commands
 from volunteer.control.commands import How
 from volunteer.control.event_sentences import words
 
@@ -72,7 +73,7 @@ class Departure:
             return
         self.how = how
         app.expect_end()
-        app.command(app.control.stop(how))
+        app.command(app.control.do(commands.Stop(how=how)))
         app.redraw()
 
     def over(self) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from volunteer.control import commands
 from volunteer.i18n.catalogue import AUTO, choose, use
 from volunteer.tui import themes
 from volunteer.tui.setting_labels import named_choices
@@ -60,7 +61,7 @@ class Appearance:
         value = values[(values.index(now) + 1) % len(values)] if now in values else values[0]
         self.change(name, value)
         if self._app.control is not None:
-            self._app.command(self._app.control.set_settings({name: value}))
+            self._app.command(self._app.control.do(commands.SetSettings(changes={name: value})))
 
     def change(self, name: str, value: Any) -> None:
         """Apply one setting that is saved already."""

@@ -11,7 +11,7 @@ import pytest
 from shared.decoding import decode
 from shared.protocol.versions import VersionManifest
 from tests.support.local_volunteer import LONG, LocalMachine, Process, local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 
 STEP = LONG.replace("local_steps = 400", "local_steps = 150")
 OVERLAP = STEP.replace("quorum = 1", "quorum = 1\noverlap = true")
@@ -21,7 +21,7 @@ SPEED = 10.0  # of the clock: the last seconds of a task are long enough to fetc
 async def publish(machine: LocalMachine, process: Process) -> str:
     """Somebody else's work makes version 1 while our device is paused; the hash of its weights."""
     await process.until(events.Training, lambda event: event.step >= 5)
-    await process.control.pause()
+    await process.control.do(commands.Pause())
     bob = await machine.home.join("Bob")
     await bob.work()
     async with process.eventually():
@@ -55,7 +55,7 @@ async def test_the_base_of_the_next_task_is_here_when_it_begins(
         machine.speed = SPEED
         async with machine.working() as process:
             weights = await publish(machine, process)
-            await process.control.resume()
+            await process.control.do(commands.Resume())
             seen = await second_task(process)
             assert len([r for r in seen[: begun(seen)] if weights in r]) == fetched
             assert not any(weights in request for request in seen[begun(seen) :])
@@ -68,10 +68,10 @@ async def test_a_claim_that_a_pause_ended_is_made_again(tmp_path: Path) -> None:
             await process.until(events.Claimed)
             process.network.refuse("/claims")
             await process.until(events.Connection, lambda event: not event.online)
-            await process.control.pause()
+            await process.control.do(commands.Pause())
             await process.heartbeats(2)
             process.network.heal()
-            await process.control.resume()
+            await process.control.do(commands.Resume())
             first = (await process.until(events.Trained)).task
             second = process.all(events.Claimed)[1]
             after = process.told[process.told.index(second) :]
@@ -86,10 +86,10 @@ async def test_stop_ends_a_fetch_that_gets_no_answer(tmp_path: Path) -> None:
         async with machine.working(quit_seconds=0) as process:
             weights = await publish(machine, process)
             process.network.refuse(weights)
-            await process.control.resume()
+            await process.control.do(commands.Resume())
             await process.until(events.Trained)
             await process.until(events.Connection, lambda event: not event.online)
-            await process.control.stop()
+            await process.control.do(commands.Stop())
             assert await process.ended() == 0
             done, given_back = [event.task for event in process.all(events.Claimed)]
             assert [e.task for e in process.all(events.Submitted)] == [done]

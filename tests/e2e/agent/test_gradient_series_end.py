@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from coordinator.database.tables.contributions import contributions as contributions_table
 from tests.support.local_coordinator import RUN
 from tests.support.local_volunteer import LocalMachine, Process, local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 
 PARTS = RUN.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\ngradient_every = 2')
 
@@ -43,7 +43,7 @@ async def test_the_end_of_a_refused_lease_is_told_once_and_none_of_it_stays(
         process.network.heal()
         process.network.refuse("/heartbeat")
         sent = len(process.network.seen)
-        await process.control.retry()
+        await process.control.do(commands.Retry())
         await until_waiting(process, machine, 0)
         first = await process.until(events.TaskEnded)
         await process.until(events.Idle, lambda event: event.at >= first.at)
@@ -78,7 +78,7 @@ async def test_what_waits_of_a_lease_is_handed_in_before_it_is_given_back(tmp_pa
             claimed = await process.until(events.Claimed)
             await until_waiting(process, machine, 2)
             process.network.heal()
-            await process.control.stop()
+            await process.control.do(commands.Stop())
             assert await process.ended() == 0
         assert [event.how for event in process.all(events.TaskEnded)] == ["released"]
         done = await parts_of(machine, claimed.task)
@@ -94,7 +94,7 @@ async def test_giving_back_does_not_wait_for_a_coordinator_that_is_away(tmp_path
         await until_waiting(process, machine, 2)
         process.network.cut = True
         began = process.engine.world.clock.monotonic()
-        await process.control.stop()
+        await process.control.do(commands.Stop())
         assert await process.ended() == 0
         assert process.engine.world.clock.monotonic() - began < 60.0
 

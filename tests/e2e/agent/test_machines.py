@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shared.protocol import endpoints
 from tests.support.local_volunteer import LONG, local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 
 
 async def test_a_machine_obeys_its_owner_from_elsewhere_once(tmp_path: Path) -> None:
@@ -15,15 +15,17 @@ async def test_a_machine_obeys_its_owner_from_elsewhere_once(tmp_path: Path) -> 
             await process.until(events.Training)
             me = await process.control.query(endpoints.ME)
             (own,) = me.workers
-            await process.control.order_machine(own.worker_id, "pause")
+            await process.control.do(commands.OrderMachine(worker_id=own.worker_id, order="pause"))
             await machine.home.clock.advance(2.0)  # over what the server keeps of its orders
             paused = await process.until(events.Paused)
             assert paused.message == "paused from another of your machines"
-            await process.control.resume()  # its owner at the machine has the last word
+            await process.control.do(
+                commands.Resume()
+            )  # its owner at the machine has the last word
             await process.until(events.Resumed)
             await process.heartbeats(3)
             assert len(process.all(events.Paused)) == 1
-            await process.control.order_machine(own.worker_id, "finish")
+            await process.control.do(commands.OrderMachine(worker_id=own.worker_id, order="finish"))
             await machine.home.clock.advance(2.0)
             await process.until(events.Finishing)
         async with machine.working() as process:  # a new process does not obey again

@@ -14,7 +14,7 @@ import pytest
 from coordinator.database import verdicts
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LONG, LocalMachine, Process
-from volunteer.control import events
+from volunteer.control import commands, events
 
 STEP = LONG.replace("local_steps = 400", "local_steps = 60")
 OVERLAP = STEP.replace("quorum = 1", "quorum = 1\noverlap = true")
@@ -52,7 +52,7 @@ class Away:
         for process in processes:
             process.network.inner = self.machine.home.transport
             process.network.heal()
-            await process.control.retry()
+            await process.control.do(commands.Retry())
 
 
 @asynccontextmanager
@@ -124,12 +124,14 @@ async def test_the_coordinator_is_told_of_the_base_while_the_task_trains(
 ) -> None:
     async with left_alone(tmp_path, database_url, OVERLAP) as (there, process, ahead):
         await process.until(events.Training, lambda event: event.task == ahead)
-        await process.control.pause()  # so that it cannot be at its end before it is told
+        await process.control.do(
+            commands.Pause()
+        )  # so that it cannot be at its end before it is told
         await there.back(process)
         async with process.eventually():
             while f"POST /api/v1/tasks/{ahead}/begin" not in process.network.seen:
                 await process.tick()
-        await process.control.resume()
+        await process.control.do(commands.Resume())
         assert await process.ended() == 0
         assert process.all(events.TaskEnded) == []
 
@@ -172,10 +174,10 @@ async def test_a_base_that_is_too_old_by_then_is_refused_and_said(
         ahead = await second(process)
         process.network.cut = True
         await process.until(events.Training, lambda event: event.task == ahead)
-        await process.control.pause()
+        await process.control.do(commands.Pause())
         await publish(there.machine.home, 3)
         process.network.heal()
-        await process.control.retry()
+        await process.control.do(commands.Retry())
         ended = await process.until(events.TaskEnded, lambda event: event.task == ahead)
         assert ended.how == "gone"
         assert "versions" in ended.message

@@ -11,7 +11,7 @@ from pathlib import Path
 from shared.protocol import endpoints
 from tests.support.local_coordinator import RUN
 from tests.support.local_volunteer import local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.control.status import Status, fold
 
 PAID = ("accepted", "merged", "superseded")
@@ -49,7 +49,7 @@ async def test_a_page_of_credits_has_the_account_of_now(tmp_path: Path) -> None:
         machine.speed = 1.0  # the next heartbeat would be half a minute away
         async with machine.working() as process:
             await process.until(events.Started)
-            await process.control.pause()
+            await process.control.do(commands.Pause())
             await process.heartbeats(1)
             await process.control.query(endpoints.LEDGER)
             await process.heartbeats(1)

@@ -15,7 +15,7 @@ from shared.protocol.accounts import RegisterRequest
 from tests.support.account_rows import newcomer
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
-from volunteer.control import events
+from volunteer.control import commands, events
 
 BITS = 8
 PUBLIC = "93.184.216.34"
@@ -36,7 +36,7 @@ async def test_a_volunteer_computes_and_is_let_in_on_probation(tmp_path: Path) -
         machine = LocalMachine(tmp_path / "machine", home)
         engine = machine.engine()
         with engine.control.subscribe() as subscription:
-            joined = await engine.control.join(machine.link, "Ann")
+            joined = await engine.control.do(commands.Join(link=machine.link, name="Ann"))
         subscription.close()
         said = [event async for event in subscription]
         progress = [event.done for event in said if isinstance(event, events.Registering)]

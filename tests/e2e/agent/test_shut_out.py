@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import VolunteerError
 from tests.support.local_volunteer import LocalMachine, local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 
 
 async def ended_with(machine: LocalMachine) -> str:
@@ -36,7 +36,7 @@ async def test_a_reissued_account_comes_back_by_its_new_link_alone(tmp_path: Pat
         code = await people.reissue("Ann")
         assert "join again with a code from your organiser" in await ended_with(machine)
         link = f"{machine.link}+code={code.code}"
-        await machine.engine().control.join(link, "")
+        await machine.engine().control.do(commands.Join(link=link, name=""))
         async with machine.working(max_tasks=1) as process:
             assert await process.ended() == 0
         assert (await people.show("Ann")).person.volunteer_id == before
@@ -47,14 +47,14 @@ async def test_a_link_code_adds_one_machine_and_no_second(tmp_path: Path) -> Non
     async with local_machine(tmp_path) as machine:
         async with machine.working() as process:
             await process.until(events.Claimed)
-            link = await process.control.link()
+            link = await process.control.do(commands.MakeLink())
         assert "+code=" in link.link
         second, third = (
             LocalMachine(tmp_path / name, machine.home) for name in ("second", "third")
         )
-        joined = await second.engine().control.join(link.link, "")
+        joined = await second.engine().control.do(commands.Join(link=link.link, name=""))
         assert joined.nickname == "Ann"
         with pytest.raises(VolunteerError, match="used already"):
-            await third.engine().control.join(link.link, "")
+            await third.engine().control.do(commands.Join(link=link.link, name=""))
         shown = await machine.home.coordinator.volunteers.show("Ann")
         assert len(shown.machines) == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shared.protocol.accounts import Device
 from tests.support.local_volunteer import CPU, LONG, SHORT, Process, local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 
 # torch takes any index of its CPU: the second device is this processor once more
 SECOND = Device(id="cpu:1", kind="cpu", name="another processor", memory_bytes=8 << 30)
@@ -43,7 +43,7 @@ async def test_one_device_rests_while_the_other_trains(tmp_path: Path) -> None:
         async with machine.working(device="cpu, cpu:1") as process:
             await train(process, CPU.id)
             await train(process, SECOND.id)
-            await process.control.pause(SECOND.id)
+            await process.control.do(commands.Pause(device=SECOND.id))
             paused = await process.until(events.Paused)
             assert paused.device == SECOND.id
             # The micro-batch under way ends first, and on a busy machine that takes a while.
@@ -51,7 +51,7 @@ async def test_one_device_rests_while_the_other_trains(tmp_path: Path) -> None:
             assert 0 in more, more
             tasks = {task.device: task for task in process.control.status.tasks}
             assert set(tasks) == BOTH
-            await process.control.resume(SECOND.id)
+            await process.control.do(commands.Resume(device=SECOND.id))
             stood = max(e.step for e in events_of(process.told, SECOND.id))
             goes_on = await train(process, SECOND.id, stood)
             assert goes_on.task == tasks[SECOND.id].task

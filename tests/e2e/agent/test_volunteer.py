@@ -25,6 +25,7 @@ from shared.clock import SystemClock
 from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.server_process import Process, command
 from tests.support.virtual_clock import VirtualClock
+from volunteer.control import commands
 from volunteer.control.local_socket import attach
 from volunteer.settings.settings import directories
 
@@ -62,7 +63,7 @@ class Machine:
         async def ask() -> None:
             place = directories(self.environment).profile / "control.json"
             async with attach(place, SystemClock()) as control:
-                await control.retry()
+                await control.do(commands.Retry())
 
         asyncio.run(ask())
 

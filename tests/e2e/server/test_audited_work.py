@@ -41,7 +41,7 @@ from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine, Process
 from tests.support.selfplay_run import RUN as GAMES
 from tests.support.served import served
-from volunteer.control import events
+from volunteer.control import commands, events
 
 AUDITED = "[trust]\nrecompute = 1.0\n"
 
@@ -100,7 +100,9 @@ async def worked(home: LocalCoordinator, who: LocalMachine, workload: str) -> No
             async with process.eventually(60):
                 while not await home.coordinator.db.read(learnt):
                     await process.tick()
-            await process.control.stop("finish")  # killed, it would leave questions open
+            await process.control.do(
+                commands.Stop(how="finish")
+            )  # killed, it would leave questions open
             assert await process.ended(60) == 0
 
 

@@ -21,7 +21,7 @@ from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.workloads import example_workload
 from tests.support.workloads.tiny_dcgan import stripes
-from volunteer.control import events
+from volunteer.control import commands, events
 
 RUN = """
 name = "again"
@@ -56,7 +56,7 @@ async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
         await home.coordinator.runs.start("again")
         machine = LocalMachine(tmp_path / "machine", home)
         allowed: dict[str, Any] = {"workloads": ("gpt", "sketch")}
-        await machine.engine(**allowed).control.join(machine.link, "Ann")
+        await machine.engine(**allowed).control.do(commands.Join(link=machine.link, name="Ann"))
         async with home.coordinator.working():
             async with machine.working(max_tasks=6, **allowed) as process:
                 assert await process.ended(60) == 0
@@ -96,7 +96,7 @@ async def test_its_own_dataset_is_built_trained_on_and_measured(tmp_path: Path) 
         await home.coordinator.runs.start("again")
         machine = LocalMachine(tmp_path / "machine", home)
         allowed: dict[str, Any] = {"workloads": ("sketch",)}
-        await machine.engine(**allowed).control.join(machine.link, "Ann")
+        await machine.engine(**allowed).control.do(commands.Join(link=machine.link, name="Ann"))
         async with home.coordinator.working():
             async with machine.working(max_tasks=3, **allowed) as process:
                 assert await process.ended(60) == 0

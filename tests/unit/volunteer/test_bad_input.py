@@ -27,7 +27,7 @@ from tests.support.virtual_clock import VirtualClock
 from tests.tui.pages import SERVER
 from volunteer.account.join import probe
 from volunteer.agent.claimer import DISK_WAIT_S
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.files import write_record, write_whole
 from volunteer.machine.device_memory import device_lost
 from volunteer.net.client import Client
@@ -165,7 +165,7 @@ async def test_a_lease_that_cannot_be_stored_is_given_back_and_said(
         assert "free some and try again" in idle.message
         assert any(seen.endswith("/release") for seen in process.network.seen)
         monkeypatch.undo()
-        await process.control.retry()
+        await process.control.do(commands.Retry())
         assert await process.ended() == 0
 
 

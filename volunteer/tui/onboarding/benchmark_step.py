@@ -6,6 +6,7 @@ from textual.app import ComposeResult
 
 from shared.errors import Forbidden, InvalidName, VolunteerError
 from shared.text import printable
+from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _, number, shown
 from volunteer.i18n.formats import size
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, said
@@ -40,9 +41,11 @@ class BenchmarkStep(Step):
         self._trouble = ""
         try:
             if self.engine is not None:
-                await self.engine.begin()
+                await self.engine.do(commands.Begin())
             if self.engine is not None and not self.choice.joined:
-                joined = await self.engine.join(self.choice.link, self.choice.name)
+                joined = await self.engine.do(
+                    commands.Join(link=self.choice.link, name=self.choice.name)
+                )
                 self.choice.joined = True
                 self.choice.name = joined.nickname
         except InvalidName as error:
@@ -66,7 +69,7 @@ class BenchmarkStep(Step):
     def skip(self) -> None:
         """Stop measuring: the first tasks are sized by an estimate."""
         if self.engine is not None and self.volunteer.view.benchmark is not None:
-            self.volunteer.command(self.engine.stop_measuring())
+            self.volunteer.command(self.engine.do(commands.StopMeasuring()))
 
     @property
     def _done(self) -> bool:

@@ -15,6 +15,7 @@ from shared.links import is_loopback, parse_link, tidy_link
 from shared.proof_of_work import work_words
 from shared.protocol.accounts import ServerInfo
 from shared.text import printable
+from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.text import clock_words
 from volunteer.tui.onboarding.onboarding_step import OnboardingChoice, Step, said
@@ -108,7 +109,7 @@ class JoinStep(Step):
         if self.engine is None:
             return
         try:
-            server = await self.engine.probe(text)
+            server = await self.engine.do(commands.Probe(link=text))
         except VolunteerError as error:
             self._tell(advice(error, text))
         else:

@@ -8,6 +8,7 @@ from textual import on
 from textual.app import ComposeResult
 
 from shared.errors import VolunteerError
+from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import limit_presets
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
@@ -54,7 +55,7 @@ class LimitsStep(Step):
     async def _read(self) -> None:
         if self.engine is not None:
             try:
-                self.choice.settings = await self.engine.settings() or ()
+                self.choice.settings = await self.engine.do(commands.GetSettings()) or ()
             except VolunteerError as error:
                 self.volunteer.tell(error.message, "error")
         self._list.refill()
@@ -98,7 +99,7 @@ class LimitsStep(Step):
         if self.engine is None:
             return
         try:
-            self.choice.settings = await self.engine.set_settings(changes)
+            self.choice.settings = await self.engine.do(commands.SetSettings(changes=changes))
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         self._list.refill()

@@ -10,6 +10,7 @@ from textual.widgets import Input
 
 from shared.errors import VolunteerError
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
+from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, said
 from volunteer.tui.text import Line
@@ -105,7 +106,9 @@ class NameStep(Step):
         if self.engine is None:
             return
         try:
-            self.choice.settings = await self.engine.set_settings({"public": not public})
+            self.choice.settings = await self.engine.do(
+                commands.SetSettings(changes={"public": not public})
+            )
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         self.query_one("#sent", FunctionPanel).draw()

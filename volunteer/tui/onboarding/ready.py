@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.cells import cell_len
 from textual.app import ComposeResult
 
+from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
 from volunteer.tui.onboarding.onboarding_step import BACK, Step
 from volunteer.tui.text import Line, wrap
@@ -30,7 +31,7 @@ class ReadyStep(Step):
     def proceed(self) -> None:
         """Start to work."""
         if self.engine is not None:
-            self.volunteer.command(self.engine.resume(), self.finish)
+            self.volunteer.command(self.engine.do(commands.Resume()), self.finish)
 
     def press_space(self) -> None:
         self.proceed()

@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 
 from shared.text import printable
 from shared.workloads.base import installed
+from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
 from volunteer.text import origin_of
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
@@ -117,7 +118,7 @@ class RunStep(Step):
         if self.engine is None:
             return
         runs = () if event.key == ANY else (event.key,)
-        self.volunteer.command(self.engine.choose_runs(runs), self.finish)
+        self.volunteer.command(self.engine.do(commands.ChooseRuns(runs=runs)), self.finish)
 
     @on(Listing.Moved)
     def _moved(self, event: Listing.Moved) -> None:

@@ -16,6 +16,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
 from shared.protocol.limits import memory_on
 from shared.text import printable
+from volunteer.control import commands
 from volunteer.control.commands import SettingRow
 from volunteer.control.control import Control
 from volunteer.control.status import GAMES
@@ -145,8 +146,8 @@ class DevicePage(QueryPage):
     def queries(self) -> dict[str, PageQuery]:
         run = self.volunteer.view.run()
         asked: dict[str, PageQuery] = {
-            "measured": lambda control: control.measured(),
-            "settings": lambda control: control.settings(),
+            "measured": lambda control: control.do(commands.GetMeasured()),
+            "settings": lambda control: control.do(commands.GetSettings()),
         }
         if run:
             asked["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
@@ -166,7 +167,7 @@ class DevicePage(QueryPage):
 
     async def _look(self, control: Control) -> None:
         with contextlib.suppress(VolunteerError):  # not joined yet
-            await control.look_at_devices()
+            await control.do(commands.LookAtDevices())
 
     def _setting(self, name: str) -> Any:
         rows: Sequence[SettingRow] = self.answer("settings").value or ()
@@ -248,7 +249,7 @@ class DevicePage(QueryPage):
         if control is None:
             return
         if self.volunteer.view.benchmark is not None:
-            self.volunteer.command(control.stop_measuring())
+            self.volunteer.command(control.do(commands.StopMeasuring()))
             return
         device = self._device()
         if device is None or not device.usable:
@@ -256,17 +257,23 @@ class DevicePage(QueryPage):
             return
         if self.volunteer.view.task(device.id) is not None:
             self.volunteer.tell(_("measuring starts after the task in hand"))
-        self.volunteer.command(control.measure(device.id), lambda: self.ask_measured())
+        self.volunteer.command(
+            control.do(commands.Measure(device=device.id)), lambda: self.ask_measured()
+        )
 
     def ask_measured(self) -> None:
-        self.query_now({"measured": lambda control: control.measured()})
+        self.query_now({"measured": lambda control: control.do(commands.GetMeasured())})
 
     def action_pause_device(self) -> None:
         control, device = self.volunteer.control, self._device()
         if control is None or device is None:
             return
         mine = [p for p in self.volunteer.view.status.pauses if p.device == device.id]
-        self.volunteer.command(control.resume(device.id) if mine else control.pause(device.id))
+        self.volunteer.command(
+            control.do(commands.Resume(device=device.id))
+            if mine
+            else control.do(commands.Pause(device=device.id))
+        )
 
     def action_duty(self, change: int) -> None:
         """Change the share of the time in which the device under the cursor works."""
@@ -283,11 +290,11 @@ class DevicePage(QueryPage):
     async def _save_duty(self, control: Control) -> None:
         duty = {**(self._setting("device_duty") or {}), **self._wanted_duty}
         try:
-            await control.set_settings({"device_duty": duty})
+            await control.do(commands.SetSettings(changes={"device_duty": duty}))
         except VolunteerError as error:
             self._wanted_duty.clear()
             self.volunteer.tell(error.message, "error")
-        self.query_now({"settings": lambda control: control.settings()})
+        self.query_now({"settings": lambda control: control.do(commands.GetSettings())})
 
     def answered(self, name: str) -> None:
         """Drop the shares that the settings have by now."""
@@ -306,7 +313,7 @@ class DevicePage(QueryPage):
             return
 
         async def tell() -> None:
-            code = await control.link()
+            code = await control.do(commands.MakeLink())
             words = _(
                 "On the other machine, within ten minutes: volunteer join '<link>' with this link."
             )

@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 from shared.errors import VolunteerError, why
 from shared.text import printable
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.control.commands import SettingRow
 from volunteer.control.diagnostics import diagnostics
 from volunteer.control.event_sentences import words
@@ -181,7 +181,7 @@ class LogPage(Page):
         view, control = self.volunteer.view, self.volunteer.control
         rows: tuple[SettingRow, ...] = ()
         try:
-            rows = await control.settings() if control is not None else ()
+            rows = await control.do(commands.GetSettings()) if control is not None else ()
         except VolunteerError:
             pass  # diagnostics help without them too
         try:

@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from shared.protocol import endpoints
 from shared.protocol.accounts import Me, WorkerInfo
 from shared.text import printable
+from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
@@ -115,7 +116,9 @@ class MachinesPage(QueryPage):
             self.volunteer.tell(told)
             self.again()
 
-        self.volunteer.command(control.order_machine(machine.worker_id, order), done)
+        self.volunteer.command(
+            control.do(commands.OrderMachine(worker_id=machine.worker_id, order=order)), done
+        )
 
 
 def machine_row(machine: WorkerInfo, scene: Scene, *, old: bool) -> Row:

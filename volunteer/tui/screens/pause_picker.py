@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from volunteer.control import commands
 from volunteer.control.commands import pause_end
 from volunteer.i18n.catalogue import N_, _
 
@@ -62,5 +63,7 @@ class PausePicker(ModalScreen[None]):
         words, ends_at = pause_end(length, until, datetime.now().astimezone())
         app = cast("VolunteerApp", self.app)
         if app.control is not None:
-            app.command(app.control.pause(app.device, until=words, ends_at=ends_at))
+            app.command(
+                app.control.do(commands.Pause(device=app.device, until=words, ends_at=ends_at))
+            )
         self.dismiss()

@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from shared.protocol import endpoints
 from shared.protocol.listings import LeaderRow
 from shared.text import duration, printable
+from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
 from volunteer.i18n.formats import credit, ordinal
 from volunteer.tui import keys
@@ -99,7 +100,9 @@ class LeaderboardPage(QueryPage):
         def done() -> None:
             self.volunteer.tell(_("{said}, as soon as the coordinator knows it", said=said))
 
-        self.volunteer.command(control.set_settings({"public": not me.public}), done)
+        self.volunteer.command(
+            control.do(commands.SetSettings(changes={"public": not me.public})), done
+        )
 
     def _ranks(self) -> QueryReply[Sequence[LeaderRow]]:
         return self.answer(f"ranks {self.window}")

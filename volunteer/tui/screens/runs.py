@@ -15,6 +15,7 @@ from shared.protocol.listings import LossPoint
 from shared.protocol.versions import SuiteCourse
 from shared.text import printable
 from shared.workloads.base import installed
+from volunteer.control import commands
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, NP_, _, number, pgettext
 from volunteer.i18n.formats import size
@@ -111,7 +112,7 @@ class RunsPage(QueryPage):
     def queries(self) -> dict[str, PageQuery]:
         asked: dict[str, PageQuery] = {
             "runs": lambda control: control.query(endpoints.RUNS),
-            "settings": lambda control: control.settings(),
+            "settings": lambda control: control.do(commands.GetSettings()),
         }
         name = self.query_one("#list", Listing).key
         if name and self.query_one("#curve").display:
@@ -250,7 +251,7 @@ class RunsPage(QueryPage):
     def _choose(self, runs: tuple[str, ...], said: str) -> None:
         control = self.volunteer.control
         if control is not None:
-            self._do(control.choose_runs(runs), said)
+            self._do(control.do(commands.ChooseRuns(runs=runs)), said)
 
     def _do(self, work: Coroutine[Any, Any, Any], said: str) -> None:
         def done() -> None:
@@ -266,7 +267,7 @@ class RunsPage(QueryPage):
         info, control = self._under_cursor(), self.volunteer.control
         if info is not None and control is not None:
             self._do(
-                control.consent(info.name),
+                control.do(commands.Consent(run=info.name)),
                 _("you accepted {licence} for {name}", licence=info.licence, name=info.name),
             )
 
@@ -288,7 +289,7 @@ class RunsPage(QueryPage):
             return
 
         async def tell() -> None:
-            link = await control.invitation()
+            link = await control.do(commands.GetInvitation())
             said = for_others(link, _("Invite others: volunteer join '<link>' with this link:"))
             self.app.push_screen(CopyText(_("Share"), said, link))
 

@@ -12,6 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
+from volunteer.control import commands
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import limit_presets, settings
@@ -100,7 +101,7 @@ class SettingsPage(QueryPage):
                 yield FunctionPanel(self._about, title=self._title, id="about", classes="card")
 
     def queries(self) -> dict[str, PageQuery]:
-        return {"settings": lambda control: control.settings()}
+        return {"settings": lambda control: control.do(commands.GetSettings())}
 
     def rows(self) -> tuple[SettingRow, ...]:
         answer: QueryReply[tuple[SettingRow, ...]] = self.answer("settings")
@@ -190,9 +191,9 @@ class SettingsPage(QueryPage):
             return
         try:
             if "runs" in changes:
-                await control.choose_runs(tuple(changes["runs"]))
+                await control.do(commands.ChooseRuns(runs=tuple(changes["runs"])))
             else:
-                await control.set_settings(changes)
+                await control.do(commands.SetSettings(changes=changes))
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
             return

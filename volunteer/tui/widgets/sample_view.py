@@ -12,6 +12,7 @@ from textual.content import Content
 
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
+from volunteer.control import commands
 from volunteer.i18n.catalogue import _
 from volunteer.text import loss
 from volunteer.tui.text import ASCII, Line, printable_lines, wrap
@@ -113,7 +114,7 @@ class SampleView(Container):
         if control is None:
             return
         try:
-            png = await control.picture(run, version)
+            png = await control.do(commands.GetPicture(run=run, version=version))
             plain = app.appearance.glyphs.curve == ASCII.curve
             if plain:
                 self.query_one(Words).picture = decoded(png)

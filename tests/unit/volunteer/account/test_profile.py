@@ -28,6 +28,7 @@ from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network
 from tests.support.sources import ROOT
 from volunteer.account.profile import VERDICTS_KEPT, Home, Identity, Profile, new_identity
+from volunteer.control import commands
 from volunteer.engine import Engine
 from volunteer.settings.settings import directories
 from volunteer.tui.view import begin
@@ -172,10 +173,12 @@ async def test_a_link_that_names_another_key_is_refused_before_anything_is_told(
         network = Network(home.transport)
         control = machine.engine(network).control
         with pytest.raises(BadSignature, match="another coordinator answers"):
-            await control.join("http://127.0.0.1:1/join#key=aaaa-aaaa-aaaa-aaaa-aaaa-aaaa")
+            await control.do(
+                commands.Join(link="http://127.0.0.1:1/join#key=aaaa-aaaa-aaaa-aaaa-aaaa-aaaa")
+            )
         assert network.seen == ["GET /api/v1/server"]
         with pytest.raises(BadRequest):
-            await control.join("not a link at all")
+            await control.do(commands.Join(link="not a link at all"))
 
 
 async def test_a_name_that_is_taken_comes_with_one_that_is_free(tmp_path: Path) -> None:

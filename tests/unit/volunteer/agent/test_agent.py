@@ -21,7 +21,7 @@ from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LONG, LocalMachine, Network, Process, local_machine
 from volunteer.account.profile import Profile
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.control.event_sentences import words
 from volunteer.machine.policy import MachineFacts
 
@@ -71,18 +71,18 @@ async def test_without_a_yes_nothing_is_claimed(tmp_path: Path) -> None:
         idle = await process.until(events.Idle, lambda event: event.reason == "consent")
         assert "licence" in idle.message
         assert not any("/claims" in seen for seen in process.network.seen)
-        await process.control.consent("tiny")
+        await process.control.do(commands.Consent(run="tiny"))
         assert await process.ended() == 0
 
 
 async def test_pause_frees_the_device_and_keeps_the_task(tmp_path: Path) -> None:
     async with local_machine(tmp_path, LONG) as machine, machine.working(max_tasks=1) as process:
         before = await training(process)
-        await process.control.pause()
+        await process.control.do(commands.Pause())
         async with process.eventually():
             while (await process.control.query(endpoints.WORKERS, run="tiny"))[0].state != "paused":
                 await machine.home.clock.advance(1)
-        await process.control.resume()
+        await process.control.do(commands.Resume())
         assert await process.ended() == 0
         assert {event.task for event in process.all(events.Claimed)} == {before.task}
 
@@ -90,7 +90,7 @@ async def test_pause_frees_the_device_and_keeps_the_task(tmp_path: Path) -> None
 async def test_stop_gives_the_task_back(tmp_path: Path) -> None:
     async with local_machine(tmp_path, LONG) as machine, machine.working(quit_seconds=0) as process:
         doing = await training(process)
-        await process.control.stop()
+        await process.control.do(commands.Stop())
         assert await process.ended() == 0
         ended = process.all(events.TaskEnded)[0]
         assert (ended.task, ended.how) == (doing.task, "released")
@@ -104,7 +104,7 @@ async def test_a_task_that_needs_only_seconds_more_is_finished_on_stop(tmp_path:
         machine.speed = 1.0  # the end is bounded in seconds, which a busy test machine needs
         async with machine.working(quit_seconds=600) as process:
             await training(process)
-            await process.control.stop()
+            await process.control.do(commands.Stop())
             assert await process.ended(60) == 0
         assert len(await contributions(machine)) == 1
 
@@ -112,11 +112,11 @@ async def test_a_task_that_needs_only_seconds_more_is_finished_on_stop(tmp_path:
 async def test_finish_completes_the_task_and_takes_no_more(tmp_path: Path) -> None:
     async with local_machine(tmp_path, LONG) as machine, machine.working() as process:
         doing = await training(process)
-        await process.control.finish()
+        await process.control.do(commands.Finish())
         await process.until(events.Submitted, lambda event: event.task == doing.task)
         await process.until(events.Idle, lambda event: event.reason == "finished")
         assert len(await contributions(machine)) == 1
-        await process.control.resume()
+        await process.control.do(commands.Resume())
         await process.until(events.Claimed, lambda event: event.task != doing.task)
 
 
@@ -196,7 +196,7 @@ async def test_work_goes_on_when_the_network_comes_back(tmp_path: Path) -> None:
         process.network.refuse("/begin")
         await process.until(events.Connection, lambda event: not event.online)
         process.network.heal()
-        await process.control.retry()
+        await process.control.do(commands.Retry())
         assert await process.ended() == 0
 
 
@@ -208,7 +208,7 @@ async def test_an_outage_is_told_once_and_its_end_with_how_long_it_was(tmp_path:
         for _ in range(3):  # of the heartbeat, of listings, of whoever else asks
             await process.until(events.Connection, lambda event: event.repeated)
         process.network.heal()
-        await process.control.retry()
+        await process.control.do(commands.Retry())
         back = await process.until(
             events.Connection, lambda event: event.online and event.since == away.at
         )
@@ -239,9 +239,9 @@ async def test_going_on_with_one_device_lifts_no_rule_while_its_owner_pauses_all
         machine.read = lambda rules, devices: MachineFacts(on_battery=True)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "battery")
-            await process.control.pause()
-            await process.control.resume("cpu")
-            await process.control.pause("cpu")
+            await process.control.do(commands.Pause())
+            await process.control.do(commands.Resume(device="cpu"))
+            await process.control.do(commands.Pause(device="cpu"))
             await process.until(events.Paused, lambda event: event.device == "cpu")
             assert not [e for e in process.all(events.Notice) if "going on although" in e.message]
             assert process.control.status.paused("cpu") is not None
@@ -251,17 +251,17 @@ async def test_a_pause_for_a_time_ends_by_itself_and_no_other_with_it(tmp_path: 
     async with local_machine(tmp_path) as machine, machine.working() as process:
         await process.until(events.Training)
         now = process.engine.world.clock.now
-        await process.control.pause(until="22:00", ends_at=now() + 60)
-        await process.control.pause("cpu")
+        await process.control.do(commands.Pause(until="22:00", ends_at=now() + 60))
+        await process.control.do(commands.Pause(device="cpu"))
         paused = await process.until(events.Paused)
         assert words(paused) == "paused by you until 22:00"
         over = await process.until(events.Resumed)
         assert (over.device, over.by, over.by_time) == ("", "you", True)
         assert [pause.device for pause in process.control.status.pauses] == ["cpu"]
-        await process.control.resume()
+        await process.control.do(commands.Resume())
         process.told.clear()
         await process.until(events.Training)
-        await process.control.pause(until="22:00", ends_at=now() + 60)
+        await process.control.do(commands.Pause(until="22:00", ends_at=now() + 60))
         await process.until(events.Resumed)
         process.told.clear()
         await process.until(events.Training)  # it goes on without a word of its owner
@@ -272,12 +272,12 @@ async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
         machine.read = lambda rules, devices: MachineFacts(on_battery=True)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "battery")
-            await process.control.finish()
-            await process.control.resume()
+            await process.control.do(commands.Finish())
+            await process.control.do(commands.Resume())
             resumed = await process.until(events.Resumed)
             assert resumed.message == "no longer finishing, but paused by battery: on battery"
             assert not process.control.status.finishing
-            await process.control.finish()
+            await process.control.do(commands.Finish())
             async with process.eventually():
                 while len(process.all(events.Finishing)) < 2:
                     await process.tick()
@@ -392,11 +392,11 @@ async def test_out_of_memory_halves_the_micro_batch_and_pays_the_same(tmp_path: 
 async def test_a_second_machine_of_the_same_account_may_come_by_a_link_code(tmp_path: Path) -> None:
     async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         await process.until(events.Started)
-        code = await process.control.link()
+        code = await process.control.do(commands.MakeLink())
         second = LocalMachine(tmp_path / "second", machine.home)
         key = machine.link.partition("#")[2]
-        joined = await second.engine().control.join(
-            f"http://127.0.0.1:1/join#{key}+code={code.code}"
+        joined = await second.engine().control.do(
+            commands.Join(link=f"http://127.0.0.1:1/join#{key}+code={code.code}")
         )
         assert joined.nickname == "Ann"
         assert await process.ended() == 0
@@ -407,7 +407,7 @@ async def test_going_on_says_once_what_still_holds_it_back(tmp_path: Path) -> No
         machine.read = lambda rules, devices: MachineFacts(disk_free_bytes=0)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "disk")
-            await process.control.resume()
+            await process.control.do(commands.Resume())
             said = await process.until(events.Notice, lambda e: e.message.startswith("still"))
             assert (
                 said.message == "still paused: only 0.0 GiB of disk are free, until 1 GiB are free"

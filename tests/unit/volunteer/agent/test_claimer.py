@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.local_volunteer import LocalMachine, local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.settings import settings
 
 
@@ -58,6 +58,8 @@ async def test_a_machine_claims_the_work_that_its_owner_likes(tmp_path: Path) ->
             told = await process.until(events.Idle, lambda e: e.reason == "no_fit")
             assert '"tiny" has tasks of the kind "train" only' in told.message
             assert "roles" in told.message
-            await process.control.set_settings({"device_roles": {"cpu": "train"}})
+            await process.control.do(
+                commands.SetSettings(changes={"device_roles": {"cpu": "train"}})
+            )
             claimed = await process.until(events.Claimed)
             assert (claimed.run, claimed.kind) == ("tiny", "train")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.local_coordinator import Worker
 from tests.support.local_volunteer import LONG, SHORT, LocalMachine, local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 
 # Twice 1,200 s is the longest that a lease may live whose speed nobody knows, however often a
 # heartbeat renews it: after less a heartbeat that comes between the advance and the expiry would
@@ -53,7 +53,7 @@ async def test_a_result_that_came_too_late_is_not_counted(tmp_path: Path) -> Non
         await lapse(machine)
         await steal(await machine.home.join("Eve"), trained.task)
         process.network.heal()
-        await process.control.retry()
+        await process.control.do(commands.Retry())
         assert await process.ended() == 0
         ended = process.all(events.TaskEnded)
         assert [(event.task, event.how) for event in ended] == [(trained.task, "gone")]
@@ -64,14 +64,14 @@ async def test_a_result_that_came_too_late_is_not_counted(tmp_path: Path) -> Non
 async def test_what_is_late_is_handed_in_before_more_is_claimed(tmp_path: Path) -> None:
     async with local_machine(tmp_path, LONG) as machine, machine.working(max_tasks=2) as process:
         doing = await process.until(events.Training, lambda event: event.step >= 5)
-        await process.control.pause()
+        await process.control.do(commands.Pause())
         process.network.refuse("/heartbeat")
         await process.until(events.Connection, lambda event: not event.online)
         await lapse(machine)
         process.network.heal()
-        await process.control.retry()
+        await process.control.do(commands.Retry())
         await process.heartbeats(2)  # of the first it has heard the answer by then
-        await process.control.resume()
+        await process.control.do(commands.Resume())
         assert await process.ended(timeout_s=120) == 0  # two tasks of 400 steps
         assert process.all(events.Submitted)[0].task == doing.task
         claimed = process.all(events.Claimed)

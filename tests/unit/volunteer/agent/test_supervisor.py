@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_volunteer import LONG, SHORT, local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.control.events import Sensed
 from volunteer.machine.policy import MachineFacts
 from volunteer.settings.work_rules import WorkRules
@@ -55,7 +55,7 @@ async def test_a_result_that_vanished_is_no_reason_to_fall_silent(tmp_path: Path
         for update in (machine.directories.profile).rglob("outbox/*.safetensors"):
             update.unlink()
         process.network.heal()
-        await process.control.retry()
+        await process.control.do(commands.Retry())
         assert await process.ended() == 1
         assert process.all(events.Stopped)[-1].message.startswith("submitting failed")
 

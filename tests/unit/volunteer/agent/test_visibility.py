@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.local_volunteer import local_machine
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.engine import Engine
 
 
@@ -27,11 +27,11 @@ def waiting(engine: Engine) -> bool | None:
 async def test_the_coordinator_is_told_at_once_and_again_when_it_was_away(tmp_path: Path) -> None:
     async with local_machine(tmp_path) as machine, machine.working() as process:
         await process.until(events.Credits, shown)
-        await process.control.set_settings({"public": False})
+        await process.control.do(commands.SetSettings(changes={"public": False}))
         await process.until(events.Credits, hidden)
         process.told.clear()
         process.network.refuse("/workers/visibility")
-        await process.control.set_settings({"public": True})
+        await process.control.do(commands.SetSettings(changes={"public": True}))
         assert waiting(process.engine) is True
         process.network.heal()
         await process.until(events.Credits, shown)
@@ -43,6 +43,6 @@ async def test_it_is_remembered_over_a_restart(tmp_path: Path) -> None:
         async with machine.working() as process:
             await process.until(events.Credits)
             process.network.cut = True
-            await process.control.set_settings({"public": False})
+            await process.control.do(commands.SetSettings(changes={"public": False}))
         async with machine.working() as process:
             await process.until(events.Credits, hidden)

@@ -21,7 +21,7 @@ from shared.protocol.listings import LossPoint
 from tests.support.virtual_clock import VirtualClock
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
-from volunteer.control.commands import AnyCommand, Ask, Command, Query, StatusSnapshot
+from volunteer.control.commands import AnyCommand, Command, Query, StatusSnapshot
 from volunteer.control.control import Control
 from volunteer.control.event_bus import PENDING_MAX, EventBus, Subscription
 from volunteer.control.local_socket import ControlServer, SocketAddress, attach
@@ -194,7 +194,7 @@ async def test_whoever_attaches_sees_the_state_and_what_comes(tmp_path: Path) ->
 
 async def test_commands_and_their_errors_cross_the_socket(tmp_path: Path) -> None:
     async with served(tmp_path) as (engine, record), attach(record, engine.clock) as control:
-        await control.pause("cpu", message="a film", until="it ends")
+        await control.do(commands.Pause(device="cpu", message="a film", until="it ends"))
         assert engine.asked[-1] == commands.Pause(device="cpu", message="a film", until="it ends")
         engine.answers[endpoints.LOSS] = (LossPoint(version=2, loss=3.5, at=1.0),)
         assert (await control.query(endpoints.LOSS, run="r"))[0].version == 2
@@ -202,7 +202,7 @@ async def test_commands_and_their_errors_cross_the_socket(tmp_path: Path) -> Non
             await control.query(endpoints.LINK)
         engine.refuses = Configuration("threads must be a number")
         with pytest.raises(Configuration, match="threads"):
-            await control.set_settings({"threads": "x"})
+            await control.do(commands.SetSettings(changes={"threads": "x"}))
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_ends_nothing(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_ends_nothing(tmp_path: P
 async def test_a_picture_crosses_the_socket(tmp_path: Path) -> None:
     async with served(tmp_path) as (engine, record), attach(record, engine.clock) as control:
         engine.answers[commands.GetPicture] = bytes(range(256))
-        assert await control.picture("digits", 3) == bytes(range(256))
+        assert await control.do(commands.GetPicture(run="digits", version=3)) == bytes(range(256))
 
 
 async def test_many_may_watch_at_once(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ async def test_the_end_of_the_volunteer_ends_the_watching(tmp_path: Path) -> Non
         engine.hub.close()
         assert await watching is None
         with pytest.raises(Unreachable):
-            await control.pause()
+            await control.do(commands.Pause())
 
 
 async def test_only_this_user_may_connect(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_nonsense_on_the_socket_ends_that_connection_only(tmp_path: Path) 
             assert await reader.read() == b""
             writer.close()
         async with attach(record, engine.clock) as control:
-            await control.retry()
+            await control.do(commands.Retry())
         assert engine.asked == [commands.Retry()]
 
 
@@ -315,7 +315,7 @@ async def test_a_command_to_a_volunteer_that_has_said_its_last_is_answered(tmp_p
         with to.subscribe() as events_:
             assert await drain(events_) == []  # to their end
         with pytest.raises(Unreachable, match="has ended"):
-            await asyncio.wait_for(to.retry(), 10)
+            await asyncio.wait_for(to.do(commands.Retry()), 10)
     await met.wait()
 
 
@@ -323,16 +323,16 @@ async def test_a_long_path_does_not_keep_the_socket_away(tmp_path: Path) -> None
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     async with served(deep) as (engine, record), attach(record, engine.clock) as control:
-        await control.retry()
+        await control.do(commands.Retry())
     assert list(deep.iterdir()) == []
 
 
 def test_every_command_that_is_answered_says_with_what() -> None:
     kinds = set(get_args(AnyCommand))
     assert {commands.Pause, commands.GetStatus, Query} <= kinds
-    assert kinds.isdisjoint({Ask, Command})
+    assert Command not in kinds
     assert commands.reply_type(commands.GetStatus()) is Status
     assert commands.reply_type(commands.GetInvitation()) is str
     assert commands.reply_type(commands.Pause()) is None
-    for kind in kinds & set(Ask.__subclasses__()):
+    for kind in kinds:
         assert get_args(kind.__orig_bases__[0]), kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shared.protocol.listings import LedgerRow
 from tests.support.virtual_clock import VirtualClock
 from volunteer.control import commands
@@ -26,7 +28,7 @@ class Books:
         self.asked = 0
         self.control = Control(EventBus(VirtualClock()), self._answer)
 
-    async def _answer(self, command: Command) -> tuple[tuple[LedgerRow, ...], str]:
+    async def _answer(self, command: Command[Any]) -> tuple[tuple[LedgerRow, ...], str]:
         assert isinstance(command, commands.Query)
         self.asked += 1
         below = int(command.args["cursor"] or len(self.rows))

@@ -12,7 +12,7 @@ from shared.protocol.contributions import Verdict
 from tests.support.virtual_clock import VirtualClock
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import AnyEvent
 from volunteer.control.owner_alerts import (
@@ -163,9 +163,9 @@ async def test_the_bell_is_tried_when_it_is_set(tmp_path: Path) -> None:
     with engine.control.subscribe() as new:
         running = asyncio.ensure_future(engine.run())
         await asyncio.sleep(0)
-        await engine.control.set_settings({"language": "en"})
-        await engine.control.set_settings({"bell": True})
-        await engine.control.stop()
+        await engine.control.do(commands.SetSettings(changes={"language": "en"}))
+        await engine.control.do(commands.SetSettings(changes={"bell": True}))
+        await engine.control.do(commands.Stop())
         assert await running == 0
         said = [event.message async for event in new if isinstance(event, events.Alerted)]
     assert said == ["alerts of this machine ring here"]
