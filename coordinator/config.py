@@ -132,6 +132,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Meta(description="Public address when behind a proxy, e.g. https://train.example.org."),
     ] = ""
+    mirrors: Annotated[
+        str,
+        Meta(
+            description="Public copies of the blobs, as URL/ab/abcdef..., by commas.",
+            pattern=r"^(https?://[^\s,]+(,\s*https?://[^\s,]+)*)?$",
+            max_length=2000,
+        ),
+    ] = ""
     trusted_proxies: Annotated[
         str,
         Meta(
@@ -247,6 +255,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Seconds that a balancer has to leave this server out before it stops."""
         beside_others = self.database.startswith("postgres")
         return self.constants.drain_s if beside_others else 0.0
+
+    @property
+    def mirror_urls(self) -> tuple[str, ...]:
+        return tuple(url.strip().rstrip("/") for url in self.mirrors.split(",") if url.strip())
 
     @property
     def blobs_url(self) -> str:

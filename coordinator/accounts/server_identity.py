@@ -174,6 +174,7 @@ class ServerIdentity(PlatformService):
             now=machine_time(self._clock),
             restored=self._restored,
             store=self._blobs.public,
+            mirrors=self._settings.mirror_urls,
             runs=await self._listing.get(),
             proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",
             wheel=self._signed(wheel) if wheel else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, and_, func, or_, select, text
 
 from coordinator.database.engine.postgres import patiently
 from coordinator.database.tables.contributions import contributions
@@ -22,7 +22,7 @@ def breaches(conn: Connection) -> list[str]:
     """Return every breach found, at most `BREACHES_MAX` sentences."""
     found: list[str] = []
     patiently(conn)
-    for check in (_passes, _holders, _done, _versions, _merged):
+    for check in (_pages, _passes, _holders, _done, _versions, _merged):
         for sentence in check(conn):
             found.append(sentence)
             if len(found) == BREACHES_MAX:
@@ -37,6 +37,14 @@ def counted(conn: Connection) -> dict[str, int]:
         name: int(conn.execute(select(func.count()).select_from(table)).scalar_one())
         for name, table in tables.items()
     }
+
+
+def _pages(conn: Connection) -> Iterator[str]:
+    """Yield a sentence for what is wrong in the pages of an SQLite file."""
+    if conn.dialect.name == "sqlite":
+        for (said,) in conn.execute(text(f"PRAGMA integrity_check({BREACHES_MAX})")):
+            if said != "ok":
+                yield f"the database file is damaged: {said.splitlines()[-1]}"
 
 
 def _passes(conn: Connection) -> Iterator[str]:
@@ -109,8 +117,8 @@ def _merged(conn: Connection) -> Iterator[str]:
         if count > 1:
             yield f"task {task_id} was merged {count} times"
     rows = conn.execute(select(versions.c.run_id, versions.c.version, versions.c.contributions))
-    for run_id, version, text in rows:
-        listed = decode(text, list[int])
+    for run_id, version, encoded in rows:
+        listed = decode(encoded, list[int])
         if len(listed) != len(set(listed)):
             yield f"version {version} of run {run_id} lists a contribution twice"
         if set(listed) != said.pop((run_id, version), set()):

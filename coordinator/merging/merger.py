@@ -287,6 +287,7 @@ class Merger(PlatformService):
                 master=path,
                 written=draft.weights,
                 base=await publishing.base_of(self._blobs, recipe.base),
+                mirrored=bool(self._settings.mirrors),
             )
             loop = asyncio.get_running_loop()
             prepared = await loop.run_in_executor(self._thread, publishing.prepare, publication)

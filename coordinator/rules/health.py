@@ -29,6 +29,7 @@ from shared.units import DAY_S
 BEAT_S = 5.0  # a serving process is heard of this often
 SILENT_S = 4 * BEAT_S
 VERDICTS_MAX = 200  # contributions that wait for a verdict
+CLOCK_S = 60.0  # clocks that differ by less are good enough
 CHECK_S = DAY_S  # a failed check is told for a day
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
 
@@ -97,6 +98,15 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
 def _storage(seen: Overview) -> Iterator[Trouble]:
     if seen.database.failed:
         yield Trouble(level="bad", subject="database", text=seen.database.failed)
+    ahead_s = seen.database.ahead_s
+    if abs(ahead_s) > CLOCK_S:
+        kind = "ahead of" if ahead_s > 0 else "behind"
+        yield Trouble(
+            level="watch",
+            subject="clock",
+            text=f"the database's time is {duration(abs(ahead_s))} {kind} this machine's clock",
+            todo="set the clocks right; times of SQLite stand still until the clock reaches them",
+        )
     for each in seen.replicas:
         figures = each.figures
         if not figures.disk_total or not alive(each, seen.at):

@@ -211,6 +211,7 @@ class DatabaseFigures(OverviewPart, frozen=True, kw_only=True):
     kind: str
     bytes: int
     failed: str = ""  # why nothing can be written any more
+    ahead_s: float = 0.0  # of the clock of the machine that looks
 
 
 class Census(OverviewPart, frozen=True, kw_only=True):

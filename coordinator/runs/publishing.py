@@ -10,7 +10,9 @@ where nothing refers to them before the version is committed.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ import msgspec
 from coordinator.database import datasets
 from coordinator.runs.version_files import Content
 from shared.decoding import decode
+from shared.protocol.limits import MIRROR_PIECE_BYTES
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
 from shared.tensors.downlink import LINK_CODEC, LINK_CODECS, Following, round_weights, write_link
 from shared.tensors.frame import open_frame
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from coordinator.plan.plan_tables import Plan
     from coordinator.storage.blobs import BlobStore
     from shared.tensors.frame import Written
+    from shared.tensors.quantize import EncodedUpdate
     from shared.tensors.spec import Schema
 
 
@@ -54,6 +58,13 @@ class Publication:
     master: Path  # a scratch file; names of others begin with its name
     written: Written  # what is in it
     base: PublishedBase | None  # None for a version that begins a run
+    mirrored: bool = False  # the manifest lists hashes of pieces
+
+    def ref(self, path: Path, written: Written | EncodedUpdate) -> BlobRef:
+        """Return the reference to a file."""
+        size = written.size
+        pieces = _piece_hashes(path) if self.mirrored and size > MIRROR_PIECE_BYTES else ()
+        return BlobRef(sha256=written.sha256, size=size, pieces=pieces)
 
 
 @dataclass(slots=True)
@@ -92,6 +103,7 @@ def prepare(order: Publication) -> PreparedVersion:
             master_size=master.size,
             published_sha256=master.sha256,
             size=master.size,
+            pieces=order.ref(order.master, master).pieces,
         )
         return PreparedVersion(content, order.master, files)
     published, link, snapshot = _beside(order.master)
@@ -100,14 +112,16 @@ def prepare(order: Publication) -> PreparedVersion:
     if order.version % order.plan.snapshot_every == 0:
         with open_frame(published, order.schema) as frame:
             wrote = write_snapshot(frame, order.schema, snapshot)
-        packed = Snapshot(weights=weights.sha256, blob=_ref(wrote))
+        packed = Snapshot(weights=weights.sha256, blob=order.ref(snapshot, wrote))
     before = order.base.downlink if order.base else Downlink()
+    ref = order.ref(published, weights)
     content = Content(
         master_sha256=master.sha256,
         master_size=master.size,
         published_sha256=weights.sha256,
         size=weights.size,
-        downlink=ways(before, _ref(weights), step, packed),
+        pieces=ref.pieces,
+        downlink=ways(before, ref, step, packed),
     )
     files[weights.sha256] = published
     made = {each.blob.sha256: path for each, path in ((step, link), (packed, snapshot)) if each}
@@ -129,7 +143,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
     step = Link(
         base=order.base.weights.sha256,
         weights=written.sha256,
-        blob=BlobRef(sha256=encoded.sha256, size=encoded.size),
+        blob=order.ref(link, encoded),
         codec=chosen.name,
         rounded=rounded,
     )
@@ -173,12 +187,14 @@ def content_of(conn: Connection, row: VersionRow) -> Content:
     """Return the files of an existing version."""
     named = [sha for sha in (row.master_sha256, row.state_sha256) if sha]
     sizes = datasets.blob_sizes(conn, named)
+    manifest = decode(row.manifest, VersionManifest)
     return Content(
         master_sha256=row.master_sha256,
         master_size=sizes[row.master_sha256],
         published_sha256=row.published_sha256,
         size=row.size,
-        downlink=downlink_of(row),
+        pieces=manifest.weights.pieces,
+        downlink=manifest.downlink,
         state_sha256=row.state_sha256,
         state_size=sizes[row.state_sha256] if row.state_sha256 else 0,
     )
@@ -201,5 +217,7 @@ def _beside(master: Path) -> tuple[Path, Path, Path]:
     return published, link, snapshot
 
 
-def _ref(written: Written) -> BlobRef:
-    return BlobRef(sha256=written.sha256, size=written.size)
+def _piece_hashes(path: Path) -> tuple[str, ...]:
+    with path.open("rb") as file:
+        pieces = iter(partial(file.read, MIRROR_PIECE_BYTES), b"")
+        return tuple(hashlib.sha256(piece).hexdigest() for piece in pieces)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 def make_initial(
-    stop: Stop, run: RunRow, path: Path, source: Path | None
+    stop: Stop, run: RunRow, path: Path, source: Path | None, mirrored: bool
 ) -> publishing.PreparedVersion:
     """Write version 0 at `path`, and its published files next to it. Raises InvalidRunFile."""
     about = definition(run)
@@ -70,7 +70,13 @@ def make_initial(
         weights = about.workload.init(about.file.model, run.seed)
     written = write_weights(path, about, weights, {"run": run.name, "version": "0"})
     order = publishing.Publication(
-        plan=about.plan, schema=about.schema, version=0, master=path, written=written, base=None
+        plan=about.plan,
+        schema=about.schema,
+        version=0,
+        master=path,
+        written=written,
+        base=None,
+        mirrored=mirrored,
     )
     return publishing.prepare(order)
 
@@ -249,7 +255,8 @@ class Runs(PlatformService):
         path = self._blobs.scratch() / f"init-{secrets.token_hex(8)}"
         try:
             source = await self._source(run)
-            prepared = await self._compute.run(make_initial, run, path, source)
+            mirrored = bool(self._settings.mirrors)
+            prepared = await self._compute.run(make_initial, run, path, source, mirrored)
             return await prepared.store(self._blobs)
         finally:
             publishing.discard(path)

@@ -40,6 +40,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     master_size: int
     published_sha256: str
     size: int  # bytes of the published weights
+    pieces: tuple[str, ...] = ()  # of the published weights, for mirrors
     downlink: Downlink = Downlink()
     state_sha256: str | None = None
     state_size: int = 0
@@ -116,7 +117,7 @@ def sign(
         workload=run.workload,
         workload_version=run.workload_version,
         config=about.file.model,
-        weights=BlobRef(sha256=content.published_sha256, size=content.size),
+        weights=BlobRef(sha256=content.published_sha256, size=content.size, pieces=content.pieces),
         master_sha256=content.master_sha256,
         schema_sha256=about.schema_sha256,
         dataset=dataset.name if dataset else "",

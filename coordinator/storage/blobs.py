@@ -83,8 +83,9 @@ class BlobStore(Protocol):
         """Return a read-only local file with the blob's bytes, to be memory-mapped."""
 
     async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
-        """Return a local file with at least some spans of the bytes, to be memory-mapped: the blob's
-        own, or a new one `into`, with holes, for the caller to delete.
+        """Return a local file with at least some spans of the bytes, to be memory-mapped.
+
+        It is the blob's own, or a new one `into`, with holes, for the caller to delete.
         """
 
     async def hash(self, sha256: str) -> str:

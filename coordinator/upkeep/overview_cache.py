@@ -20,7 +20,7 @@ from coordinator.rules import health
 from coordinator.rules.overview import Census, Flow, Overview, ReplicaFigures, RunLine
 from coordinator.rules.thresholds import DEFAULT, Thresholds
 from coordinator.ttl_cache import CachedValue
-from shared.clock import Clock
+from shared.clock import Clock, machine_time
 from shared.errors import VolunteerError
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ class Overviews:
             refusals=counted.refusals,
             recompute=counted.recompute,
             backlog=counted.backlog,
-            database=msgspec.structs.replace(counted.database, failed=self._db.failed),
+            database=msgspec.structs.replace(
+                counted.database, failed=self._db.failed, ahead_s=now - machine_time(self._clock)
+            ),
             backup_at=counted.backup_at,
         )
 

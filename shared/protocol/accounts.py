@@ -80,6 +80,7 @@ class ServerInfo(Message):
     install: str = ""
     restored: SignedRestore | None = None  # from a backup, the last time that it was
     store: bool = False  # volunteers reach its object store, by signed URLs
+    mirrors: tuple[str, ...] = ()  # addresses below which blobs are, as ab/abcdef...
 
 
 class Device(Message):

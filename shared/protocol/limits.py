@@ -16,6 +16,7 @@ NICKNAME_MIN, NICKNAME_MAX = 2, 24
 _NICKNAME_SIGNS = " -_.'"
 _NICKNAME_KINDS = ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")  # letters, accents, digits
 DIRECT_BYTES = 1 << 20  # a smaller file is not worth the request for another address
+MIRROR_PIECE_BYTES = 16 << 20  # what a bad mirror costs; each has a hash in the manifest
 UPLOAD_PIECE_BYTES = 256 << 20  # one PUT of a resumable upload, as our client sends it
 UPLOAD_BYTES_MAX = 64 << 30
 LONG_POLL_S_MAX = 60.0

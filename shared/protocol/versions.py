@@ -12,9 +12,11 @@ from shared.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest, Job
 
 
-class BlobRef(Message):
+class BlobRef(Message, omit_defaults=True):
     sha256: str
     size: int
+    # SHA-256 of each MIRROR_PIECE_BYTES, where there are mirrors and more than one piece
+    pieces: tuple[str, ...] = ()
 
 
 class BlobUrl(Message):

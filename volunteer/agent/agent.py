@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -298,6 +299,7 @@ class Agent:
         server = await self.remote.api.server()
         check_server(server)
         self.remote.transfers.store = server.store
+        self.remote.transfers.mirrors = dict.fromkeys(server.mirrors, math.inf)
         if server.protocol_min_next > PROTOCOL:
             self._hub.notice(
                 Sentence("the coordinator will soon need a newer version: `volunteer update`"),

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -15,7 +16,7 @@ import msgspec
 from shared.cancel_safe_open import opened
 from shared.errors import BadRequest, Conflict, Internal, InvalidFrame, NotFound, Unreachable
 from shared.protocol.contributions import UploadInfo, UploadRequest
-from shared.protocol.limits import DIRECT_BYTES, UPLOAD_PIECE_BYTES
+from shared.protocol.limits import DIRECT_BYTES, MIRROR_PIECE_BYTES, UPLOAD_PIECE_BYTES
 from shared.protocol.versions import BlobRef
 from shared.sentences import Sentence
 from volunteer.net.api import Api
@@ -39,6 +40,7 @@ class Transfers:
         self._client = api.client
         self._cache = cache
         self.store = False  # the coordinator says that volunteers reach its store
+        self.mirrors: dict[str, float] = {}  # bytes a second; inf = not tried, 0 = bad
         self.up_bytes_per_s = 0.0  # of the last file that was large enough to tell
         self.down_bytes_per_s = 0.0
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -53,6 +55,8 @@ class Transfers:
             found = await asyncio.to_thread(self._cache.find, ref.sha256, ref.size)
             if found is None:
                 found = await self._from_hub(ref, on_bytes, public)
+            if found is None and ref.size >= DIRECT_BYTES:
+                found = await self._from_mirrors(ref, on_bytes)
             if found is None and self.store and ref.size >= DIRECT_BYTES:
                 url = await self._api.blob_url(ref.sha256)
                 if url and self._client.may_go_to(url):
@@ -89,6 +93,50 @@ class Transfers:
         if not address:
             return None
         return await self._from_elsewhere(ref, on_bytes, f"{address.rstrip('/')}/{public}")
+
+    async def _from_mirrors(self, ref: BlobRef, on_bytes: OnBytes) -> Path | None:
+        """Return the file of a blob from the fastest mirrors, each piece checked; None where none
+        has the next one: what is here by then is kept.
+        """
+        hashes = ref.pieces or (ref.sha256,)
+        if not self.mirrors or len(hashes) != -(-ref.size // MIRROR_PIECE_BYTES):
+            return None
+        with closing(await opened(self._cache.partial, ref.sha256, ref.size)) as partial:
+            while partial.offset < ref.size:
+                index, begun = divmod(partial.offset, MIRROR_PIECE_BYTES)
+                start = partial.offset - begun
+                stop = min(ref.size, start + MIRROR_PIECE_BYTES)
+                piece = await self._mirrored(ref.sha256, (start, stop), hashes[index])
+                if piece is None:
+                    return None
+                await asyncio.to_thread(partial.write, piece[begun:])
+                on_bytes(partial.offset)
+            try:
+                return await asyncio.to_thread(partial.finish)
+            except InvalidFrame:  # what was here before was wrong
+                return None
+
+    async def _mirrored(self, sha256: str, span: tuple[int, int], wanted: str) -> bytes | None:
+        """Return one piece of a blob from a mirror; one that has it not is not asked again."""
+        start, stop = span
+        for mirror in sorted(self.mirrors, key=self.mirrors.__getitem__, reverse=True):
+            url = f"{mirror}/{sha256[:2]}/{sha256}"
+            if not self.mirrors[mirror] or not self._client.may_go_to(url):
+                continue
+            began, data = self._client.clock.monotonic(), bytearray()
+            headers = {"Range": f"bytes={start}-{stop - 1}"}
+            with suppress(Unreachable):
+                async with self._client.elsewhere(url, headers) as reply:
+                    async for some in reply.body:
+                        data += some
+                        if len(data) > stop - start:
+                            break
+            spent = self._client.clock.monotonic() - began
+            right = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest() == wanted
+            self.mirrors[mirror] = len(data) / max(spent, 1e-6) if right else 0.0
+            if right:
+                return bytes(data)
+        return None
 
     async def _from_elsewhere(self, ref: BlobRef, on_bytes: OnBytes, url: str) -> Path | None:
         """The file of a blob from another server; None where that has it not, or not whole."""

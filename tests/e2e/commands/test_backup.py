@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,18 @@ def test_check_finds_what_is_broken(here: Run, busy: Path, run: Run) -> None:
     victim.unlink()
     again = json.loads(run("check", "--data-dir", busy, "--json").out)
     assert any(victim.name in breach for breach in again["breaches"])
+
+
+def test_check_looks_into_the_pages_of_the_database(here: Run, busy: Path, run: Run) -> None:
+    file = busy / "coordinator.sqlite3"
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(file.read_bytes())
+    data[36:40] = (int.from_bytes(data[36:40], "big") + 3).to_bytes(4, "big")  # its free pages
+    file.write_bytes(data)
+    said = run("check", "--data-dir", busy)
+    assert said.code == 1
+    assert "the database file is damaged: Main freelist: size is 0" in said.out
 
 
 def test_a_backup_brings_everything_back(here: Run, busy: Path, run: Run, tmp_path: Path) -> None:

@@ -121,6 +121,16 @@ def test_the_verdict_is_the_worst_and_counts_the_others() -> None:
     assert bare == Trouble(level="bad", subject="", text="database: full")
 
 
+@pytest.mark.parametrize(
+    ("ahead_s", "said"), [(7200.0, "2:00 h ahead of"), (-90.0, "1:30 min behind"), (59.0, "")]
+)
+def test_a_clock_that_was_ahead_is_said(ahead_s: float, said: str) -> None:
+    times = DatabaseFigures(kind="sqlite", bytes=1, ahead_s=ahead_s)
+    _, found = health.judge(replace(WELL, database=times))
+    assert [each.subject for each in found] == (["clock"] if said else [])
+    assert all(said in each.text for each in found)
+
+
 # ----------------------------------------------------------------------------------------- servers
 
 
