@@ -94,6 +94,8 @@ def prepare(name: str, piece: Piece, *, again: bool) -> Path:
             "-p",
             "no:cacheprovider",
             "--hypothesis-seed=0",
+            "-o",
+            "tmp_path_retention_policy=none",  # each mutant would leave its files for days
         ],
         "pytest_add_cli_args_test_selection": piece.tests,
     }

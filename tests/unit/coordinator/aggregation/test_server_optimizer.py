@@ -213,7 +213,7 @@ def test_a_scaled_push_carries_its_share_into_the_momentum() -> None:
     )
     for index in range(3):
         late.push(noise(50, index + 1), Push(scale=0.5))
-        plain.push(noise(50, index + 1) / 2)
+        plain.push(noise(50, index + 1) * np.float32(0.5))
     np.testing.assert_allclose(late.params, plain.params, rtol=1e-4, atol=1e-5)
 
 
