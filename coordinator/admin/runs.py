@@ -138,9 +138,10 @@ async def measure(coordinator: Coordinator, ask: Named) -> Measured:
         return run, data.manifest if data else None
 
     run, manifest = await coordinator.db.read(read)
-    task = definition(run).file.task
+    about = definition(run)
     found = await trial(run, manifest, coordinator.blobs, threads())
-    steps = 0 if task.target_seconds else task.local_steps
+    task = about.file.task
+    steps = about.play.episodes if about.play else 0 if task.target_seconds else task.local_steps
     return Measured(trial=found, task_s=found.step_s * steps if found and steps else None)
 
 

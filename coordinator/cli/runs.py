@@ -84,7 +84,7 @@ def create(
     )
     if run.origin:
         print(f"It goes on from {_origin(run)}.")
-    print("Measuring two steps on this machine: some seconds.", flush=True)
+    print("Measuring its work on this machine: up to a minute.", flush=True)
     _tell_cost(call(where, "run.measure", name=run.name))
     for sentence in done.advice:
         print(f"Beware: {sentence}.")
@@ -93,12 +93,17 @@ def create(
 
 def _tell_cost(found: Measured) -> None:
     if found.trial is None:
+        print("It was not measured: it does not fit into the memory that is free here.")
         return
-    task = "" if found.task_s is None else f", a task {duration(found.task_s)}"
-    print(
-        f"Measured on this machine: a process holds {size(found.trial.memory_bytes)}, an update is "
-        f"{size(found.trial.update_bytes)}, a step takes {found.trial.step_s:.2g} s{task}."
-    )
+    trial = found.trial
+    each = trial.counted.removesuffix("s") or "step"
+    parts = [f"a process holds {size(trial.memory_bytes)}"]
+    if trial.step_s:
+        handed = f"the {trial.counted} of a trial are" if trial.counted else "an update is"
+        parts += [f"{handed} {size(trial.update_bytes)}", f"a {each} takes {trial.step_s:.2g} s"]
+    if found.task_s:
+        parts.append(f"a task {duration(found.task_s)}")
+    print(f"Measured on this machine: {', '.join(parts)}.")
 
 
 def _origin(run: RunInfo) -> str:

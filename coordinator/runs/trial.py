@@ -1,4 +1,6 @@
-"""Trial of a run on this machine: two steps and one update, in a process of their own."""
+"""Trial of a run on this machine: two steps or four games, and what a worker hands in, in a process
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +13,35 @@ import msgspec
 
 from coordinator.compute import Compute, Stop
 from coordinator.database.runs import RunRow
+from coordinator.rules.sizing import memory_bytes
 from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import definition
 from coordinator.storage.blobs import BlobStore
 from shared.errors import VolunteerError
 from shared.local_data import LocalData
+from shared.machine_limits import free_memory_bytes
 from shared.tensors.quantize import codec
 from shared.tensors.update import delta
-from shared.workloads.base import DatasetManifest, Job, load
+from shared.workloads.base import DatasetManifest, Job, Weights, Work, load
 
 STEPS = 2  # the first is slower: it allocates
-SAMPLES = 4  # of a step, which tells the time of a larger one
+SAMPLES = 4  # of a step, which tells the time of a larger one; or games
+MOST_S = 60.0  # of work
+NO_DATA = DatasetManifest(name="none", kind="none", licence="", source="", chunks=())
 BYTES_A_COUNT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a run's work on this machine."""
+    """Cost of a run's work on this machine; 0 where the time allowed did not tell it."""
 
     memory_bytes: int  # the most that the process held, PyTorch included
     update_bytes: int
     step_s: float
+    counted: str = ""  # what steps are where nothing is learnt: "games"
 
 
 def attempt(stop: Stop, job: Job, data: LocalData, codec_name: str) -> Trial:
-    """Train the steps of a job from fresh weights and encode the update; runs in a process of its
+    """Do the steps of a job from fresh weights and encode the result; runs in a process of its
     own, whose memory is measured.
     """
     import resource
@@ -42,59 +49,76 @@ def attempt(stop: Stop, job: Job, data: LocalData, codec_name: str) -> Trial:
     workload = load(job.workload)
     base = workload.init(job.config, job.seed)
     work = workload.begin(job, base, data, "cpu", None)
-    began, done = time.monotonic(), 0
-    while not (work.done or stop()):
-        step = work.advance().step
-        if done < step < job.steps:
-            began, done = time.monotonic(), step
-    step_s = time.monotonic() - began
-    schema = workload.schema(job.config)
+    begun = began = time.monotonic()
+    done, counted = 0, ""
+    while not (work.done or stop() or time.monotonic() - begun > MOST_S):
+        now = work.advance()
+        counted = now.counted
+        if done < now.step < job.steps and job.kind == "train":  # games are played side by side
+            began, done = time.monotonic(), now.step
+    step_s = (time.monotonic() - began) / (job.steps - done) if work.done else 0.0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_A_COUNT
+    return Trial(
+        memory_bytes=peak,
+        update_bytes=_encoded(work, job, base, codec_name) if work.done else 0,
+        step_s=step_s,
+        counted=counted,
+    )
+
+
+def _encoded(work: Work, job: Job, base: Weights, codec_name: str) -> int:
+    """Return the bytes of what a worker hands in."""
+    result, tensors = work.result()
+    if job.update == "games":
+        return len(result.games)
+    schema = load(job.workload).schema(job.config)
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         file = Path(folder) / "update"
-        change = delta(base, work.result()[1], schema) if job.update == "delta" else base
+        change = delta(base, tensors, schema) if job.update == "delta" else base
         codec(codec_name).encode(change, schema, file)
-        update_bytes = file.stat().st_size
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_A_COUNT
-    return Trial(memory_bytes=peak, update_bytes=update_bytes, step_s=step_s)
+        return file.stat().st_size
 
 
 async def trial(
     run: RunRow, manifest: DatasetManifest | None, blobs: BlobStore, threads: int
 ) -> Trial | None:
-    """Return the cost of a run's work here; None for a run that begins with weights of others
-    or with games, or that does not fit this machine.
+    """Return the cost of a run's work here: weights of others cost what fresh ones do. None for a
+    run that does not fit this machine.
     """
     about = definition(run)
     file, model = about.file, about.file.model
-    if manifest is None or about.play or file.train.init_from or about.workload.files(model):
+    needed = memory_bytes(run.parameters, about.workload.fixed_bytes(model))
+    if needed > free_memory_bytes():
         return None
-    few = msgspec.structs.replace(manifest, chunks=manifest.chunks[:1], heldout=())
-    batch = min(SAMPLES, file.task.batch_size)
-    stop = min(STEPS * batch, about.workload.samples(model, few)[0])
-    job = Job(
-        run=run.name,
-        workload=run.workload,
-        kind="train",
-        update=about.plan.update,
-        config=model,
-        train=file.train,
-        order_seed=run.seed,
-        start=0,
-        stop=stop,
-        seed=run.seed,
-        steps=-(-stop // batch),
-        batch_size=batch,
-        global_step=0,
-        total_steps=0,
-        reset_inner=True,
-        options=file.task.options,
-    )
     compute = Compute("trial", torch_threads=threads, separate=True)
     try:
-        data = await heldout(few, blobs, {})
+        few = msgspec.structs.replace(manifest or NO_DATA, heldout=())
+        few = msgspec.structs.replace(few, chunks=few.chunks[:1])
+        data = await heldout(few, blobs, about.workload.files(model))
+        batch = 1 if about.play else min(SAMPLES, file.task.batch_size)
+        most = about.play.episodes if about.play else about.workload.samples(model, few)[0]
+        stop = min(SAMPLES if about.play else STEPS * batch, most)
+        job = Job(
+            run=run.name,
+            workload=run.workload,
+            kind="selfplay" if about.play else "train",
+            update="games" if about.play else about.plan.update,
+            config=model,
+            train=file.train,
+            order_seed=run.seed,
+            start=0,
+            stop=stop,
+            seed=run.seed,
+            steps=-(-stop // batch),
+            batch_size=batch,
+            global_step=0,
+            total_steps=0,
+            reset_inner=True,
+            options=file.task.options,
+        )
         found = await compute.run(attempt, job, data, about.plan.codec)
-        whole = found.step_s * file.task.batch_size / batch
-        return msgspec.structs.replace(found, step_s=whole)
+        whole = 1.0 if about.play else file.task.batch_size / batch
+        return msgspec.structs.replace(found, step_s=found.step_s * whole)
     except VolunteerError:  # too large for this machine, for example
         return None
     finally:

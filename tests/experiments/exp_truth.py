@@ -51,7 +51,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 OWN_S, OTHERS_S = 2.0, 32.0
 HALTED_S = 10.0
-FRAME_TRIES = 5
+FRAME_TRIES, HALF_FRAME_S = 5, 0.1
 BETWEEN_S = 2.0  # readings of one page that may disagree with themselves
 WORKLOADS = ("gpt", "dcgan", "gomoku")
 PAGES = (("1", 12), ("4", 4), ("5", 4), ("2", 5))  # key, and readings before the next
@@ -167,7 +167,7 @@ class Judge:
             clock = time.strftime("%H:%M:%S", time.gmtime(reading.at))
             line = f"CONTRADICTION {clock} page {reading.page}: {what} is {said}, truth {truth}"
             self.found.append(line)
-            print(line, flush=True)
+            print(line, *reading.rows, sep="\n", flush=True)
 
     def between(
         self,
@@ -463,7 +463,8 @@ def watch(directory: Path, minutes: float) -> int:
                 judge.judge(reading)
                 if reading.page == "2":
                     forecasts.read(reading, list(judge.history[-1].runs))
-            waiting = [Reading(at=time.time(), rows=_whole(screen))]
+            rows = _whole(screen)
+            waiting = [Reading(at=time.time(), rows=rows)]
             left -= 1
             if left == 0:
                 page = (page + 1) % len(PAGES)
@@ -475,9 +476,12 @@ def watch(directory: Path, minutes: float) -> int:
 
 
 def _whole(screen: TmuxScreen) -> tuple[str, ...]:
-    """Read a frame that is not being drawn: two readings in a row that are the same."""
+    """Read a frame that is not being drawn: two readings in a row that are the same. A writer that
+    waits for a core leaves half a frame for some hundredths of a second.
+    """
     rows = screen.rows()
     for _ in range(FRAME_TRIES):
+        time.sleep(HALF_FRAME_S)
         again = screen.rows()
         if again == rows:
             break
