@@ -57,6 +57,14 @@ class DatasetOptions:
         Path | None,
         Parameter(help="Examples as .jsonl that language models are measured on, instead of data."),
     ] = None
+    problems: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="Problems as .jsonl with verified answers, for the workload rollouts.",
+            consume_multiple=True,
+            negative="",
+        ),
+    ] = None
 
 
 @app.command
@@ -171,7 +179,12 @@ def _files(
     from coordinator.admin.datasets import NAME_FILES
     from coordinator.rules.run_file import NAME_RULE, fits_a_path
 
-    given = {**given, "suite": [more.suite] if more.suite else None, "files": more.files}
+    given = {
+        **given,
+        "suite": [more.suite] if more.suite else None,
+        "problems": more.problems,
+        "files": more.files,
+    }
     named = {kind: paths for kind, paths in given.items() if paths}
     paths = [path.expanduser().absolute() for found in named.values() for path in found]
     own = [more.tokenizer] if more.tokenizer else []
