@@ -5,27 +5,38 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
 
 import structlog
 from starlette.routing import Route
 
 from coordinator.pages.event_stream import Broadcast
-from coordinator.pages.page_replies import FinishedPage, Receive, Scope, Send, made, reply
+from coordinator.pages.page_replies import (
+    FinishedPage,
+    Receive,
+    Scope,
+    Send,
+    made,
+    reply,
+    send_file,
+)
 from coordinator.pages.templates import KINDS, static_files
 from coordinator.pages.views import Live, Views
-from coordinator.runs.public import PublicRuns
+from coordinator.runs.public import PublicRuns, may_be_had
 from shared.errors import LOCAL, Internal, NotFound, Unavailable, VolunteerError
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 YEAR = "public, max-age=31536000, immutable"
-ROBOTS = b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\n"
+ROBOTS = b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\nDisallow: /*.safetensors$\n"
 VIEWERS_SHARE = 4  # of all connections one in so many may be a viewer's
 
+FETCHING_MAX = 8  # strangers who fetch weights at a time
+
 Handle = Callable[[Scope], Awaitable[FinishedPage]]
+Stream = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -41,6 +52,7 @@ class Site:
         self.views = Views(coordinator, self.public)
         most = max(1, coordinator.settings.constants.connections_max // VIEWERS_SHARE)
         self.broadcast = Broadcast(coordinator.clock, most, coordinator.stopping)
+        self._fetching = 0
 
     async def home(self, scope: Scope) -> FinishedPage:
         return await self.views.home()
@@ -70,6 +82,20 @@ class Site:
         samples = self.coordinator.samples
         drawn = await samples.of(row.name, _version(scope))
         return made("image/png", await samples.picture(drawn), keep="max-age=300")
+
+    async def weights(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a version's weights to anybody, or to where the store gives them."""
+        row = await self.public.find(_run(scope))
+        if not may_be_had(row):
+            raise NotFound("the licence of this model does not say that everybody may have it")
+        version = await self.public.version(row, _version(scope))
+        if self._fetching >= FETCHING_MAX:
+            raise Unavailable("too many are fetching weights; come again in a minute")
+        self._fetching += 1
+        try:
+            await send_file(scope, send, self.coordinator.blobs, version.row.published_sha256)
+        finally:
+            self._fetching -= 1
 
     async def static(self, scope: Scope) -> FinishedPage:
         name = scope["path_params"]["name"]
@@ -102,7 +128,7 @@ class Site:
 class _PageHandler:
     """Page as an ASGI application: every refusal is a page too."""
 
-    def __init__(self, site: Site, path: str, handle: Handle | None) -> None:
+    def __init__(self, site: Site, path: str, handle: Handle | Stream) -> None:
         self._site = site
         self._path = path
         self._handle = handle
@@ -110,10 +136,10 @@ class _PageHandler:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["endpoint_path"] = self._path
         try:
-            if self._handle is None:
-                await self._site.events(scope, receive, send)
+            if self._handle in (self._site.events, self._site.weights):
+                await cast("Stream", self._handle)(scope, receive, send)
                 return
-            document = await self._handle(scope)
+            document = await cast("Handle", self._handle)(scope)
         except asyncio.CancelledError:
             raise
         except VolunteerError as error:
@@ -136,21 +162,22 @@ def _told(error: VolunteerError) -> VolunteerError:
 def routes(coordinator: Coordinator) -> list[Route]:
     """Return the routes of the page; where it is switched off, the ones that a join link needs."""
     site = Site(coordinator)
-    handles: dict[str, Handle | None] = {
+    handles: dict[str, Handle | Stream] = {
         "/join": site.join,
         "/static/{name}": site.static,
         "/favicon.ico": site.icon,
         "/robots.txt": site.robots,
     }
-    public: dict[str, Handle | None] = {
+    public: dict[str, Handle | Stream] = {
         "/": site.home,
         "/leaderboard": site.leaderboard,
         "/volunteers/{name}": site.volunteer,
         "/statistics.json": site.statistics,
         "/runs/{run}": site.run,
-        "/runs/{run}/events": None,
+        "/runs/{run}/events": site.events,
         "/runs/{run}/versions/{version}": site.version,
         "/runs/{run}/versions/{version}/sample.png": site.picture,
+        "/runs/{run}/versions/{version}/model.safetensors": site.weights,
     }
     if coordinator.settings.public_page:
         handles |= public

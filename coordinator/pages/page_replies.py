@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from coordinator.storage.blobs import BlobStore
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -68,6 +71,34 @@ def head(scope: Scope, kind: str, keep: str) -> Headers:
         *_SAFE,
         (b"x-request-id", str(scope.get("request_id", "")).encode()),
     ]
+
+
+async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> None:
+    """Send a blob to be kept as a file, or the address where the store gives it. Raises NotFound."""
+    headers = head(scope, "application/octet-stream", "public, max-age=86400, no-transform")
+    if address := await blobs.url(sha256):
+        headers.append((b"location", address.encode()))
+        scope["status"] = 302
+        await send({"type": "http.response.start", "status": 302, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    size = await blobs.size(sha256)
+    headers += [
+        (b"content-length", str(size).encode()),
+        (b"content-disposition", b"attachment"),
+        (b"etag", f'"{sha256}"'.encode()),
+    ]
+    pieces = await blobs.open_range(sha256, 0, size)
+    scope["status"], scope["sent"] = 200, 0
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["method"] != "HEAD":
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                scope["sent"] += len(piece)
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        await pieces.aclose()
 
 
 async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:

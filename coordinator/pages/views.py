@@ -13,7 +13,8 @@ from coordinator.pages.charts import ChartColumn, Line, Point
 from coordinator.pages.install_lines import install_lines
 from coordinator.pages.page_replies import HTML, FinishedPage, made
 from coordinator.pages.templates import render
-from coordinator.runs.public import HISTORY_REST, News, PublicRuns
+from coordinator.runs.definition import definition
+from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
@@ -262,7 +263,9 @@ class Views:
         await self._public.find(name)
 
         async def make() -> FinishedPage:
-            return made(HTML, self._page("run.html", run=await self.model(name), name=name))
+            row = await self._public.find(name)
+            values = {"run": await self.model(name), "name": name, "takes": may_be_had(row)}
+            return made(HTML, self._page("run.html", **values))
 
         return await self._once(f"run {name}", make)
 
@@ -282,6 +285,8 @@ class Views:
                 first=story[0] if story else None,
                 story=story,
                 best=row.best == number,
+                takes=may_be_had(row),
+                licence=definition(row).file.licence,
                 measure=(await self._queries.describe(row)).measure,
             )
             return made(HTML, body)

@@ -17,8 +17,8 @@ _TASKS = {
     "causal-lm": "text-generation",
     "dcgan": "unconditional-image-generation",
 }
-# Names that hubs know; any other licence is given by its own name.
-_LICENCES = (
+# Names that hubs know, all of licences for everybody; any other is given by its own name.
+KNOWN_LICENCES = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "unlicense", "openrail"),
     *("cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
 )
@@ -125,7 +125,7 @@ def _front(facts: CardFacts) -> list[str]:
     if facts.base_model:
         known["base_model"] = facts.base_model
         known["base_model_relation"] = "adapter" if facts.library == "peft" else "finetune"
-    if licence in _LICENCES:
+    if licence in KNOWN_LICENCES:
         known["license"] = licence
     elif licence:
         known |= {"license": "other", "license_name": printable(facts.licence, 96)}

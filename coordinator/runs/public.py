@@ -14,6 +14,7 @@ import msgspec
 from coordinator.database import evaluations, experience, record, runs, statistics, versions
 from coordinator.database.statistics import Marks, Stretch
 from coordinator.rules import run_file
+from coordinator.runs.model_card import KNOWN_LICENCES
 from coordinator.ttl_cache import REST, CachedValue, KeyedCache
 from shared.errors import NotFound
 from shared.nearest import nearest
@@ -59,6 +60,11 @@ def shown(run: RunRow, settings: Settings) -> bool:
     """Return True if a run is public."""
     said = _said(run.file)
     return settings.public_page and (not settings.by_invitation if said is None else said)
+
+
+def may_be_had(run: RunRow) -> bool:
+    """Return True if the licence of a run's model is one that gives it to everybody."""
+    return run_file.decode(run.file).licence.strip().lower() in KNOWN_LICENCES
 
 
 async def check_shown(db: Database, settings: Settings, name: str) -> None:

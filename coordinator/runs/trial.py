@@ -1,6 +1,4 @@
-"""Trial of a run on this machine: two steps or four games, and what a worker hands in, in a process
-of their own.
-"""
+"""Trial of a run on this machine: two steps or four games and their result, in an own process."""
 
 from __future__ import annotations
 

@@ -46,7 +46,12 @@ def this_machine(
 
 
 def install(service: Service) -> None:
-    """Write the files and start the service. Raises Configuration with the system's words."""
+    """Write the files and start the service, an installed one anew.
+
+    Raises Configuration with the system's words.
+    """
+    if any(file.path.exists() for file in service.files):
+        _run(service.stop[0], must=False)  # launchd refuses what is loaded, systemd runs on
     for file in service.files:
         try:
             private_directory(file.path.parent)

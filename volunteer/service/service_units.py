@@ -279,6 +279,7 @@ def _launchd(target: Target) -> Service:
                 "watch it: `volunteer`, `volunteer status`, or `tail -f {log}`",
                 log=shlex.quote(log),
             ),
+            Sentence("macOS does not shorten that file: remove it when it is large"),
             END,
         ),
     )
@@ -331,6 +332,7 @@ def _windows(target: Target) -> Service:
         stop=(("schtasks", "/Delete", "/TN", NAME, "/F"),),
         hints=(
             Sentence("watch it: `volunteer` or `volunteer status`"),
+            Sentence("its window opens when you log on: closing it ends it until the next time"),
             END,
         ),
     )

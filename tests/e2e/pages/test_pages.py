@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import html
 import re
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from safetensors.numpy import load
 from sqlalchemy import Connection, update
 
 from coordinator.admin.command import Named
 from coordinator.admin.runs import show
-from coordinator.database import evaluations, runs
+from coordinator.database import evaluations, runs, versions
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.volunteers import set_volunteer
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
@@ -153,6 +155,31 @@ async def test_errors_are_pages(tmp_path: Path) -> None:
                 assert answer.status_code == 404
                 assert words in text(answer)
             assert (await client.get("/api/v1/nothing")).json()["code"] == "not_found"
+
+
+@pytest.mark.parametrize("licence", ["CC0-1.0", "all rights reserved"])
+async def test_a_model_is_given_where_its_licence_gives_it(tmp_path: Path, licence: str) -> None:
+    file = RUN.replace("workload", f'licence = "{licence}"\nworkload', 1)
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home, 1, file)
+        address = f"/runs/{run}/versions/1/model.safetensors"
+        async with home.client() as client:
+            page = await client.get(f"/runs/{run}")
+            version = await client.get(f"/runs/{run}/versions/1")
+            got = await client.get(address)
+            head = await client.head(address)
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
+        made = await home.coordinator.db.read(lambda conn: versions.get(conn, row.id, 1))
+    free = licence == "CC0-1.0"
+    assert [address in answer.text for answer in (page, version)] == [free, free]
+    assert ("load_file(" in text(version)) == free
+    assert made.published_sha256 in text(version)  # as before
+    if not free:
+        assert (got.status_code, "licence" in text(got)) == (404, True)
+        return
+    assert hashlib.sha256(got.content).hexdigest() == made.published_sha256
+    assert load(got.content)
+    assert int(head.headers["content-length"]) == len(got.content)
 
 
 async def test_rates_by_address_hold_for_the_page(tmp_path: Path) -> None:

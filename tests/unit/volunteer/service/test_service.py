@@ -179,9 +179,15 @@ def test_installed_and_removed(tmp_path: Path, commands: Path) -> None:
         "--user daemon-reload",
         "--user enable --now volunteer",
     ]
+    install(found)  # again: the running one ends first
+    assert commands.read_text().splitlines()[2:] == [
+        "--user disable --now volunteer",
+        "--user daemon-reload",
+        "--user enable --now volunteer",
+    ]
     assert remove(found)
     assert not unit.exists()
-    assert commands.read_text().splitlines()[2:] == [
+    assert commands.read_text().splitlines()[5:] == [
         "--user disable --now volunteer",
         "--user daemon-reload",
     ]
