@@ -268,8 +268,6 @@ def _report(done: DatasetShown) -> str:
         )
     if per_token := float(done.meta.get("bytes_per_token", 0)):
         found.append(f"{per_token:.2f} bytes a token")
-    if languages := done.meta.get("languages"):
-        found.append(f"languages: {languages}")
     return ", ".join(found)
 
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
-
-import structlog
 
 from coordinator.plan.plan_tables import Plan
 
 FALLBACKS = ("int8", "bf16", "float32")  # the fewest bytes first; every volunteer speaks the last
 PACKED = {"float32": "float32-zstd", "bf16": "bf16-zstd"}  # the same numbers in fewer bytes
-TOLD_MAX = 10_000  # pairs that are remembered
-
-log = structlog.get_logger("codecs")
 
 
 def agreed(wanted: str, spoken: Collection[str]) -> str:
@@ -40,22 +34,3 @@ def grantable(plan: Plan) -> frozenset[str]:
     wanted = {phase.overrides.get("codec", plan.codec) for phase in plan.phases} | {plan.codec}
     plain = wanted | set(FALLBACKS)
     return frozenset(plain | {PACKED[name] for name in plain if name in PACKED})
-
-
-class Agreements:
-    """Logs once for each worker and run that another codec than the run's own was agreed on."""
-
-    def __init__(self, to: Any = log) -> None:
-        self._log = to
-        self._told: set[tuple[str, str]] = set()
-
-    def note(self, worker_id: str, run: str, wanted: str, granted: str) -> None:
-        """Log a lease with a codec other than the run's."""
-        if granted in (wanted, PACKED.get(wanted)) or (worker_id, run) in self._told:
-            return
-        if len(self._told) >= TOLD_MAX:
-            self._told.clear()
-        self._told.add((worker_id, run))
-        self._log.info(
-            "codec negotiated down", run=run, worker=worker_id, wanted=wanted, granted=granted
-        )

@@ -328,9 +328,6 @@ def _facts(
         library="" if files.format == PLAIN else files.format,
         base_model=_base_model(about),
         dataset=_hub_dataset(data) if data else "",
-        languages=tuple(re.findall(r"\b([a-z]{2,3}) \d+ %", str(data.meta.get("languages", ""))))
-        if data
-        else (),
         packages=made.needs,
         code=made.code,
         sample=source.measured.sample,

@@ -51,7 +51,6 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     suites: Sequence[SuiteCourse] = ()  # up to this version
     base_model: str = ""  # by its name on a hub
     dataset: str = ""
-    languages: Sequence[str] = ()  # of its data
 
 
 def card(facts: CardFacts) -> str:
@@ -120,7 +119,6 @@ def _front(facts: CardFacts) -> list[str]:
     licence = facts.licence.strip().lower()
     lines: dict[str, Sequence[str]] = {"tags": ["volunteer-computing", facts.workload]}
     lines |= {"datasets": [facts.dataset]} if facts.dataset else {}
-    lines |= {"language": facts.languages} if facts.languages else {}
     known: dict[str, str] = {}
     if facts.base_model:
         known["base_model"] = facts.base_model

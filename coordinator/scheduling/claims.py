@@ -25,7 +25,6 @@ from coordinator.plan.plan_tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
 from coordinator.rules.checks import FLOOR, device_kind, floor_of
-from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (
     Assignment,
     DispatchResult,
@@ -152,7 +151,6 @@ class Claims:
         self._specs: dict[int, Spec] = {}
         self._paces: dict[int, tuple[float, RunPace | None]] = {}
         self._known: dict[str, _Known] = {}  # by worker
-        self._agreements = Agreements()
         self._shares = FairShares()
         self._machines = Machines()
         self.durations = Durations()  # of a transaction, for all who asked together
@@ -228,7 +226,6 @@ class Claims:
             given = lease_message.lease(run, row, now, waiter.codecs, commit=commit)
             if audited is not None:
                 given = lease_message.audit(given, audited)
-            self._agreements.note(waiter.worker_id, given.run, run.plan.codec, given.grant.codec)
             answers[claim_id] = given
         if served.more:
             self._signals.deliver("queue")

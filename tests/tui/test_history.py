@@ -4,10 +4,6 @@ spreadsheets.
 
 from __future__ import annotations
 
-import csv
-import io
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -27,7 +23,6 @@ from tests.tui.pages import (
 )
 from volunteer.control import events
 from volunteer.tui.look import Look
-from volunteer.tui.screens.history import ledger_csv
 from volunteer.tui.widgets.table import Listing
 
 PAGE = Look(page="history")
@@ -118,30 +113,6 @@ async def test_at_the_end_of_the_list_more_is_asked_for(engine: FakeEngine) -> N
         cursors = [args.get("cursor") for args in queries(engine, endpoints.CONTRIBUTIONS)]
         assert cursors == [None, "780"]
         assert str(older[-1].task) in screen_text(app)
-
-
-async def test_the_file_goes_home(
-    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
-        await settle(app, pilot)
-        await pilot.press("e")
-        await settle(app, pilot)
-    rows = list(
-        csv.DictReader((tmp_path / "volunteer" / "volunteer-credits.csv").read_text().splitlines())
-    )
-    assert len(rows) == len(LEDGER)
-    assert rows[1]["credits"] == "50.000000"
-    assert rows[0]["at"] == "2023-11-14 22:13:20"
-    assert rows[0]["memo"] == ""
-
-
-def test_a_spreadsheet_runs_no_text_of_others() -> None:
-    rows = (replace(LEDGER[0], run="=1+1", memo="@SUM(A1)", amount_micro=-5),)
-    (cells,) = list(csv.DictReader(io.StringIO(ledger_csv(rows, ()))))
-    assert (cells["run"], cells["memo"]) == ("'=1+1", "'@SUM(A1)")
-    assert cells["credits"] == "-0.000005"
 
 
 async def test_the_newest_is_looked_at_until_somebody_moves(engine: FakeEngine) -> None:

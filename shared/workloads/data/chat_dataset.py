@@ -24,7 +24,7 @@ from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless
 from shared.workloads.data.dialogue_files import files, records
 from shared.workloads.data.dialogue_forms import TRL, Dialogue, read_dialogue
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, Meta, lengths, told_languages
+from shared.workloads.data.report import Meta, lengths
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.tokenizer import (
     FIRST,
@@ -59,7 +59,6 @@ class _Notes:
     def __init__(self) -> None:
         self.forms, self.unread = Counter[str](), Counter[str]()
         self.unlearnt = self.thoughts = self.copies = 0
-        self.texts: list[str] = []  # the first ones, whose language is looked at
 
     @property
     def meta(self) -> Meta:
@@ -125,7 +124,6 @@ def build_chat(
         "answer_share": _share(train),
         "bytes_per_token": _bytes_per_token(by_digest[:held]),
         **lengths([len(each.tokens) for each in by_digest], "tokens"),
-        **told_languages(notes.texts),
         **notes.meta,
         **(frame.meta if frame else {}),
     }
@@ -167,9 +165,6 @@ def _read(
                 notes.copies += each.digest in found
                 found.setdefault(each.digest, each)
             notes.forms[read.form] += 1
-            if len(notes.texts) < SAMPLED:
-                told = " ".join(each.content for each in read.messages)
-                notes.texts.append(told[:SAMPLED_CHARS])
         except Endless as error:  # not on every line
             raise InvalidRunFile(f"{place}: {error.message}; mend it, or take another's") from error
         except InvalidRunFile as error:

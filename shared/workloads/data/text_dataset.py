@@ -22,7 +22,7 @@ from shared.text import counted
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import Document, read_documents
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.report import SAMPLED, SAMPLED_CHARS, lengths, told_languages
+from shared.workloads.data.report import lengths
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.token_files import build_token_files, token_files
 from shared.workloads.data.tokenizer import (
@@ -130,7 +130,6 @@ def _spool(
     """Write every new document to the temporary file and cut the long ones."""
     seen: set[bytes] = set()
     whole: list[_DocumentPart] = []
-    some: list[str] = []
     offset = copies = 0
     for document in documents:
         data = document.text.encode("utf-8", "replace")
@@ -139,8 +138,6 @@ def _spool(
             copies += 1
         elif data.strip():
             seen.add(digest)
-            if len(some) < SAMPLED:
-                some.append(document.text[:SAMPLED_CHARS])
             spool.write(data)
             whole.append(_DocumentPart(digest, offset, len(data)))
             offset += len(data)
@@ -155,7 +152,7 @@ def _spool(
         )
     counts: dict[str, str | int | float] = {"documents": len(whole), "copies": copies}
     counts |= {"bytes": offset, **lengths([part.size for part in whole], "bytes")}
-    return parts, counts | told_languages(some)
+    return parts, counts
 
 
 def _cut(part: _DocumentPart, limit: int, spool: BinaryIO) -> Iterator[_DocumentPart]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
 from typing import ClassVar
 
 from textual import on
@@ -13,17 +10,15 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
-from shared.errors import VolunteerError, why
 from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LedgerRow
-from shared.text import csv_cell, printable
+from shared.text import printable
 from shared.units import DAY_S
 from volunteer.control.control import Control
 from volunteer.control.event_sentences import debt_words, escrow_words
 from volunteer.control.ledger_pages import ledger
-from volunteer.files import export, exports
-from volunteer.i18n.catalogue import N_, _, ngettext, number, pgettext
+from volunteer.i18n.catalogue import N_, _, number, pgettext
 from volunteer.i18n.formats import credit
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
@@ -86,13 +81,6 @@ class History(QueryPage):
             short=N_("search"),
             help=N_("Show only lines that hold a text."),
             rank=36,
-        ),
-        keys.KeyCommand(
-            key="e",
-            action="export",
-            short=N_("CSV"),
-            help=N_("Write the ledger into a CSV file in ~/volunteer."),
-            rank=37,
         ),
         RELOAD,
     )
@@ -249,37 +237,6 @@ class History(QueryPage):
     def _totals(self, scene: Scene, width: int, height: int) -> list[Line]:
         return aged(total_lines(scene, width, height), scene)
 
-    def action_export(self) -> None:
-        """Write the whole ledger into a file."""
-        self.run_worker(self._export(), group="export", exclusive=True)
-
-    async def _export(self) -> None:
-        control = self.volunteer.control
-        if control is None:
-            return
-        path = exports() / "volunteer-credits.csv"
-        try:
-            rows = await ledger(control)
-            export(path, ledger_csv(rows, self.verdicts()).encode())
-        except VolunteerError as error:
-            self.volunteer.tell(
-                _("the ledger cannot be read: {message}", message=error.message), "error"
-            )
-        except OSError as error:
-            self.volunteer.tell(
-                _("{path} cannot be written: {why}", path=path, why=why(error)),
-                "error",
-            )
-        else:
-            self.volunteer.tell(
-                ngettext(
-                    "{n} line written to {path}",
-                    "{n} lines written to {path}",
-                    len(rows),
-                    path=path,
-                )
-            )
-
 
 def stage(verdict: Verdict, paid: Collection[int]) -> str:
     """Return the state of a contribution, "paid" for accepted work that the ledger has paid.
@@ -435,25 +392,3 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 def _fact(name: str, text: str, role: str = "text") -> Line:
     return ((left(name, NAME_CELLS), "dim"), (text, role))
-
-
-def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
-    """Return the ledger as CSV, times in UTC; a cell that would begin a formula is made text."""
-    by_number = {verdict.contribution: verdict for verdict in verdicts}
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(("at", "run", "kind", "credits", "contribution", "state", "reason", "memo"))
-    for row in rows:
-        verdict = by_number.get(row.contribution or -1)
-        cells = (
-            datetime.fromtimestamp(row.at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S"),
-            row.run,
-            row.kind,
-            f"{row.amount_micro / 1e6:.6f}",
-            "" if row.contribution is None else str(row.contribution),
-            verdict.state if verdict else "",
-            verdict.message if verdict else "",
-            row.memo,
-        )
-        writer.writerow([csv_cell(cell) for cell in cells])
-    return out.getvalue()

@@ -46,11 +46,11 @@ def test_hubs_read_licence_library_and_task() -> None:
     }
 
 
-def test_hubs_read_base_data_and_language() -> None:
-    more = {"base_model": "ann/tiny", "dataset": "ann/sums", "languages": ("en", "de")}
+def test_hubs_read_base_and_data() -> None:
+    more = {"base_model": "ann/tiny", "dataset": "ann/sums"}
     found = front(card(facts(workload="causal-lm", library="peft", **more)))
     assert (found["base_model"], found["base_model_relation"]) == ("ann/tiny", "adapter")
-    assert (found["datasets"], found["language"]) == (["ann/sums"], ["en", "de"])
+    assert found["datasets"] == ["ann/sums"]
     assert found["pipeline_tag"] == "text-generation"
     assert front(card(facts(library="transformers", **more)))["base_model_relation"] == "finetune"
 
