@@ -76,7 +76,8 @@ class Compute:
         return (await self.timed(work, *arguments))[0]
 
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-        """Return the result of `run`, and the seconds that it took once its turn had come.
+        """Return the result of `run`, and the seconds from its start, without the wait for its
+        turn.
 
         Raises what `work` raises, from a process of its own as a VolunteerError; Unavailable when
         that died of it, or the server stops.

@@ -27,7 +27,7 @@ class TrafficCounter:
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # summed, by both
 
     def answered(self) -> tuple[int, int]:
-        """Return how many requests were answered, and how many with 5xx."""
+        """Return the number of answered requests, and of those with a status of 5xx."""
         requests = dict(self.requests)  # it grows meanwhile
         failed = sum(count for (_, _, status), count in requests.items() if status >= 500)
         return sum(requests.values()), failed

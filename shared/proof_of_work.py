@@ -65,7 +65,9 @@ def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
 
 
 def likely_done(tried: int, bits: int) -> float:
-    """Return the probability that a nonce was found after so many hashes: the only progress."""
+    """Return the probability that a nonce has been found after this number of hashes, as a measure
+    of progress.
+    """
     return 1.0 - math.exp(-tried / 2.0**bits)
 
 

@@ -80,7 +80,7 @@ def right(text: str, width: int) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell that no spreadsheet takes for a formula, by an apostrophe."""
+    """Return a cell, with an apostrophe before text that a spreadsheet would run as a formula."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     if value[0] in "+-" and value[1:].replace(".", "", 1).isdecimal():

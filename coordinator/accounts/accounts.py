@@ -268,7 +268,9 @@ class Volunteers:
         *,
         seldom: bool = False,
     ) -> tuple[LeaderRow, ...]:
-        """Return the first hundred by credits earned, and `me`, a volunteer's id."""
+        """Return the hundred volunteers with the most earned credits, and the row of volunteer
+        `me`.
+        """
         return await self._board.rows(run, window_days, me, seldom=seldom)
 
     async def public(self, nickname: str) -> tuple[str, str]:
@@ -470,7 +472,7 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
 
 
 def _proving(conn: Connection, who: str, now: float) -> dict[str, Any]:
-    """Return how many draws of an account have no result, and about when they will."""
+    """Return the number of an account's draws without a result, and about when they will have one."""
     count, served = len(recomputes.open_of(conn, who)), recomputes.served(conn, now)
     until = recomputes.backlog_s(conn, now, served, who) if count else None
     return {"proving": count, "proved_in_s": until}

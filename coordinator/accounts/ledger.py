@@ -35,7 +35,9 @@ class Ledger:
     async def history(
         self, volunteer_id: str, before: int | None = None, limit: int = ROWS
     ) -> tuple[LedgerRow, ...]:
-        """Return a volunteer's ledger lines, newest first; the last one's id continues it."""
+        """Return a page of a volunteer's ledger, newest line first; `before` is the id of the last
+        line seen.
+        """
         rows = await self._db.read(lambda conn: store.history(conn, volunteer_id, before, limit))
         return tuple(rows)
 

@@ -51,7 +51,7 @@ class CommandCall(Protocol):
 
 
 class BlobFolder:
-    """Blobs of a running server as files of a folder; the oldest go when there are too many."""
+    """Blobs of a running server as files of a folder; the least recently used go first."""
 
     def __init__(self, server: RemoteServer, folder: Path, most: int = CACHE_BYTES) -> None:
         self._server = server

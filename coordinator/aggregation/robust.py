@@ -196,8 +196,8 @@ def _middle(values: Doubles, weights: Doubles) -> float:
 
 
 def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.bool_]:
-    """Return the contributions that point where most do, by their cosine to the centre of the
-    others. Short work is noisier, and allowed more as its weight is less.
+    """Return the contributions that point in the direction of most others, by their cosine to the
+    centre of the rest. A small contribution is noisier, so that its bound is lower.
     """
     norms, cross = np.diag(survey), _dot(survey, place)
     others = np.maximum(_dot(place, cross) - 2 * place * cross + place**2 * norms, 1e-300)

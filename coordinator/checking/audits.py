@@ -141,7 +141,7 @@ class Audits(PlatformService):
         sums: bytes | None,
         found: Likeness | None,
     ) -> bool:
-        """Decide an answer; True if it is paid."""
+        """Settle an answer; return True if it is paid."""
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
         audit = audits.by_task(conn, row.task_id, lock=True)

@@ -82,7 +82,7 @@ def _bond(account: VolunteerRow) -> int:
 def _charge(
     conn: Connection, account: VolunteerRow, row: ContributionRow, share: float, now: float
 ) -> None:
-    """Charge an account for what a passed draw did not show."""
+    """Charge an account for the share of a task that its passed draw did not show."""
     has = payments.balances(conn, account.id)
     stake = escrow.at_stake(conn, account.id) + has.pending_micro - has.debt_micro
     owed = shortfall(share, min(stake, max(_bond(account), row.price_micro)))

@@ -205,7 +205,7 @@ def missing_library(case: Case) -> str | None:
 
 
 def likeness(ours: bytes, theirs: bytes) -> Likeness:
-    """Compare the sums of an answer with others, of as many bytes."""
+    """Compare the sums of an audit's answer with the server's own."""
     import numpy as np
 
     mine, other = (np.frombuffer(each, np.float32).astype(np.float64) for each in (ours, theirs))

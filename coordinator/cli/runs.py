@@ -367,7 +367,7 @@ def print_versions(versions: Sequence[VersionInfo]) -> None:
 
 
 def best_note(versions: Sequence[VersionInfo]) -> str:
-    """Return why the best version is not the one with the lowest loss; empty where it is."""
+    """Return why the version with the lowest loss is not the best one; empty where it is."""
     best = next((v.loss for v in versions if v.best and v.loss is not None), None)
     if best is None or all(v.loss is None or v.loss >= best for v in versions):
         return ""

@@ -258,6 +258,6 @@ def states(conn: Connection, names: Sequence[str]) -> dict[str, str]:
 
 
 def move(conn: Connection, moved: dict[int, tuple[int, int]]) -> None:
-    """Store how far the passes of the locked runs are cut now."""
+    """Store the cursor of the pass of each locked run."""
     for run_id, (pass_no, cursor) in sorted(moved.items()):
         passes.move(conn, run_id, pass_no, cursor)

@@ -186,8 +186,8 @@ _ACCEPTED_OF = (
 def good_of(
     conn: Connection, volunteer_id: str, since: float, after: int, limit: int
 ) -> list[ContributionRow]:
-    """Return a volunteer's contributions that were accepted, locked, by their number: received from
-    `since` on, and after the number `after`.
+    """Lock and return a volunteer's accepted contributions by number: received from `since` on,
+    numbered above `after`.
     """
     given = {"its_volunteer_id": volunteer_id, "since": since, "after": after, "most": limit}
     return [_row(row) for row in conn.execute(_GOOD_OF, given).mappings()]

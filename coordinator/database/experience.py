@@ -206,7 +206,7 @@ def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
 
 
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
-    """Return the condition for tasks of a kind outside the pass, which have their own index."""
+    """Return the condition for tasks of a kind that are outside the pass."""
     t = tasks.c
     of_no_pass = t.pass_no == literal_column("0")  # SQLite must see it to use that index
     return (t.run_id == run_id) & (t.kind == kind) & of_no_pass

@@ -429,7 +429,7 @@ def open_of(conn: Connection, volunteer_id: str) -> list[int]:
 
 
 def proven_to(conn: Connection, volunteer_id: str, after: int) -> int:
-    """Return the newest passed draw that no open one precedes, `after` another; 0 without one."""
+    """Return the newest passed draw after `after` that no open draw precedes; 0 without one."""
     before = conn.execute(_ANSWERED_OF, {"its_auditor_id": volunteer_id}).scalar() or NO_ID
     before = min([before, *open_of(conn, volunteer_id)[:1]])
     given = {"its_volunteer_id": volunteer_id, "after": after, "before": before}

@@ -186,7 +186,9 @@ def _at_work() -> ColumnElement[bool]:
 
 
 def _steering(vetted: bool) -> Select[int]:
-    """Sum over the volunteers at work of their workers that deliver, each at least 1."""
+    """Return the query of a run's workers that deliver, each volunteer at work counted as one at
+    least.
+    """
     c, w = contributions.c, workers.c
     good = exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
     good = good.where(one_of(c.kind, UPDATES))

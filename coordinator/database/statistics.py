@@ -146,7 +146,7 @@ _CHANGED = (
 
 
 def since_verdict(conn: Connection, volunteer_id: str, after: int) -> WorkTotals:
-    """Return changes of a volunteer's totals by the verdicts after `after`: new less old."""
+    """Return how the verdicts after number `after` changed a volunteer's totals."""
     total = WorkTotals()
     given = {"its_volunteer_id": volunteer_id, "after": after}
     for state, reason, was, was_for, count, seconds in conn.execute(_CHANGED, given):

@@ -50,7 +50,7 @@ _STANDS = select(_PARTS, _LATE)
 
 
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
-    """Return the part that this attempt submits next, and how often it came too late."""
+    """Return the part that this attempt submits next, and how many tries of it were too late."""
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
     number, tries = conn.execute(_STANDS, mine).one()
     return int(number), int(tries)
@@ -120,7 +120,7 @@ def arrival(
 def _with_run(
     conn: Connection, query: Select[Any], given: dict[str, Any], missing: str
 ) -> dict[str, Any]:
-    """Return the one row of a query of a run and more, the run as a struct of its own."""
+    """Return the only row that a query joined with a run finds; its "run" is the run's struct."""
     found = conn.execute(query, given).mappings().first()
     if found is None:
         raise NotFound(missing)
@@ -247,7 +247,7 @@ def once_more(conn: Connection, row: ContributionRow, now: float) -> None:
 
 
 def goes_on(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if the same lease may repeat a refused part."""
+    """Return True if the same lease may submit a refused part again."""
     task = holder(conn, row.task_id, for_update=False)
     held = (task.state, task.attempt, task.worker_id) == ("doing", row.attempt, row.worker_id)
     return held and wanted(conn, task) == (row.part, row.tries + 1)

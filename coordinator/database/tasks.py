@@ -352,7 +352,7 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
 def _condemned(
     conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if so many volunteers' failures, or with `alone` all at work, condemn a task."""
+    """Return True if `least` volunteers, or with `alone` all that are at work, failed a task."""
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}
     working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}

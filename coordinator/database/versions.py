@@ -189,7 +189,7 @@ _FALLS = (
 
 
 def falls(conn: Connection, run_id: int, phase: int, scale: float) -> int:
-    """Return how many times the outer rate of a phase was lowered to a scale."""
+    """Return the number of versions of a phase that lowered the outer rate to `scale`."""
     given = {"its_run_id": run_id, "its_phase": phase, "its_outer_scale": scale}
     found: int = conn.execute(_FALLS, given).scalar_one()
     return found

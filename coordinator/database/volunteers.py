@@ -290,7 +290,7 @@ def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool
 
 
 def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Make every secret and key of an account worthless; how many secrets there were."""
+    """Revoke every secret and key of an account; return the number of secrets."""
     mine = (api_keys.c.volunteer_id == volunteer_id) & api_keys.c.revoked_at.is_(None)
     conn.execute(update(api_keys).where(mine).values(revoked_at=now))
     live = (workers.c.volunteer_id == volunteer_id) & workers.c.revoked_at.is_(None)

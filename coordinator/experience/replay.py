@@ -251,7 +251,7 @@ class Replay(PlatformService):
 
 
 def opponents(conn: Connection, run_id: int) -> set[int]:
-    """Return the opponents in running matches: their files must stay."""
+    """Return the opponents in running matches, whose files must stay."""
     found = set()
     for stored in experience.open_options(conn, run_id, "evaluate"):
         data = decode(stored).get(DATA)
@@ -288,7 +288,9 @@ class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standing(rows: Sequence[MatchRow]) -> RatingTable:
-    """Return ratings relative to version 0, and the best: last of those that beat the best."""
+    """Return the ratings relative to version 0, and the best version: the last that beat its
+    predecessor as the best.
+    """
     met: dict[tuple[int, int], MatchScore] = {}
     best = ANCHOR
     for row in rows:

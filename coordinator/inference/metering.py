@@ -281,8 +281,8 @@ class Meter:
                 each.written = out[each.id].out
 
     async def recover(self, *, everything: bool = False) -> int:
-        """Settle requests of dead processes by their logged tokens; return their number. Their
-        waiting draws cannot be compared: the prompts died with the process.
+        """Settle the requests of dead processes by their logged tokens; return their number. A
+        waiting draw of theirs cannot be compared: its prompt died with the process.
 
         `everything`: no other process answers, so whatever this one does not is left behind.
         """

@@ -73,12 +73,12 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
     def newest(self) -> dict[str, int]:
-        """Return the only version that it has of a run, by run."""
+        """Return the pinned version of each run that this server offers in one version only."""
         pinned = (each.partition("@") for each in self.names)
         return {run: int(version) for run, at, version in pinned if at}
 
     def name_of(self, model: ModelVersion) -> str:
-        """Return its name of a version."""
+        """Return this server's name for a version."""
         exact = f"{model.run}@{model.version}"
         name = self.names.get(exact) or self.names.get(model.run, exact)
         return name.replace("{version}", str(model.version))
@@ -255,7 +255,7 @@ class UpstreamEngine:
     # --- the run ---
 
     async def _about(self, model: ModelVersion) -> tuple[int, bytes | None]:
-        """Return how many tokens fit, and the tokenizer."""
+        """Return the length of a run's context in tokens, and its tokenizer."""
 
         def look(conn: Connection) -> tuple[int, str | None]:
             run = runs.by_id(conn, model.run_id)

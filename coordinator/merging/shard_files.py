@@ -64,7 +64,9 @@ def _of_update(name: str, schema: Schema, cuts: Iterable[Cut], file: BinaryIO) -
 
 
 def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:
-    """Yield the shard's pieces, and buffers whole: how far one moves depends on all of it."""
+    """Yield the pieces of a shard, and its buffers whole: a buffer's step depends on all of its
+    elements.
+    """
     header = read_header(file)
     for piece in shard:
         ends = (piece.start, piece.stop) if piece.spec.role == "parameter" else (0, None)
@@ -72,7 +74,7 @@ def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:
 
 
 def _of_state(shard: Shard, file: BinaryIO) -> Iterator[Span]:
-    """Yield counters and the slots of the shard's pieces, whatever the file's split was."""
+    """Yield the counters and the slots of a shard's pieces, however the file was split."""
     header = read_header(file)
     slots = {name.partition("/")[0] for name in header.entries} - {"count"}
     for name in header.entries:

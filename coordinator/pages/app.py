@@ -160,7 +160,7 @@ def _told(error: VolunteerError) -> VolunteerError:
 
 
 def routes(coordinator: Coordinator) -> list[Route]:
-    """Return the routes of the page; where it is switched off, the ones that a join link needs."""
+    """Return the routes of the page; without a public page only those of a join link."""
     site = Site(coordinator)
     handles: dict[str, Handle | Stream] = {
         "/join": site.join,

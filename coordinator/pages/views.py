@@ -195,7 +195,7 @@ class Views:
         return await self._once(f"leaderboard {window} {name}", make)
 
     async def _ranked(self, run: str) -> str:
-        """Return the run that a leaderboard is of; "" = of all, where none is hidden."""
+        """Return the name of the run to rank, or "" for all runs where none is hidden."""
         if run:
             return (await self._public.find(run)).name
         if await self._public.all_shown():

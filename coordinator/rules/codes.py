@@ -45,7 +45,7 @@ def new_code(chars: int, random: Random = secrets.randbelow) -> str:
 
 
 def derived(secret: bytes, chars: int) -> str:
-    """Return the code derived from a secret of 32 bytes, in at most as many letters."""
+    """Return the code derived from a secret of 32 bytes, with at most as many letters as asked for."""
     letters = iter(secret)
     return new_code(chars, lambda below: next(letters) % below)
 

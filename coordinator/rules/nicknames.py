@@ -152,7 +152,7 @@ def alternatives(name: str) -> Iterator[str]:
 
 
 def suggestion(name: str, taken: Callable[[str], bool]) -> str:
-    """Return the nearest name with a free skeleton; `taken` answers for a skeleton."""
+    """Return the nearest name with an unused skeleton; `taken` says whether one is in use."""
     for other in alternatives(name):
         if not taken(skeleton(other)):
             return other

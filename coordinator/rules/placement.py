@@ -29,7 +29,7 @@ class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidate devices for tasks outside the pass, since when each task is reserved for them."""
+    """Devices for which tasks outside the pass are reserved, and since when."""
 
     peers: tuple[PeerDevice, ...] = ()
     left_s: Mapping[int, float] = {}  # by task

@@ -51,9 +51,9 @@ def rest(most: int, falls: int) -> int:
 
 
 def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
-    """Return the scale of the next step, from the last versions of this phase, newest first: half
-    of theirs when the median of the newest `most`, made at one scale, turned back; the one above
-    after `rest` steady ones at a lower scale.
+    """Return the scale of the next outer step, from the versions of this phase, newest first: half
+    of theirs when the median of the newest `most`, made at one scale, turned back; the next higher
+    one after `rest` steady versions at a lower scale.
     """
     if not recent:
         return 1.0

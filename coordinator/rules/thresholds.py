@@ -33,7 +33,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     backup_s: float = 7 * DAY_S
 
     def stalled(self, silent_s: float, usual_s: float) -> bool:
-        """Return True for a run without a version for `silent_s`, where `usual_s` is usual."""
+        """Return True if a run has made no version for longer than its usual pace explains."""
         return bool(self.stalled_s) and silent_s >= self.stalled_after(usual_s)
 
     def stalled_after(self, usual_s: float) -> float:

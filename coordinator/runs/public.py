@@ -81,8 +81,9 @@ async def check_shown(db: Database, settings: Settings, name: str) -> None:
 
 
 def spread(head: int, every: int, count: int) -> range:
-    """Return evenly spread versions up to the head, `count` to twice as many; of fewer, all that
-    `every` allows. As a run grows, points stay where they were and every other one goes.
+    """Return versions spread evenly up to the head, `count` to twice as many; all of them, as
+    `every` allows, where there are fewer. Points stay where they are as a run grows: every second
+    one is dropped.
     """
     step = every
     while head // step > 2 * count:

@@ -202,7 +202,9 @@ class Queue:
         self._signals.notify("queue")
 
     def _failures(self, worker_id: str, now: float) -> int:
-        """Return how many tasks a worker gave back as failed; cleared an hour after its rest."""
+        """Return the number of tasks that a worker gave back as failed; an hour after its rest it
+        is 0 again.
+        """
         count, until = self._failed_in_row.get(worker_id, (0, 0.0))
         return count if now < until + REST_MAX_S else 0
 

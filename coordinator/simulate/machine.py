@@ -393,7 +393,7 @@ async def _read(made: Handed) -> AsyncIterator[bytes]:
 
 @dataclass(slots=True)
 class Net:
-    """Link of the coordinator: concurrent transfers share it, by their number at its start."""
+    """Network link of the coordinator, shared evenly by concurrent transfers."""
 
     server: Server
     busy: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})

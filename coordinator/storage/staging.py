@@ -97,5 +97,5 @@ def _key(upload_id: str, offset: int, size: int) -> str:
 
 
 def end(pieces: list[StagedPiece]) -> int:
-    """Return how many bytes are there."""
+    """Return the number of stored bytes."""
     return pieces[-1].offset + pieces[-1].bytes if pieces else 0

@@ -112,7 +112,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     letter: int = 0  # number of the last one
 
     def since(self, kind: Kind) -> float:
-        """Return from when on events of a kind are new."""
+        """Return the instant after which an event of a kind is news."""
         said = [each.said_at for each in self.standing if each.kind == kind and each.said_at]
         return max(said, default=self.checked_at)
 
@@ -320,7 +320,7 @@ def _said(state: AlertState) -> set[tuple[str, str]]:
 
 
 def told(each: StandingAlert, now: float) -> str:
-    """Return the end of a trouble: the fact as last sent, and how long it lasted, no advice."""
+    """Return the sentence about the end of a trouble: its fact and its duration, without advice."""
     return f"{each.message}; that lasted {duration(now - each.since)}"
 
 

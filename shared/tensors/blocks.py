@@ -38,7 +38,9 @@ class Kernel(Protocol):
     """Arithmetic of one codec on one parameter tensor."""
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Return the tensors of the file for one parameter; the first has its name."""
+        """Return the specs of a parameter's tensors in the file; the first is named as the
+        parameter.
+        """
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
         """Encode a slice from a chunk edge into its parts. Raises InvalidFrame if not finite."""

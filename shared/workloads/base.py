@@ -363,7 +363,9 @@ class Workload(Protocol):
         return [chunk.items for chunk in manifest.chunks]
 
     def items_per_sample(self, config: Config) -> int:
-        """Return the `traits.items` of one sample: the unit of `[stop] tokens` and of progress."""
+        """Return the number of `traits.items` in a sample: the unit of `[stop] tokens` and of
+        progress.
+        """
         return 1
 
     def flops_per_sample(self, config: Config) -> float:

@@ -27,7 +27,9 @@ class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def superiority(self) -> float:
-        """Return the likelihood that it is the stronger one, by the won and lost games."""
+        """Return the likelihood that the first player is the stronger one, by its won and lost
+        games.
+        """
         decided = self.wins + self.losses
         if not decided:
             return 0.5

@@ -115,8 +115,8 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
 async def join(
     link: JoinLink, name: str, enrolment: Enrolment, patience_s: float = PATIENCE_S
 ) -> Joined:
-    """Make an account at the coordinator of a link, or go on with the one made before: it may be
-    repeated.
+    """Make an account at the coordinator of a link, or use the one made before; a repeated call is
+    safe.
 
     Raises BadSignature, Unreachable, InvalidName, Forbidden.
     """

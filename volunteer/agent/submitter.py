@@ -155,7 +155,7 @@ class Submitter:
         return any(each.last for each in (entry, *later))
 
     def _announce_loss(self, entry: QueuedResult, how: str, message: str) -> None:
-        """Announce that a lease that was done here brings nothing."""
+        """Announce that the work of a lease is lost."""
         self.held.lost((entry.task, entry.submit.attempt))
         self.hub.emit(events.TaskEnded(task=entry.task, how=how, message=message))
 

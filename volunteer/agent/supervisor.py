@@ -61,7 +61,7 @@ class Supervisor:
     quit_s: float  # for tasks that are nearly done, when the agent is to end
 
     async def run(self, devices: Sequence[Loop], loops: Sequence[Loop]) -> None:
-        """Run until all devices' work ended or the agent ends; `loops` go on until the submits."""
+        """Run until all devices have ended or the agent ends; `loops` run until the last submit."""
         background = [asyncio.create_task(self._keep(loop, ends=False)) for loop in loops]
         work = [asyncio.create_task(self._keep(device, ends=True)) for device in devices]
         try:
@@ -145,7 +145,9 @@ class Supervisor:
             await life.unless(lambda: not self._unsent(), self.life.clock.sleep(0.5))
 
     def _unsent(self) -> int:
-        """Return how many results wait, and evidence unless a person waits for the end."""
+        """Return the number of unsent results, and of requested evidence unless the owner waits for
+        the end.
+        """
         hurried = self.life.closing in ("release", "save")
         return len(self.outbox) + (0 if hurried else len(self.evidence.asked()))
 

@@ -425,7 +425,7 @@ async def _join(directories: Directories, settings: Settings, link: str, name: s
 
 
 def _say_work(bits: int, done: float) -> None:
-    """Print once that joining computes for a moment."""
+    """Print once that joining needs some seconds of computing."""
     if done == 0.0:
         from shared.proof_of_work import work_words
 

@@ -133,8 +133,8 @@ def _writable(own: Iterable[Path]) -> Sequence[Path]:
 
 
 def _threads() -> Path:
-    """Return where threads are named, without which CUDA begins nothing: that of every process, so
-    that ranks have theirs, unless the kernel could be told there to run a program.
+    """Return the directory where threads of every process get their names, which CUDA needs; None
+    where a kernel could be told there to run a program.
     """
     return Path("/proc/self" if os.access("/proc/sys/kernel/core_pattern", os.W_OK) else "/proc")
 

@@ -142,7 +142,7 @@ class Carried:
     # The residual.
 
     def residual(self, schema: Schema, global_step: int) -> Residual:
-        """Return the residual to add to the next update, from a base of so many steps, if any."""
+        """Return the residual to add to the next update, if any, for a base of this many steps."""
         with self._guard:
             residue = self._residue()
             if residue is not None and global_step < residue.global_step:

@@ -163,8 +163,8 @@ class ReceiptBook:
         )
 
     def restored(self, to: RestorePayload) -> Path | None:
-        """Set aside the seen heads, as `accept`, but for the ones that a restored coordinator still
-        has to stand by; None for a statement that was obeyed before.
+        """Set aside the seen heads, as `accept` does, except those that a restored coordinator must
+        still honour; None for a statement that was obeyed before.
         """
         if to.tree.at <= self.seen.restored_at:
             return None

@@ -65,7 +65,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult:
-    """Result of a part in memory, on the CPU: encoded and sent while the device goes on."""
+    """Result of a part in memory, on the CPU, encoded and sent while the device trains the next
+    part.
+    """
 
     result: Result
     tensors: Weights
@@ -400,7 +402,7 @@ def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> 
 
 
 def _refuse_diverged(tensors: Weights) -> None:
-    """Raise InvalidFrame for NaN and infinite values: nothing may go on from them."""
+    """Raise InvalidFrame for NaN and infinite values, from which no training can continue."""
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise InvalidFrame(

@@ -270,7 +270,7 @@ class VolunteerApp(App[int]):
         super().delay_update(0.0 if self._built else delay)
 
     def action_pause(self) -> None:
-        """Pause, or go on."""
+        """Pause, or resume."""
         if self.control is None:
             return
         paused = self.latest.status.paused(self.device) is not None

@@ -42,7 +42,7 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return self.value is not None and (away or scene.now - self.at > AGED_S)
 
     def note(self, scene: Scene) -> str:
-        """Return the note for the border: the age of the reply, or that it is awaited."""
+        """Return the note for the border: the age of the reply, or that the reply is awaited."""
         if self.value is not None and self.old(scene):
             return as_of(scene.now - self.at)
         return _("asking") if self.asking and self.value is None else ""

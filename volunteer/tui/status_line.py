@@ -63,7 +63,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
 
 
 class Looked(NamedTuple):
-    """View, time, signs and device of which a state is told."""
+    """View to describe, with the present time, the glyphs and the device."""
 
     view: AgentView
     now: float

@@ -219,7 +219,7 @@ def free_since(conn: Connection, volunteer_id: str, run_id: int, since: float) -
 
 
 def prune(conn: Connection, before: float) -> int:
-    """Delete requests that began before an instant and have ended; how many."""
+    """Delete requests that began before an instant and have ended; return their number."""
     old = delete(usage).where(_u.at < before, _u.state == "done")
     return int(conn.execute(old).rowcount)
 

@@ -39,7 +39,7 @@ def owe(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, no
 def charge(
     conn: Connection, owner: str, contribution_id: int, amount_micro: int, memo: str, now: float
 ) -> None:
-    """Charge an account what a draw did not show of its work."""
+    """Charge an account for work that a draw did not show."""
     if amount_micro <= 0:
         return
     moves = (Move(owner, "debt", amount_micro), Move(SYSTEM, MINT, -amount_micro))

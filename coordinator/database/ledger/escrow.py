@@ -63,8 +63,8 @@ _REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))
 
 
 def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Pay contributions that are merged, or need no merge; each must be pending, and its verdict
-    recorded, which tells about unpaid ones.
+    """Pay contributions that are merged, or need no merge. Each must be pending, and its verdict
+    recorded.
 
     A handful of statements for hundreds of contributions. No credit is paid for weight 0, to a
     suspended account, or below the least trust to an uninvited one; what was paid, or taken back

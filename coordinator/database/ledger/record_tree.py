@@ -93,7 +93,7 @@ def behind(conn: Connection) -> bool:
 
 
 def extend(conn: Connection, limit: int = BATCH) -> int:
-    """Add the next sealed rows to the tree; how many."""
+    """Add the next sealed rows to the tree; return their number."""
     conn.execute(insert_new(conn, meta, "key").values(key=KEY, value="{}"))
     locked = select(meta.c.value).where(meta.c.key == KEY).with_for_update()
     tree = _read(conn.execute(locked).scalar())

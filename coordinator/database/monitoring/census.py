@@ -252,7 +252,7 @@ def _holding(conn: Connection, shown: Sequence[str]) -> dict[str, tuple[int, str
 
 
 def _failures(conn: Connection, now: float) -> Counter[str]:
-    """Return how many of the newest failures of the last hour are of each worker."""
+    """Return the number of each worker's failures among the newest ones of the last hour."""
     f = failures.c
     some = select(f.worker_id, f.kind, f.at).order_by(f.id.desc()).limit(FAILURES_MAX).subquery()
     query = select(some.c.worker_id, func.count()).where(

@@ -130,8 +130,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def places(self) -> frozenset[str]:
-        """Return the parts of a dialogue that it supports, or refuses with a message: of "system",
-        "tool", "tools", "tool_calls" and "reasoning_content".
+        """Return the parts of a dialogue that a template supports, of "system", "tool", "tools",
+        "tool_calls" and "reasoning_content"; it may refuse the others with a message.
         """
         asked = DialogueTurn("user", _QUESTION)
         told = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}

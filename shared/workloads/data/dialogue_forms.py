@@ -192,7 +192,7 @@ def _parsed(found: Any) -> Any:
 
 
 def _listed(row: Mapping[str, Any], key: str) -> list[Any]:
-    """Return a list, which a table of texts keeps as JSON."""
+    """Return a list of a record; tables of texts hold it as JSON."""
     found = _parsed(row[key])
     if not isinstance(found, list):
         raise InvalidRunFile(f'its "{key}" is no list')

@@ -49,7 +49,7 @@ def square(pixels: Pixels) -> Pixels:
 
 
 def corner(pixels: Pixels) -> Pixels:
-    """Return the upper left quarter: of many images, as many as a terminal can show."""
+    """Return the upper left quarter of a sheet of images, as large as a terminal can show."""
     return pixels[: -(-pixels.shape[0] // 2), : -(-pixels.shape[1] // 2)]
 
 

@@ -59,7 +59,7 @@ def choose(
 
 
 def probed(logits: NDArray[np.floating], token: int, logprobs: int) -> SampledToken:
-    """Return a token with its log-probability, and so many of the likeliest tokens."""
+    """Return a token with its log-probability, and the `top` likeliest tokens."""
     scores = _finite(logits)
     said = scores - scores.max()
     said -= math.log(float(np.exp(said).sum()))

@@ -135,7 +135,7 @@ def _log_probability(logits: np.ndarray, token: int) -> float:
 
 
 def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
-    """Generate answers, as many at once as there are slots; each one completely."""
+    """Generate all answers, one sequence a slot at a time."""
     decoder = asking.decoder
     batch, texts = Batch(decoder), dict[str, str]()
     running: dict[str, tuple[Example, bool]] = {}

@@ -149,8 +149,8 @@ def _short_of(
 
 
 def _scene(rules: BoardRules, number: int) -> NDArray[np.int8]:
-    """Return a board with the beginning of a row and stones around it, as many of either player or
-    one more of the other (-1).
+    """Return a board with the beginning of a row and stones around it, so that both players have
+    equally many, or the other (-1) one more.
     """
     raw = iter(words(_SEED + rules.size * 64 + rules.win, number, 512).tolist())
     board = np.zeros(rules.cells, np.int8)

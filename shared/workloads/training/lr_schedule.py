@@ -45,7 +45,9 @@ def learning_rate(train: TrainSettings, step: int, total: int) -> float:
 
 
 def full_steps(train: TrainSettings, first: int, steps: int, total: int) -> float:
-    """Return the full-rate steps that equal `steps` from `first` on: how far a model moves."""
+    """Return the number of steps at the full rate that move a model as far as `steps` from `first`
+    on.
+    """
     looks = min(LOOKS, max(1, steps))
     rates = (
         learning_rate(train, first + (2 * look + 1) * steps // (2 * looks), total)

@@ -99,7 +99,7 @@ async def _lend(app: VolunteerApp, word: str, run: str) -> None:
 
 
 async def _ended(command: list[str]) -> int:
-    """Return the exit code of a program that uses the terminal meanwhile."""
+    """Run a program that takes over the terminal; return its exit code."""
     try:
         child = await asyncio.create_subprocess_exec(*command)
     except OSError:
@@ -129,7 +129,7 @@ async def show_page(app: VolunteerApp, run: str) -> None:
 
 
 def _shown(app: VolunteerApp) -> str:
-    """Tell that the page names this volunteer, and how to end that."""
+    """Tell the owner that a page names this volunteer, and how to hide the name."""
     me = app.latest.status.me
     if me is None or not me.public:
         return ""

@@ -165,7 +165,7 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
 
 
 def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
-    """Return names, values and units in columns, as many as fit."""
+    """Return the names, values and units that fit, in columns."""
     spans: list[Span] = []
     used = 0
     wide = cells // 4 if cells >= 68 else 0
