@@ -115,7 +115,7 @@ class OnceACause:
 
 
 def _cause(event: MutableMapping[str, Any]) -> str:
-    """Return the key by which failures of one cause are recognised; "" for a line about no failure."""
+    """Return the key of a failure's cause; "" for a line about no failure."""
     raised = event.get("exc_info")
     if raised:
         error = raised if isinstance(raised, BaseException) else sys.exc_info()[1]

@@ -9,7 +9,7 @@ COLUMNS_MIN = 20  # narrower, help is one letter a line; at 0 the command librar
 
 
 def make_usable() -> None:
-    """Replace closed standard streams by the null device, and drop a width too small for any text."""
+    """Replace closed standard streams by the null device; drop a width too small for text."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from coordinator.http.routes.endpoint_app import client_key, error_reply, respond
-from coordinator.request import ClientGone, Receive, Scope, Send
+from coordinator.request_body import ClientGone, Receive, Scope, Send
 from coordinator.services import Coordinator, opened
 from shared.errors import LOCAL, BadRequest, Internal, NotFound, Unavailable, VolunteerError
 from shared.protocol.limits import API

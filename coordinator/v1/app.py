@@ -14,7 +14,7 @@ from starlette.routing import Route
 from coordinator.accounts.api_keys import PREFIX, Asker
 from coordinator.inference.answers import NO_KEY, AnswerStream, Servable, TextPrompt
 from coordinator.inference.inference_engine import AnswerPiece
-from coordinator.request import ClientGone, Receive, Scope, Send
+from coordinator.request_body import ClientGone, Receive, Scope, Send
 from coordinator.v1.replies import Form, chat_wish, completion_wish
 from coordinator.v1.wire import Out, read, refusal
 from shared.errors import (

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from coordinator.inference.answers import UnknownModel, Wrong
-from coordinator.request import ClientGone, Receive, Scope, Send, decode_body, read_body
+from coordinator.request_body import ClientGone, Receive, Scope, Send, decode_body, read_body
 from shared.decoding import convert, in_words
 from shared.errors import (
     BadRequest,

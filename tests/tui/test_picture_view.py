@@ -13,7 +13,7 @@ from tests.support.sources import ROOT
 from tests.tui.engine import screen_text
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.widgets.pictures import SIDE_MAX, UPPER, decoded, png_of
-from volunteer.tui.widgets.sample_view import PictureView
+from volunteer.tui.widgets.sample import PictureView
 
 
 class OnePicture(Screen[None]):

@@ -21,8 +21,8 @@ from volunteer.control import commands, events
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
 from volunteer.tui.sample_history import SampleHistory
-from volunteer.tui.screens.sample_viewer import SamplesPage
-from volunteer.tui.widgets.sample_view import text_rows
+from volunteer.tui.screens.samples import SamplesPage
+from volunteer.tui.widgets.sample import text_rows
 
 PAGE_ROWS = 100  # of a coordinator of this test
 BOARD = "1. b6 b2\nO wins\n\n 2 X · O\n 1 · O ·\n   a b c"

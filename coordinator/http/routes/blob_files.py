@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
-from coordinator.request import INTEGER_DIGITS_MAX
+from coordinator.request_body import INTEGER_DIGITS_MAX
 from coordinator.storage.blobs import check_name
 from shared.errors import NotFound
 from shared.protocol.base import ErrorBody

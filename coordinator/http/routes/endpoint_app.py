@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from coordinator.accounts.server_identity import ADMIN
-from coordinator.request import (
+from coordinator.request_body import (
     INTEGER_DIGITS_MAX,
     ClientGone,
     Receive,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.admin.registry import COMMANDS
 from coordinator.http.routes.endpoint_app import Call, Reply, check_metrics, json_reply
 from coordinator.http.routes.metrics import exposition
-from coordinator.request import body_stream, read_body, read_json
+from coordinator.request_body import body_stream, read_body, read_json
 from shared.errors import NotFound, Unavailable
 from shared.protocol.base import Health, StoredFile
 from shared.protocol.endpoints import BYTES

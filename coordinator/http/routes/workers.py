@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from coordinator.http.routes.endpoint_app import Call
-from coordinator.request import INTEGER_DIGITS_MAX, ClientGone, Receive, body_stream
+from coordinator.request_body import INTEGER_DIGITS_MAX, ClientGone, Receive, body_stream
 from coordinator.storage.disk_space import RETRY_S
 from shared.errors import BadRequest, Unavailable
 from shared.links import format_link

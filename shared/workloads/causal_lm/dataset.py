@@ -14,8 +14,8 @@ from shared.workloads.base import DatasetManifest, DatasetWanted
 from shared.workloads.data import table_rows
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
-from shared.workloads.data.dialogue_files import SUFFIXES, files, records
 from shared.workloads.data.dialogue_forms import is_dialogue
+from shared.workloads.data.record_files import SUFFIXES, files, records
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.text_dataset import build_text
 from shared.workloads.data.tokenizer import Put

@@ -21,11 +21,11 @@ from shared.errors import InvalidRunFile
 from shared.text import printable
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless
-from shared.workloads.data.dialogue_files import files, records
 from shared.workloads.data.dialogue_forms import TRL, Dialogue, read_dialogue
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.report import Meta, lengths
+from shared.workloads.data.record_files import files, records
 from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.text_lengths import Meta, lengths
 from shared.workloads.data.tokenizer import (
     FIRST,
     LEARNT,

@@ -22,8 +22,8 @@ from shared.text import counted
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import Document, read_documents
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.report import lengths
 from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.text_lengths import lengths
 from shared.workloads.data.token_files import build_token_files, token_files
 from shared.workloads.data.tokenizer import (
     Built,

@@ -63,7 +63,7 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> int:
-        """Return the distance at which a stone influences a cell: one for each 3 x 3 convolution."""
+        """Return the distance at which a stone matters to a cell: one for each convolution."""
         return 1 + 2 * self.depth
 
     @property

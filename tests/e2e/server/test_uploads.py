@@ -19,7 +19,7 @@ from coordinator.database import contributions, recomputes
 from coordinator.database.recomputes import DrawTerms
 from coordinator.database.tables.contributions import uploads as rows
 from coordinator.database.volunteers import set_volunteer
-from coordinator.request import ClientGone
+from coordinator.request_body import ClientGone
 from shared.protocol.contributions import UploadInfo, Verdict
 from shared.protocol.leases import Lease
 from shared.tensors import writer

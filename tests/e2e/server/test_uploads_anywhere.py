@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from coordinator.database import upload_rows
-from coordinator.request import ClientGone
+from coordinator.request_body import ClientGone
 from shared.protocol.contributions import UploadInfo, Verdict
 from tests.support.databases import Postgres
 from tests.support.local_coordinator import (

@@ -23,8 +23,8 @@ from shared.text_file import BYTES_MAX, read_text
 from shared.workloads.causal_lm.base_settings import _table as base_settings
 from shared.workloads.causal_lm.model_folder import _json as model_settings
 from shared.workloads.data.chat_template import template_beside
-from shared.workloads.data.dialogue_files import records
 from shared.workloads.data.documents import read_documents
+from shared.workloads.data.record_files import records
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.table_rows import told
 from shared.workloads.data.task_suite import read_suite

@@ -28,7 +28,7 @@ from volunteer.tui.run_estimate import estimate, part_words
 from volunteer.tui.screens.copy_text import CopyText, for_others
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
 from volunteer.tui.widgets.benchmark_progress import progress_lines
-from volunteer.tui.widgets.live import Readings, device_state, live_lines
+from volunteer.tui.widgets.device_readings import Readings, device_state, live_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from coordinator.config import Constants, Settings
 from coordinator.http.deadlines import ConnectionGuard, protocol
 from coordinator.http.routes.endpoint_app import Reply, respond
-from coordinator.request import ClientGone
+from coordinator.request_body import ClientGone
 from coordinator.storage.blobs import READ_BYTES, FileStream
 
 LARGE = 24 * READ_BYTES + 7  # more than a socket takes

@@ -19,7 +19,7 @@ from volunteer.tui.page import Page
 from volunteer.tui.sample_history import SampleHistory
 from volunteer.tui.text import Line, clock_time, fit
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
-from volunteer.tui.widgets.sample_view import SampleView
+from volunteer.tui.widgets.sample import SampleView
 
 BOTH_CELLS = 74  # less shows one version at a time
 NEWS_S = 3.0  # at least between two looks for newer versions

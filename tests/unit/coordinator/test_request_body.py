@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coordinator.config import Settings
 from coordinator.rate_limit import KEYS_MAX, Rates
-from coordinator.request import ClientGone, read_body, read_json
+from coordinator.request_body import ClientGone, read_body, read_json
 from coordinator.storage.disk_space import Space
 from shared.errors import BadRequest, Configuration, StorageFull, TooLarge, TooManyRequests
 from shared.protocol.contributions import SubmitRequest

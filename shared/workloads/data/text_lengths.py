@@ -1,4 +1,4 @@
-"""Report on a dataset of texts: how long they are."""
+"""Lengths of the texts of a dataset."""
 
 from __future__ import annotations
 
