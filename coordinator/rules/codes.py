@@ -45,7 +45,7 @@ def new_code(chars: int, random: Random = secrets.randbelow) -> str:
 
 
 def derived(secret: bytes, chars: int) -> str:
-    """Return the code derived from a secret of 32 bytes, of at most `letters` letters."""
+    """Return the code derived from a secret of 32 bytes, of at most `chars` letters."""
     letters = iter(secret)
     return new_code(chars, lambda below: next(letters) % below)
 
