@@ -47,7 +47,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, turn: Tensor, seen: Tensor, past: list[Tensor]) -> Tensor:
         b, t, w = x.shape
-        qkv = self.qkv(self.norms[0](x)).view(b, t, 3, 4, -1).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(self.norms[0](x)).float().view(b, t, 3, 4, -1).permute(2, 0, 3, 1, 4)
         pairs = torch.view_as_complex(qkv[:2].reshape(*qkv[:2].shape[:-1], -1, 2)) * turn
         q, k = torch.view_as_real(pairs).flatten(-2)
         k, v = torch.cat([*past[:1], k], 2), torch.cat([*past[1:], qkv[2]], 2)
