@@ -271,7 +271,8 @@ class Coordinator(Platform):
 
     def _among(self, replicas: int) -> None:
         """Divide this process's limits by the number of replicas."""
-        self.rates.replicas = self.answers.rates.replicas = replicas
+        for rates in (self.rates, self.answers.rates, self.volunteers.orders):
+            rates.replicas = replicas
 
     def _figures(self) -> Callable[[], ReplicaFigures]:
         """Return the function that measures this process for the other processes."""

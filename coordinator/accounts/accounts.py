@@ -23,6 +23,7 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.database.volunteers import VolunteerRow
+from coordinator.rate_limit import PerMinute
 from coordinator.rules import codes, networks, nicknames
 from coordinator.rules import reports as machines
 from coordinator.signals import Signals
@@ -55,6 +56,7 @@ T = TypeVar("T")
 
 LINK_S = 600.0
 REISSUE_S = DAY_S  # the organiser passes this one on
+ORDERS_A_MINUTE = 60  # of an account, for its machines
 WORK_MAX = 4096  # volunteers whose counts are remembered
 COUNTED_S = 60.0  # an account is added up anew; what changed since is added each time
 
@@ -96,6 +98,7 @@ class Volunteers:
             COUNTED_S, clock, rest=REST, most=WORK_MAX
         )
         self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
+        self.orders = PerMinute(clock.monotonic)
         self.invites = Invites(db, clock)
         self.reversals = Reversals(db, clock)
 
@@ -169,9 +172,10 @@ class Volunteers:
     async def order(self, principal: Principal, request: MachineOrder) -> None:
         """Store the order for a machine of the same account; its next heartbeat carries it.
 
-        Raises NotFound.
+        Raises NotFound, TooManyRequests.
         """
         owner, now = principal.volunteer_id, self._clock.now()
+        self.orders.hit(owner, ORDERS_A_MINUTE)  # each is a write, and news for a machine
         machine, order = request.worker_id, request.order
         if not await self._db.write(lambda conn: store.order(conn, owner, machine, order, now)):
             raise NotFound("this account has no such machine: look at the list of its machines")

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 YEAR = "public, max-age=31536000, immutable"
-ROBOTS = b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\nDisallow: /*.safetensors$\n"
+ROBOTS = (
+    b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\n"
+    b"Disallow: /*.safetensors$\n"
+)
 VIEWERS_SHARE = 4  # of all connections one in so many may be a viewer's
 
 FETCHING_MAX = 8  # strangers who fetch weights at a time

@@ -74,7 +74,7 @@ def head(scope: Scope, kind: str, keep: str) -> Headers:
 
 
 async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> None:
-    """Send a blob to be kept as a file, or the address where the store gives it. Raises NotFound."""
+    """Send a blob as a file to keep, or the address where the store has it. Raises NotFound."""
     headers = head(scope, "application/octet-stream", "public, max-age=86400, no-transform")
     if address := await blobs.url(sha256):
         headers.append((b"location", address.encode()))

@@ -18,6 +18,7 @@ from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
+from shared.protocol.limits import process_on
 from shared.text import counted, whole_percent
 
 if TYPE_CHECKING:
@@ -264,7 +265,13 @@ class Views:
 
         async def make() -> FinishedPage:
             row = await self._public.find(name)
-            values = {"run": await self.model(name), "name": name, "takes": may_be_had(row)}
+            page = await self.model(name)
+            values = {
+                "run": page,
+                "name": name,
+                "takes": may_be_had(row),
+                "processor": process_on("cpu", page.info.memory_bytes),
+            }
             return made(HTML, self._page("run.html", **values))
 
         return await self._once(f"run {name}", make)

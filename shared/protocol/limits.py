@@ -27,6 +27,7 @@ NEWS_MAX = 50  # verdicts in one heartbeat reply
 # Memory for training, bytes a parameter: weights, gradients, two Adam moments, the base, activations;
 # on a CPU snapshots and results too (28 measured with a GPT of 10.8 M parameters).
 DEVICE_BYTES, CPU_BYTES = 18, 30
+PROCESS_BYTES = 350_000_000  # of a worker's process before any model (measured: 299 to 370 MB)
 
 # Rhythm of a lease (DESIGN section 2).
 HEARTBEAT_S = 30.0
@@ -42,6 +43,11 @@ def fits_nickname(char: str) -> bool:
 def memory_on(device: str, memory_bytes: int) -> int:
     """Return the bytes that a run needs on a device; `memory_bytes` is that of `RunInfo`."""
     return memory_bytes * CPU_BYTES // DEVICE_BYTES if device == "cpu" else memory_bytes
+
+
+def process_on(device: str, memory_bytes: int) -> int:
+    """Return `memory_on`, with the process where it shares the memory: what a person must have."""
+    return memory_on(device, memory_bytes) + (PROCESS_BYTES if device == "cpu" else 0)
 
 
 AUDIT_BYTES = 1024  # answer to an audit: 256 sums, float32

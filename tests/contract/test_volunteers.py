@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Connection, select, text
 
-from coordinator.accounts.accounts import Volunteers
+from coordinator.accounts.accounts import ORDERS_A_MINUTE, Volunteers
 from coordinator.accounts.authentication import AGAIN_S, CACHE_S
 from coordinator.accounts.ledger import Ledger
 from coordinator.config import Settings
@@ -23,6 +23,7 @@ from shared.errors import (
     Forbidden,
     InvalidName,
     NotFound,
+    TooManyRequests,
     Unauthorized,
 )
 from shared.protocol.accounts import Device, Hardware, LeaveRequest, MachineOrder
@@ -275,6 +276,17 @@ async def test_a_worker_row_is_never_shared(people: Volunteers, database: Databa
     ]
     names = select(volunteers.c.nickname)
     assert await database.read(lambda conn: conn.execute(names).scalars().all()) == ["Mia"]
+
+
+async def test_orders_of_an_account_have_a_rate(people: Volunteers, clock: VirtualClock) -> None:
+    mia = await join(people, "Mia")
+    order = MachineOrder(worker_id=mia.worker_id, order="pause")
+    for _ in range(ORDERS_A_MINUTE):
+        await people.order(mia, order)
+    with pytest.raises(TooManyRequests, match="come back in 1 s"):
+        await people.order(mia, order)
+    await clock.advance(2.0)
+    await people.order(mia, order)
 
 
 async def test_an_owner_orders_only_machines_of_the_own_account(

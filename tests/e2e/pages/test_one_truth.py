@@ -18,6 +18,7 @@ from sqlalchemy import Connection, update
 from coordinator.database.tables.contributions import contributions
 from coordinator.pages import templates
 from coordinator.runs.landmarks import milestones_until
+from shared.protocol.limits import process_on
 from shared.text import credit, size, whole_percent
 from tests.e2e.pages.test_pages import merged
 from tests.support.local_coordinator import RUN, local_coordinator
@@ -77,7 +78,8 @@ def of_a_run(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
         run["dataset"] + (f" ({run['dataset_licence']})" if run["dataset_licence"] else ""),
     )
     yield "Licence of the model", run["licence"]
-    yield "A device needs", f"{size(run['memory_bytes'])} of memory"
+    whole = size(process_on("cpu", run["memory_bytes"]))
+    yield "A machine needs", f"{whole} of memory"
     yield "Contact", run["contact"]
 
 

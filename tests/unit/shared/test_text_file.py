@@ -88,7 +88,9 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "lines of dialogues": ("a.jsonl", DIALOGUE, dialogues),
     "array of dialogues": ("a.json", f"[{DIALOGUE}]", dialogues),
     "table of dialogues": ("a.csv", "prompt,b\na,1\n", dialogues),
-    "card of a dataset": ("README.md", "---\nlicense: mit\n---\n", lambda path: told([path.parent])),
+    "card of a dataset": (
+        "README.md", "---\nlicense: mit\n---\n", lambda path: told([path.parent])
+    ),
     "signing key": ("key.pem", "KEY", key),
 }  # fmt: skip
 _KEY = b""

@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
-from shared.protocol.limits import memory_on
+from shared.protocol.limits import process_on
 from shared.text import printable
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
@@ -459,7 +459,7 @@ def memory_words(info: RunInfo, device: Device, scene: Scene) -> str:
     steps = scene.view.status.steps
     found = next((s for s in steps if (s.run, s.device) == (info.name, device.id)), None)
     if found is None or not found.peak_bytes:
-        needs = size(memory_on(device.id, info.memory_bytes))
+        needs = size(process_on(device.id, info.memory_bytes))
         said = _("It needs {needs} of memory; {id} has {has}.", needs=needs, **names)
     else:
         said = _(
