@@ -21,7 +21,7 @@ import httpx
 from shared.protocol.accounts import Device
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from volunteer.agent.agent import Machine
-from volunteer.control import commands
+from volunteer.control import commands, events
 from volunteer.control.commands import Joined
 from volunteer.control.events import AnyEvent, Event
 from volunteer.engine import Engine, World
@@ -160,6 +160,14 @@ class LocalMachine:
     async def join(self, name: str = "Ann", network: Network | None = None) -> Joined:
         return await self.engine(network).control.do(commands.Join(link=self.link, name=name))
 
+    async def work(self, tasks: int) -> Process:
+        """Join, do tasks and hear of a verdict; return the ended process."""
+        await self.join()
+        async with self.working(max_tasks=tasks) as process:
+            await process.until(events.Judged)
+            assert await process.ended() == 0
+        return process
+
     @asynccontextmanager
     async def working(self, load: Any = None, **flags: Any) -> AsyncIterator[Process]:
         """A process at work; at the end of the block it is killed, if it has not ended."""
@@ -262,6 +270,13 @@ class Process:
 def _copy_if_there(source: str, target: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(source, target)
+
+
+async def worked(home: LocalCoordinator, path: Path, tasks: int = 1) -> Process:
+    """Let a new machine do tasks of a short run; return its ended process."""
+    await home.start_run(SHORT)
+    async with home.coordinator.working():
+        return await LocalMachine(path, home).work(tasks)
 
 
 @asynccontextmanager

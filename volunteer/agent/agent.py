@@ -10,25 +10,22 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 from shared.clock import ServerClock
 from shared.errors import VolunteerError
-from shared.local_data import LocalData
 from shared.protocol.accounts import Device
 from shared.protocol.limits import PROTOCOL
 from shared.sentences import Sentence
 from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
-from volunteer.account.join import check_server, enabled
+from volunteer.account.join import check_server
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.answering import Answering
-from volunteer.agent.base_versions import BaseVersion, BaseVersions
 from volunteer.agent.benchmarks import Benchmarks
-from volunteer.agent.claimer import Claimer
 from volunteer.agent.collaborators import (
     LentDevice,
     RemoteCoordinator,
@@ -36,24 +33,20 @@ from volunteer.agent.collaborators import (
     Timing,
     usable_bytes,
 )
-from volunteer.agent.device_loop import FAILURE_WAIT_S, FAILURE_WAIT_S_MAX, DeviceLoop
-from volunteer.agent.downloads import Downloads
+from volunteer.agent.device_loops import DeviceLoops, Workplace
 from volunteer.agent.heartbeat_loop import Heartbeat
 from volunteer.agent.held_leases import HeldLeases
-from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.model_steps import ModelSteps
 from volunteer.agent.pause_board import YOU, PauseBoard
-from volunteer.agent.pipeline import Pipeline
 from volunteer.agent.receipt_keeper import ReceiptKeeper
 from volunteer.agent.revealer import Revealer
 from volunteer.agent.run_choice import RunChoice, check_chosen
 from volunteer.agent.run_watcher import RunWatcher, keep_counting
-from volunteer.agent.stretch import LeasePlan, StretchRunner
+from volunteer.agent.stretch import LeasePlan
 from volunteer.agent.submitter import Submitter
 from volunteer.agent.supervisor import Loop, Supervisor, broken
 from volunteer.agent.verdict_news import Verdicts
-from volunteer.agent.work_news import WorkNews
 from volunteer.control import events
 from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import EventBus
@@ -62,13 +55,10 @@ from volunteer.machine.devices import choose, detect, ranked
 from volunteer.machine.policy_loop import PolicyGuard, Read, Watched
 from volunteer.machine.sensors import Sense, Sensors, Watch
 from volunteer.machine.surroundings import Senses
-from volunteer.net.retry import Backoff
 from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import WorkRules
 from volunteer.storage.leases import HeldLease
 from volunteer.text import clock_words
-from volunteer.training.background_thread import Aside
-from volunteer.training.local_task import TaskFiles
 from volunteer.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -114,7 +104,6 @@ class Agent:
         self._lent: tuple[str, ...] = ()  # ids of the devices that work
         self._working: list[LentDevice] = []  # and they themselves
         self._life = life = Lifecycle(timing.clock)
-        self._loaded: dict[str, Workload] = {}
         self._held = HeldLeases(life, settings.max_tasks)
         self._pauses = PauseBoard(life, hub)
         self._server_clock = ServerClock(timing.clock)
@@ -328,6 +317,7 @@ class Agent:
         """Work until the loop of every device has ended."""
         life = self._life
         submitter = self._submitter()
+        made = self._device_loops()
         loops = []
         for device, trainer in pairs:
             self._pauses.watch(device.id, trainer)
@@ -338,7 +328,7 @@ class Agent:
                 speed=partial(self._benchmarks.speed, device.id),
                 memory_bytes=memory,
             )
-            loops.append(self._device_loop(lent))
+            loops.append(made.loop(lent))
             self._working.append(lent)
         self._lent = tuple(loop.device.id for loop in loops)
         await self._guard.look()  # nothing begins that the rules would stop at once
@@ -426,106 +416,25 @@ class Agent:
             load=self._machine.load,
         )
 
-    def _workloads(self) -> Mapping[str, Workload]:
-        """Return the enabled workloads that can be loaded here."""
-        for name in enabled(self._settings):
-            if name not in self._loaded:
-                try:
-                    self._loaded[name] = self._machine.load(name)
-                except (VolunteerError, ImportError):
-                    continue  # a task of it would fail; the coordinator does not check it
-        return self._loaded
-
-    def _device_loop(self, device: LentDevice) -> DeviceLoop:
-        api, store, hub, life = self.remote.api, self.store, self._hub, self._life
-        ends = LeaseEnds(
-            api=api, leases=store.leases, outbox=store.outbox, held=self._held, life=life, hub=hub
-        )
-        return DeviceLoop(
-            device=device,
-            claimer=Claimer(
-                evidence=self.store.evidence,
-                life=self._life,
-                device=device,
-                api=api,
-                leases=store.leases,
-                outbox=store.outbox,
-                held=self._held,
-                ends=ends,
-                rng=self._timing.rng,
-                workloads=self._workloads,
-            ),
-            pipeline=self._pipeline(device),
-            pauses=self._pauses,
-            life=life,
-            choice=self._choice,
-            news=WorkNews(
-                device=device.id,
-                hub=hub,
-                clock=self._timing.clock,
-                server_clock=self._server_clock,
-            ),
-            failures=Backoff(self._timing.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX),
-        )
-
-    def _pipeline(self, device: LentDevice) -> Pipeline:
-        store, hub, life = self.store, self._hub, self._life
-        downloads = Downloads(
+    def _device_loops(self) -> DeviceLoops:
+        place = Workplace(
             remote=self.remote,
-            cache=store.cache,
-            hub=hub,
-            server_clock=self._server_clock,
-            receipts=store.receipts,
-            record=self._record_check(),
-            monotonic=self._timing.clock.monotonic,
-            load=self._machine.load,
-        )
-        bases = BaseVersions(
-            api=self.remote.api,
-            downloads=downloads,
-            leases=store.leases,
-            outbox=store.outbox,
+            store=self.store,
+            hub=self._hub,
+            life=self._life,
             held=self._held,
-            life=life,
-            hub=hub,
+            timing=self._timing,
+            server_clock=self._server_clock,
         )
-        stretches = StretchRunner(
-            device=device,
-            downloads=downloads,
-            life=life,
-            hub=hub,
-            snapshot_s=self._settings.snapshot_seconds,
-            steps=self._steps,
-        )
-        return Pipeline(
-            downloads=downloads,
-            bases=bases,
-            stretches=stretches,
-            encoder=Aside(f"encoder {device.id}", yields=True),
-            outbox=store.outbox,
+        return DeviceLoops(
+            place=place,
+            settings=self._settings,
+            load=self._machine.load,
+            record=self._record_check,
+            pauses=self._pauses,
+            choice=self._choice,
             verdicts=self._watcher.verdicts,
-            life=life,
-            files=partial(self._files, device),
-        )
-
-    def _files(
-        self, device: LentDevice, stored: HeldLease, base: BaseVersion, data: LocalData
-    ) -> TaskFiles:
-        lease, store = stored.lease, self.store
-        return TaskFiles(
-            held=stored,
-            manifest=base.manifest,
-            workload=lambda: self._machine.load(lease.job.workload),
-            weights=base.weights,
-            data=data,
-            carried=store.residuals.of(lease.run, device.id),
-            evidence=store.evidence,
-            snapshot=store.leases.snapshot(lease),
-            outbox=store.outbox,
-            memory_bytes=device.memory_bytes,
-            ranks=device.trainer.ranks,
-            now=self._timing.clock.now,
-            step=self._steps.known(lease.job, base.manifest.workload_version, device.id),
+            steps=self._steps,
         )
 
     async def _revive(self) -> tuple[HeldLease, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from shared.protocol.accounts import Device
 from tests.support.local_coordinator import local_coordinator
-from tests.support.local_volunteer import SHORT, LocalMachine
+from tests.support.local_volunteer import worked
 from volunteer.agent import agent
 from volunteer.control import events
 from volunteer.machine.devices import ranked
@@ -39,13 +39,7 @@ async def test_a_task_of_two_ranks_is_accepted(
 ) -> None:
     monkeypatch.setattr(agent, "ranked", lambda chosen: ((chosen[0], ("cpu",)),))
     async with local_coordinator(tmp_path / "coordinator") as home:
-        await home.start_run(SHORT)
-        async with home.coordinator.working():
-            machine = LocalMachine(tmp_path / "machine", home)
-            await machine.join()
-            async with machine.working(max_tasks=2) as process:
-                await process.until(events.Judged)
-                assert await process.ended() == 0
+        process = await worked(home, tmp_path / "machine", tasks=2)
     verdicts = [event.verdict.state for event in process.all(events.Judged)]
     assert verdicts
     assert set(verdicts) <= {"accepted", "merged"}

@@ -285,10 +285,7 @@ async def test_a_volunteer_at_work_fetches_receipts_and_alerts_its_owner(tmp_pat
         await home.start_run(SHORT)
         async with home.coordinator.working():
             machine = LocalMachine(tmp_path / "machine", home)
-            await machine.join()
-            async with machine.working(max_tasks=1) as process:
-                await process.until(events.Judged)
-                assert await process.ended() == 0
+            await machine.work(tasks=1)
             async with machine.working() as process:
                 book = process.engine._agent  # made by `run`
                 async with process.eventually():

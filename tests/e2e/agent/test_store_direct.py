@@ -17,7 +17,7 @@ from tests.support.local_coordinator import (
     local_coordinator,
     refused,
 )
-from tests.support.local_volunteer import SHORT, LocalMachine
+from tests.support.local_volunteer import SHORT, worked
 from tests.support.wayward_store import WaywardStore
 from volunteer.control import events
 from volunteer.net import transfers
@@ -40,20 +40,13 @@ async def home(
 async def test_weights_data_and_updates_go_around_the_coordinator(
     home: LocalCoordinator, tmp_path: Path
 ) -> None:
-    await home.start_run(SHORT)
-    async with home.coordinator.working():
-        machine = LocalMachine(tmp_path / "machine", home)
-        await machine.join()
-        async with machine.working(max_tasks=2) as process:
-            await process.until(events.Judged)
-            assert await process.ended() == 0
-        moved = sum(event.bytes for event in process.all(events.Submitted))
-        assert process.all(events.Judged)[-1].verdict.state in ("accepted", "merged")
-        assert not [seen for seen in process.network.seen if seen.startswith("PUT /api/v1/uploads")]
-        sent = [seen for seen in process.network.seen if "/blobs/" in seen]
-        assert sent
-        assert all(seen.endswith("/url") for seen in sent)
-    assert moved > 10_000
+    process = await worked(home, tmp_path / "machine", tasks=2)
+    assert process.all(events.Judged)[-1].verdict.state in ("accepted", "merged")
+    assert not [seen for seen in process.network.seen if seen.startswith("PUT /api/v1/uploads")]
+    sent = [seen for seen in process.network.seen if "/blobs/" in seen]
+    assert sent
+    assert all(seen.endswith("/url") for seen in sent)
+    assert sum(event.bytes for event in process.all(events.Submitted)) > 10_000
 
 
 async def test_without_a_store_nobody_asks_for_an_address(
@@ -61,13 +54,7 @@ async def test_without_a_store_nobody_asks_for_an_address(
 ) -> None:
     monkeypatch.setattr(transfers, "DIRECT_BYTES", SMALL)
     async with local_coordinator(tmp_path / "coordinator") as home:
-        await home.start_run(SHORT)
-        async with home.coordinator.working():
-            machine = LocalMachine(tmp_path / "machine", home)
-            await machine.join()
-            async with machine.working(max_tasks=1) as process:
-                await process.until(events.Judged)
-                assert await process.ended() == 0
+        process = await worked(home, tmp_path / "machine")
     assert any("/blobs/" in seen for seen in process.network.seen)
     assert not [seen for seen in process.network.seen if seen.endswith("/url")]
 
@@ -78,14 +65,8 @@ async def test_a_store_that_fails_costs_a_try_and_the_coordinator_takes_the_byte
     monkeypatch.setattr(
         type(home.coordinator.blobs), "signed", lambda *_: _away("http://127.0.0.1:1/x")
     )
-    await home.start_run(SHORT)
-    async with home.coordinator.working():
-        machine = LocalMachine(tmp_path / "machine", home)
-        await machine.join()
-        async with machine.working(max_tasks=1) as process:
-            await process.until(events.Judged)
-            assert await process.ended() == 0
-        assert [seen for seen in process.network.seen if seen.startswith("PUT /api/v1/uploads")]
+    process = await worked(home, tmp_path / "machine")
+    assert [seen for seen in process.network.seen if seen.startswith("PUT /api/v1/uploads")]
 
 
 async def _away(url: str) -> str:

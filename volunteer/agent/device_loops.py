@@ -1,0 +1,167 @@
+"""Loop of each device, made of its parts: claims, downloads, stretches, encoder, news."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from shared.clock import ServerClock
+from shared.errors import VolunteerError
+from shared.local_data import LocalData
+from shared.workloads.base import Workload
+from volunteer.account.join import enabled
+from volunteer.account.record_check import RecordCheck
+from volunteer.agent.base_versions import BaseVersion, BaseVersions
+from volunteer.agent.claimer import Claimer
+from volunteer.agent.collaborators import LentDevice, RemoteCoordinator, Store, Timing
+from volunteer.agent.device_loop import FAILURE_WAIT_S, FAILURE_WAIT_S_MAX, DeviceLoop
+from volunteer.agent.downloads import Downloads
+from volunteer.agent.held_leases import HeldLeases
+from volunteer.agent.lease_ends import LeaseEnds
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.model_steps import ModelSteps
+from volunteer.agent.pause_board import PauseBoard
+from volunteer.agent.pipeline import Pipeline
+from volunteer.agent.run_choice import RunChoice
+from volunteer.agent.stretch import StretchRunner
+from volunteer.agent.verdict_news import Verdicts
+from volunteer.agent.work_news import WorkNews
+from volunteer.control.event_bus import EventBus
+from volunteer.net.retry import Backoff
+from volunteer.settings.settings import Settings
+from volunteer.storage.leases import HeldLease
+from volunteer.training.background_thread import Aside
+from volunteer.training.local_task import TaskFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """Parts that every loop of an agent shares."""
+
+    remote: RemoteCoordinator
+    store: Store
+    hub: EventBus
+    life: Lifecycle
+    held: HeldLeases
+    timing: Timing
+    server_clock: ServerClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLoops:
+    """Makes the loop of a lent device."""
+
+    place: Workplace
+    settings: Settings
+    load: Callable[[str], Workload]
+    record: Callable[[], RecordCheck]
+    pauses: PauseBoard
+    choice: RunChoice
+    verdicts: Verdicts
+    steps: ModelSteps
+    loaded: dict[str, Workload] = field(default_factory=dict)
+
+    def _workloads(self) -> Mapping[str, Workload]:
+        """Return the enabled workloads that can be loaded here."""
+        for name in enabled(self.settings):
+            if name not in self.loaded:
+                try:
+                    self.loaded[name] = self.load(name)
+                except (VolunteerError, ImportError):
+                    continue  # a task of it would fail; the coordinator does not check it
+        return self.loaded
+
+    def loop(self, device: LentDevice) -> DeviceLoop:
+        place = self.place
+        api, store, hub, life = place.remote.api, place.store, place.hub, place.life
+        ends = LeaseEnds(
+            api=api, leases=store.leases, outbox=store.outbox, held=place.held, life=life, hub=hub
+        )
+        return DeviceLoop(
+            device=device,
+            claimer=Claimer(
+                evidence=store.evidence,
+                life=life,
+                device=device,
+                api=api,
+                leases=store.leases,
+                outbox=store.outbox,
+                held=place.held,
+                ends=ends,
+                rng=place.timing.rng,
+                workloads=self._workloads,
+            ),
+            pipeline=self._pipeline(device),
+            pauses=self.pauses,
+            life=life,
+            choice=self.choice,
+            news=WorkNews(
+                device=device.id,
+                hub=hub,
+                clock=place.timing.clock,
+                server_clock=place.server_clock,
+            ),
+            failures=Backoff(place.timing.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX),
+        )
+
+    def _pipeline(self, device: LentDevice) -> Pipeline:
+        place = self.place
+        store, hub, life = place.store, place.hub, place.life
+        downloads = Downloads(
+            remote=place.remote,
+            cache=store.cache,
+            hub=hub,
+            server_clock=place.server_clock,
+            receipts=store.receipts,
+            record=self.record(),
+            monotonic=place.timing.clock.monotonic,
+            load=self.load,
+        )
+        bases = BaseVersions(
+            api=place.remote.api,
+            downloads=downloads,
+            leases=store.leases,
+            outbox=store.outbox,
+            held=place.held,
+            life=life,
+            hub=hub,
+        )
+        stretches = StretchRunner(
+            device=device,
+            downloads=downloads,
+            life=life,
+            hub=hub,
+            snapshot_s=self.settings.snapshot_seconds,
+            steps=self.steps,
+        )
+        return Pipeline(
+            downloads=downloads,
+            bases=bases,
+            stretches=stretches,
+            encoder=Aside(f"encoder {device.id}", yields=True),
+            outbox=store.outbox,
+            verdicts=self.verdicts,
+            life=life,
+            files=partial(self._files, device),
+        )
+
+    def _files(
+        self, device: LentDevice, stored: HeldLease, base: BaseVersion, data: LocalData
+    ) -> TaskFiles:
+        lease, store = stored.lease, self.place.store
+        return TaskFiles(
+            held=stored,
+            manifest=base.manifest,
+            workload=lambda: self.load(lease.job.workload),
+            weights=base.weights,
+            data=data,
+            carried=store.residuals.of(lease.run, device.id),
+            evidence=store.evidence,
+            snapshot=store.leases.snapshot(lease),
+            outbox=store.outbox,
+            memory_bytes=device.memory_bytes,
+            ranks=device.trainer.ranks,
+            now=self.place.timing.clock.now,
+            step=self.steps.known(lease.job, base.manifest.workload_version, device.id),
+        )
