@@ -84,6 +84,7 @@ async def test_a_round_costs_no_more_after_many(
     assert not grown, f"these grow with what was done before, effort then and now: {grown}"
 
 
+@pytest.mark.slow
 async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(database_url: str) -> None:
     with effort() as spent:
         database = await Database.open(database_url)

@@ -60,7 +60,13 @@ async def ask(api: Api, endpoint: Endpoint[Any]) -> None:
         await api._call(endpoint, args, SENT.get(endpoint), timeout_s=READ_S, patience_s=0)
 
 
-@pytest.mark.parametrize("name", [*SHAPELESS, *EXTREMES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SHAPELESS,
+        *(pytest.param(n, marks=pytest.mark.slow if n == "many" else ()) for n in EXTREMES),
+    ],
+)
 async def test_no_reply_is_more_than_an_error(name: str) -> None:
     before = psutil.Process().memory_info().rss
     async with lying_coordinator() as liar:

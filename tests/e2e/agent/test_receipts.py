@@ -188,15 +188,30 @@ def test_a_receipt_is_fetched_once_and_verified_with_and_without_a_server(
 @pytest.mark.parametrize(
     ("statements", "sentence"),
     [
-        (["UPDATE events SET at = at + 1 WHERE id = 1"], "signed two different records"),
-        (["UPDATE events SET at = at + 1 WHERE id = 1", LATER], "is not how its record begins now"),
-        (["UPDATE record SET actor = 'nobody'", LATER], "is not how its record begins now"),
-        (
+        pytest.param(
+            ["UPDATE events SET at = at + 1 WHERE id = 1"],
+            "signed two different records",
+            id="an instant",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["UPDATE events SET at = at + 1 WHERE id = 1", LATER],
+            "is not how its record begins now",
+            id="an instant and later lines",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["UPDATE record SET actor = 'nobody'", LATER],
+            "is not how its record begins now",
+            id="the record",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["DELETE FROM postings WHERE event_id = 4", "DELETE FROM events WHERE id = 4"],
             "entries that it signed on",
+            id="a payment removed",
         ),
     ],
-    ids=["an instant", "an instant and later lines", "the record", "a payment removed"],
 )
 def test_who_kept_one_receipt_notices_a_rewritten_history(
     serve: Callable[[], Process],

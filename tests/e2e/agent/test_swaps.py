@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from coordinator.scheduling.heartbeat_replies import SHARED_S
 from shared import decoding
 from shared.protocol.leases import BeginReply, Lease
@@ -23,6 +25,7 @@ LONG = (
 )
 
 
+@pytest.mark.slow
 async def test_versions_that_heartbeats_announce_play_the_games_that_begin_after_them(
     tmp_path: Path,
 ) -> None:

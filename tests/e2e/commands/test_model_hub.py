@@ -47,6 +47,7 @@ def alone(folder: Path) -> dict[str, str]:
     return os.environ | {"HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1"}
 
 
+@pytest.mark.slow
 def test_a_version_becomes_one_commit_of_a_private_repository(hub: FakeHub, run: Path) -> None:
     words = ("run", "export", "tiny", "--to", "hub:ann/tiny", "--data-dir", str(run))
     done = command(*words, **alone(run.parent), HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN)

@@ -47,7 +47,8 @@ codec = "float32"
 """
 
 
-@pytest.mark.parametrize("train", [pytest.param("lora", marks=pytest.mark.slow), "head"])
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "head"])
 async def test_prompts_are_answered_with_what_was_trained_applied(
     tmp_path: Path, train: str
 ) -> None:

@@ -106,6 +106,7 @@ async def test_a_visitor_sees_a_version_arrive_and_goes_through_the_story(tmp_pa
             assert not await page.locator("[aria-hidden=true] output").count()
 
 
+@pytest.mark.slow
 async def test_a_game_can_be_stepped_through(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home, browser() as chromium:
         run = await merged(home)
@@ -186,7 +187,7 @@ async def test_everything_is_readable_without_a_script_and_fits_a_phone(tmp_path
             await context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 async def test_nothing_is_in_the_way_of_those_who_cannot_see_or_point(
     tmp_path: Path, scheme: Literal["light", "dark"]
 ) -> None:

@@ -116,7 +116,8 @@ def difference(one: Image.Image, other: Image.Image) -> tuple[float, int]:
     return ImageStat.Stat(change).mean[0], int(change.getextrema()[1])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_pages_look_as_they_did(
     tmp_path: Path, request: pytest.FixtureRequest, scheme: Literal["light", "dark"]
 ) -> None:

@@ -117,11 +117,11 @@ async def balances(home: LocalCoordinator, name: str) -> tuple[str, int, int]:
 @pytest.mark.parametrize(
     ("codec", "preset", "precision"),
     [
-        ("float32", "fedavg", "float32"),
+        pytest.param("float32", "fedavg", "float32", marks=pytest.mark.slow),
         ("int8", "fedavg", "float32"),
-        ("int4", "fedavg", "float32"),
+        pytest.param("int4", "fedavg", "float32", marks=pytest.mark.slow),
         ("topk-2bit", "fedavg", "float32"),
-        ("int8", "fedavg", "bfloat16"),
+        pytest.param("int8", "fedavg", "bfloat16", marks=pytest.mark.slow),
         pytest.param("int8", "sync-sgd", "float32", marks=pytest.mark.slow),
     ],
 )
@@ -426,7 +426,11 @@ async def test_each_reason_why_a_task_cannot_be_done_again_is_a_sentence(
 
 @pytest.mark.parametrize(
     ("preset", "workload"),
-    [("fedavg", None), ("gradient-average", None), ("fedavg", short)],
+    [
+        pytest.param("fedavg", None, marks=pytest.mark.slow),
+        ("gradient-average", None),
+        pytest.param("fedavg", short, marks=pytest.mark.slow),
+    ],
 )
 async def test_pictures_are_done_again_like_text(
     tmp_path: Path, preset: str, workload: Callable[[str], Workload] | None

@@ -124,6 +124,7 @@ async def test_a_volunteer_trains_it_and_its_statistics_travel(tmp_path: Path, p
         assert await coordinator.ledger.check() == ()
 
 
+@pytest.mark.slow
 async def test_what_it_draws_is_shown_to_everybody(tmp_path: Path) -> None:
     async with drawing(tmp_path, "fedavg") as machine:
         async with machine.working() as process, process.eventually(60):

@@ -258,6 +258,7 @@ def test_virtual_time_jumps_and_a_deadlock_is_an_error() -> None:
         loop.run(stuck())
 
 
+@pytest.mark.slow
 def test_outer_momentum_steps_by_less_towards_the_end_of_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

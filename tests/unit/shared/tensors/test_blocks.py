@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
-from shared.tensors.blocks import SPAN, Blocks, unpack_nibbles
+from shared.tensors.blocks import SPAN, Blocks, sum_squares, unpack_nibbles
 from shared.tensors.slices import bf16_from_float, float_from_bf16
 from tests.support.examples import examples
 from tests.support.tensor_samples import numbers
@@ -86,6 +88,29 @@ def test_any_codes_and_scales_of_a_hostile_file_decode_as_the_formulas_say(
         assert square == pytest.approx(norm(codes[:SPAN], here, kernel), rel=1e-12)
     else:
         assert not np.isfinite(square)
+
+
+@BOTH
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e38])
+def test_the_norm_of_a_later_slice_is_that_of_its_numbers(kernel: Blocks, scale: float) -> None:
+    """Three spans of different sizes: none may be taken for another."""
+    x = np.linspace(1, 3, 2 * SPAN + 70, dtype="f4") * np.float32(scale / 3)
+    parts = kernel.encode(x)
+    for start, stop in [(SPAN, x.size), (2 * SPAN, x.size), (SPAN, 2 * SPAN), (0, x.size)]:
+        wide = kernel.decode(parts, x.size, start, stop).astype("f8")
+        found = kernel.square(parts, x.size, start, stop)
+        assert found == pytest.approx(float((wide * wide).sum()), rel=1e-12)
+
+
+@BOTH
+def test_every_thread_has_room_of_its_own(kernel: Blocks) -> None:
+    x = np.linspace(-1, 1, SPAN + 70, dtype="f4")
+    here = kernel.encode(x)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(kernel.encode, x).result()
+        norm_there = pool.submit(sum_squares, x).result()
+    assert [part.tobytes() for part in there] == [part.tobytes() for part in here]
+    assert norm_there == sum_squares(x)
 
 
 @BOTH

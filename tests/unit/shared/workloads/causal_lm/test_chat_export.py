@@ -69,7 +69,8 @@ def run(code: str, *arguments: object, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("shape", [pytest.param("llama", marks=pytest.mark.slow), "qwen2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["llama", "qwen2"])
 def test_transformers_asks_by_the_template_and_the_answer_ends(tmp_path: Path, shape: str) -> None:
     base, to = tmp_path / "base", tmp_path / "model"
     chat_base(base, tiny_causal.SHAPES[shape])

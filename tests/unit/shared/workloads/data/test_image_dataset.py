@@ -216,6 +216,7 @@ def test_without_scikit_learn_digits_are_drawn_here(
     assert float(data.manifest.meta["judge_accuracy"]) > 0.9
 
 
+@pytest.mark.slow
 def test_the_digits_are_real_and_their_judge_knows_them(tmp_path: Path) -> None:
     data = digits(tmp_path)
     assert len(list(digit_pictures())) == 1797

@@ -47,6 +47,7 @@ def test_the_distance_falls_clearly_while_it_learns_real_digits(data: Folder) ->
     assert after["frechet_real"] < after["loss"]
 
 
+@pytest.mark.slow
 def test_it_is_the_same_each_time_and_ends_early_when_told(data: Folder) -> None:
     model = config(data)
     weights = WORKLOAD.init(model, 3)

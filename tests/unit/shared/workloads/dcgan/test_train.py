@@ -52,6 +52,7 @@ def true_gradients(model: Dcgan, real: Tensor, drawn: Tensor) -> dict[str, Tenso
     return found
 
 
+@pytest.mark.slow
 def test_each_gradient_is_of_its_own_loss(data: Folder) -> None:
     model = config(data)
     weights = WORKLOAD.init(model, 0)

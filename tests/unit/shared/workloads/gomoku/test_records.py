@@ -240,6 +240,7 @@ def partly_invented(record: GameRecord, share: float, rng: np.random.Generator) 
     return changed(record, visits=tuple(visits))
 
 
+@pytest.mark.slow
 def test_a_file_with_a_part_of_its_searches_invented_is_refused(tmp_path: Path) -> None:
     """Arithmetic that differs by 1e-4 refuses nothing that the verdict does not tolerate."""
     count, turns, rng = 40, 2, np.random.default_rng(7)

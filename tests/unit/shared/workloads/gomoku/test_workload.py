@@ -224,6 +224,7 @@ def test_superiority_is_a_likelihood(won: int, lost: int, likelihood: float) -> 
 # ---------------------------------------------------------------------------------------- learning
 
 
+@pytest.mark.slow
 def test_a_sample_is_a_game_that_people_can_read() -> None:
     shown = WORKLOAD.sample(config(), lively(), None, "", 3)
     assert shown.kind == "text"
