@@ -286,9 +286,8 @@ def forfeit(
     from volunteer.i18n.formats import credit
 
     me = ask_account(profile, lambda api: api.me())
-    if not yes and not agreed(
-        _("Give up {amount} credits at stake?", amount=credit(me.escrow_micro))
-    ):
+    stake = credit(me.escrow_micro + me.pending_micro)
+    if not yes and not agreed(_("Give up {amount} credits at stake?", amount=stake)):
         return 1
     done = ask_account(profile, lambda api: api.forfeit())
     if json:

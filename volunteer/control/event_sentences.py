@@ -214,7 +214,9 @@ def _measured(e: events.LossMeasured) -> str:
 
 
 def escrow_words(me: Me) -> str:
-    """Say when the pay at stake becomes free."""
+    """Say when pay that is at stake, or waits for its proof, becomes free; "" where none does."""
+    if not (me.escrow_micro or me.proving):
+        return ""
     if not me.proving:
         return _("free once a later task of yours, drawn by lot, was done again and agrees")
     if me.proved_in_s is None:
@@ -235,6 +237,8 @@ def held_words(me: Me) -> list[str]:
     if me.escrow_micro:
         held = _("at stake: {credits}", credits=credit(me.escrow_micro))
         lines.append(f"{held}; {escrow_words(me)}")
+    elif said := escrow_words(me):
+        lines.append(said)
     if me.debt_micro:
         owed = _("owed: {credits}", credits=credit(me.debt_micro))
         lines.append(f"{owed}; {debt_words()}")

@@ -383,7 +383,7 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     )
     lines.append(_fact(_("trust"), number(me.trust, ".0%")))
     for said in (
-        escrow_words(me) if me.escrow_micro else "",
+        escrow_words(me),
         debt_words() if me.debt_micro else "",
     ):
         lines += [((text, "dim"),) for text in wrap(said, cells, height) if said]

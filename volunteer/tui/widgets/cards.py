@@ -182,10 +182,8 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     rank = f"{me.rank}" if me.rank is not None else "-"
     lines.append(fact(_("rank"), (rank, "text")))
     lines.append(fact(_("work"), *_work(me, cells - NAME_CELLS, scene.glyphs)))
-    if me.escrow_micro:
-        lines += [
-            ((text, "dim"),) for text in wrap(escrow_words(me), cells, max(1, height - len(lines)))
-        ]
+    if said := escrow_words(me):
+        lines += [((text, "dim"),) for text in wrap(said, cells, max(1, height - len(lines)))]
     return lines[:height]
 
 
