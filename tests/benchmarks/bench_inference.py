@@ -43,8 +43,15 @@ from tests.benchmarks.transformers_side import Library
 STREAMS = 16
 PROMPT = 64
 PROMPTS = [[*range(seed, seed + PROMPT)] for seed in range(STREAMS)]
-SIZES: dict[str, tuple[dict[str, int], int]] = {  # the model, and tokens a text
+SIZES: dict[str, tuple[dict[str, Any], int]] = {  # the model, and tokens a text
     "10 M": ({"n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 512}, 96),
+    "10 M Llama": (
+        {
+            **{"architecture": "llama", "n_layer": 6, "n_head": 6, "n_kv_head": 2},
+            **{"n_embd": 384, "vocab_size": 512},
+        },
+        96,
+    ),
     "124 M": ({"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}, 24),
 }
 Turn = dict[str, tuple[float, float, float]]  # seconds, until the first token, of CPU

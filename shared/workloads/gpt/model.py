@@ -60,8 +60,11 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, causal: bool = False
     ) -> Tensor:
         """Return the attention of the queries (B, T, C), each over the keys marked in `seen`."""
-        grouped = self._key_heads < self._heads
+        shape, grouped = q.shape, self._key_heads < self._heads
+        if grouped and shape[2] == 1:  # heads that share keys are rows of one product
+            q, grouped = q.reshape(shape[0], self._key_heads, -1, shape[3]), False
         y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal, enable_gqa=grouped)
+        y = y.reshape(shape)
         found: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return found
 
