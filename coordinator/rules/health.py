@@ -24,11 +24,12 @@ from coordinator.rules.thresholds import (
     many_refused,
 )
 from shared.text import counted, duration, printable, size
-from shared.units import DAY_S
+from shared.units import DAY_S, HOUR_S
 
 BEAT_S = 5.0  # a serving process is heard of this often
 SILENT_S = 4 * BEAT_S
 VERDICTS_MAX = 200  # contributions that wait for a verdict
+GONE_S = HOUR_S  # silent for so long beside others, a server outranks no other trouble
 CLOCK_S = 60.0  # clocks that differ by less are good enough
 CHECK_S = DAY_S  # a failed check is told for a day
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
@@ -79,10 +80,11 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
     for each in seen.replicas:
         where = printable(each.figures.url or each.id[:8], 80)
         if living and not alive(each, seen.at):
+            silent_s = seen.at - each.beat_at
             yield Trouble(
-                level="bad",
+                level="bad" if silent_s < GONE_S else "watch",  # for good, it seems
                 subject="server",
-                text=f"{where} was not heard of for {duration(seen.at - each.beat_at)}",
+                text=f"{where} was not heard of for {duration(silent_s)}",
                 todo="look at its log, and start it again",
             )
         figures = each.figures

@@ -187,6 +187,11 @@ async def test_who_serves_is_seen_until_it_stops(database: Database, tmp_path: P
         await _serves(database, url)
     lines = await database.read(replicas.listing)
     assert {one.figures.url for one in lines} == {"http://again", "http://two"}
+    before = clock.now() - replicas.FORGOTTEN_S - 1.0
+    await database.write(lambda conn: replicas.begin(conn, "gone", "elsewhere", before))
+    await clock.advance(60.0)  # nobody starts or stops
+    while "gone" in {one.id for one in await database.read(replicas.listing)}:
+        await asyncio.sleep(0.01)
     stop.set()
     await asyncio.gather(*jobs)
     assert seen[:2] == [1, 2]  # each takes its share of the limits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
@@ -17,21 +17,22 @@ LISTING_MAX = 50
 
 _R = replicas.c
 _BEAT = update(replicas).where(its(_R.id))
+_EXPIRED = delete(replicas).where(_R.beat_at < bindparam("before"))
 _ALL = select(_R.id, _R.started_at, _R.beat_at, _R.figures).order_by(_R.beat_at.desc())
 
 
 def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
     """Register a serving process; the former process at its place is removed."""
-    gone = (_R.place == place) | (_R.beat_at < now - FORGOTTEN_S)
-    conn.execute(delete(replicas).where(gone))
+    conn.execute(delete(replicas).where(_R.place == place))
     row = {"id": replica_id, "place": place, "started_at": now, "beat_at": now, "figures": "{}"}
     conn.execute(insert_new(conn, replicas, "id").values(**row))
 
 
 def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float) -> bool:
-    """Store a beat. False where the row is deleted: another process took its place, or expired
+    """Store a beat, and delete who was silent for a day. False where the row is deleted: another process took its place, or expired
     it.
     """
+    conn.execute(_EXPIRED, {"before": now - FORGOTTEN_S})
     said = msgspec.json.encode(figures).decode()
     given = {"its_id": replica_id, "beat_at": now, "figures": said}
     return conn.execute(_BEAT, given).rowcount == 1

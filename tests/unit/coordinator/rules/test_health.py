@@ -151,6 +151,8 @@ def test_one_server_of_two_is_silent() -> None:
     assert only(seen(replicas=(REPLICA, other))) == ("bad", "server", said, todo)
     said = "01234567 was not heard of for 21 s"
     assert only(seen(replicas=(REPLICA, nameless))) == ("bad", "server", said, todo)
+    gone = replace(other, beat_at=NOW - 3600)  # stopped for good: it outranks nothing
+    assert only(seen(replicas=(REPLICA, gone)))[0] == "watch"
     just = replace(other, beat_at=NOW - 20)
     assert troubles(seen(replicas=(REPLICA, just))) == []
     assert health.alive(just, NOW)
