@@ -158,12 +158,13 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _command(name: str) -> list[str]:
+def program(name: str) -> list[str]:
     """Return the console script next to this interpreter, or the module in a checkout."""
     script = Path(sys.executable).with_name(name)
     if script.exists():
         return [str(script)]
-    return [sys.executable, "-c", f"import sys; from {name}.cli import main; sys.exit(main())"]
+    module = {"volunteer": "volunteer.__main__"}.get(name, "coordinator.cli.main")
+    return [sys.executable, "-c", f"from {module} import main; main()"]
 
 
 @contextlib.asynccontextmanager
@@ -192,7 +193,7 @@ async def _process(
 async def _server(
     base: Path, port: int, directory: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = [*_command("coordinator"), "serve", "--data-dir", str(base), "--port", str(port)]
+    command = [*program("coordinator"), "serve", "--data-dir", str(base), "--port", str(port)]
     async with _process(command, directory / "coordinator.log") as child:
         await _listening(port, child, directory / "coordinator.err")
         yield child
@@ -218,13 +219,13 @@ async def _volunteer(
     directory: Path, url: str, number: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     home = {"VOLUNTEER_HOME": str(directory / f"volunteer-{number}")}
-    join = [*_command("volunteer"), "join", f"{url}/join", "--name", f"volunteer-{number}"]
+    join = [*program("volunteer"), "join", f"{url}/join", "--name", f"volunteer-{number}"]
     async with _process(join, directory / f"join-{number}.log", **home) as child:
         if await asyncio.wait_for(child.wait(), START_S) != 0:
             raise Unavailable(
                 f"volunteer {number} could not join: {_tail(directory / f'join-{number}.err')}"
             )
-    work = [*_command("volunteer"), "--no-ui", "--json"]
+    work = [*program("volunteer"), "--no-ui", "--json"]
     async with _process(work, directory / f"volunteer-{number}.jsonl", **home) as child:
         yield child
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from coordinator.demo.demo import DemoOptions, demo
+from coordinator.demo.demo import DemoOptions, demo, program
 from coordinator.demo.demo_report import Report, Strength, traffic_of
 from coordinator.demo.demo_view import hints, record, summary, table
 from shared.errors import Configuration, InvalidRunFile
@@ -154,3 +157,19 @@ def test_a_missing_extra_is_told_before_anything_is_made(
     with pytest.raises(Configuration, match=r'the demo of "causal-lm" needs .*install .*"peft>='):
         demo(DemoOptions(workload="causal-lm", data_dir=str(tmp_path / "demo")))
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("name", ["coordinator", "volunteer"])
+def test_programs_start_where_no_script_lies_beside_the_interpreter(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where scripts end in .exe, and after an install into a folder."""
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(python))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*program(name), "--version"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert importlib.metadata.version("volunteer") in done.stdout
