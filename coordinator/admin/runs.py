@@ -27,7 +27,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import PLAIN, Exported
 from coordinator.runs.landmarks import Landmarks
-from coordinator.runs.queries import RunFigures
+from coordinator.runs.queries import ExperienceFigures, RunFigures
 from coordinator.runs.trial import Trial, trial
 from coordinator.runs.wind_down import Deed, Difference
 from shared.errors import BadRequest
@@ -104,6 +104,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     checks: CostOfChecks | None = None
     advice: tuple[str, ...] = ()
     figures: RunFigures | None = None
+    experience: ExperienceFigures | None = None  # of a run that makes its own data
     landmarks: Landmarks = Landmarks()
     leaders: tuple[LeaderRow, ...] = ()  # that agreed to be shown
 
@@ -171,6 +172,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         checks=await coordinator.runs.queries.checks(ask.name),
         advice=await coordinator.runs.queries.advice(ask.name),
         figures=await coordinator.runs.queries.summary(ask.name),
+        experience=await coordinator.runs.queries.experience(ask.name),
         landmarks=await coordinator.runs.queries.landmarks(ask.name),
         leaders=leaders[:SHOWN_LEADERS],
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
     from coordinator.runs.landmarks import Landmarks
-    from coordinator.runs.queries import RunFigures
+    from coordinator.runs.queries import ExperienceFigures, RunFigures
     from coordinator.runs.wind_down import Deed
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
@@ -316,6 +316,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("tokens", run.tokens),
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
+            ("experience", _experience(shown.experience)),
             ("contributions", _contributions(shown.figures, shown.checks)),
             ("phases", _phases(shown.landmarks)),
             ("milestones", _milestones(shown.landmarks)),
@@ -342,6 +343,7 @@ def _ways(shown: RunShown) -> dict[str, Any]:
         "rule": shown.rule,
         "gate": shown.gate,
         "heal": shown.heal,
+        "experience": shown.experience,
         "checks": None if shown.checks is None else _cost(shown.checks),
         "advice": shown.advice,
         "contributions": _counted(shown.figures),
@@ -374,6 +376,17 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
     return "* the best: another replaces it once it is better beyond doubt, not by its loss"
 
 
+def _experience(found: ExperienceFigures | None) -> str | None:
+    """Return the episodes of a run, their rate, and how often learners used them."""
+    if found is None:
+        return None
+    each, used = found.samples / max(1, found.made), found.learnt / max(1, found.samples)
+    return (
+        f"{found.made:,} {found.unit}s, {found.an_hour:,.0f} an hour; {each:.1f} samples each,"
+        f" learnt from {used:.1f} times"
+    )
+
+
 def _bits(run: RunInfo) -> str | None:
     """Return the newest measured bits a byte of text, which do not depend on the tokenizer."""
     if run.bits is None:
@@ -403,7 +416,7 @@ def _checked(cost: CostOfChecks) -> str | None:
     """Return the checks that were made, their results, and their seconds."""
     made = [f"done again: {cost.drawn.words}"] if cost.drawn.words else []
     if cost.games:
-        made.append(f"files of games: {cost.games}")
+        made.append(f"files of actors: {cost.games}")
     if cost.audits:
         made.append(
             f"by volunteers: {cost.audits} ({cost.audits_s:,.1f} s of theirs,"

@@ -157,6 +157,40 @@ match_every = 2
 """
 
 
+ROLLOUTS = """
+name = "demo-rollouts"
+workload = "rollouts"
+description = "A small Llama that learns to sort numbers from its own answers"
+licence = "CC0-1.0"
+
+[model]
+problems = "sorting"
+size = 5
+context = 18
+answer = 6
+n_layer = 2
+n_head = 4
+n_embd = 64
+
+[task]
+local_steps = 10
+batch_size = 64
+
+[train]
+lr = 1e-3
+
+[task.options]
+problems = 32
+group = 8
+slots = 128
+chunk = 32
+window = 128
+window_min = 32
+queue = 64
+warm_steps = 60
+"""
+
+
 class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
     """Run of the demo."""
 
@@ -238,11 +272,18 @@ def _gomoku(volunteers: int) -> DemoRun:
     )
 
 
+def _rollouts(volunteers: int) -> DemoRun:
+    return DemoRun(
+        name="demo-rollouts", toml=ROLLOUTS, minutes=3.0, preparing="setting up problems to sort"
+    )
+
+
 DEMOS: dict[str, Callable[[int], DemoRun]] = {
     "gpt": _gpt,
     "dcgan": _dcgan,
     "gomoku": _gomoku,
     "causal-lm": _causal,
+    "rollouts": _rollouts,
 }
 
 

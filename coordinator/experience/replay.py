@@ -1,8 +1,9 @@
-"""Replay window and its pace: games are sealed into chunks, learners get tasks over them, versions
-play matches.
+"""Replay window and its pace: episodes are sealed into chunks, learners get tasks over them,
+versions play matches.
 
-    accepted games ── chunk full, or waiting for long ──> sealed: an immutable blob, listed by hash in every learn task
-    learnt too little of what is there ──> a learn task        too many games wait for learners ──> no more are handed out
+    accepted ── chunk full, or waiting for long ──> sealed: a blob, listed by hash in learn tasks
+    learnt too little of what is there ──> a learn task
+    too much waits for learners ──> no more is handed out
     a version without a rating ──> a match against the best one
 
 Nothing is ever taken out of the window, so a learner that dies costs nothing and several do not get
@@ -113,7 +114,7 @@ class Replay(PlatformService):
                 number=experience.next_chunk(conn, run_id),
                 sha256=sha256,
                 size=len(sealed.data),
-                episodes=sealed.episodes,
+                episodes=sum(row.episodes for row in rows),
                 samples=sealed.samples,
                 sealed_at=now,
                 retired_at=None,
@@ -123,7 +124,7 @@ class Replay(PlatformService):
 
         done = await self._db.write(store)
         if done:
-            log.info("sealed", run=run.name, episodes=sealed.episodes, samples=sealed.samples)
+            log.info("sealed", run=run.name, files=len(rows), samples=sealed.samples)
         return done
 
     # --- pacing ---
@@ -137,16 +138,28 @@ class Replay(PlatformService):
         window = experience.window(conn, run.id, play.window)[-CHUNKS_MAX:]
         if window:
             experience.retire(conn, run.id, window[0].number, now)
-        changed = self._allow(conn, run, play, found)
+        warm = play.warm_steps * spec.file.task.batch_size
+        if found.learnt < warm:
+            return self._add_warm(conn, spec, run, found)
+        found = msgspec.structs.replace(
+            found, planned=found.planned - warm, learnt=found.learnt - warm
+        )
+        due = self._learn_due(spec, play, found, window)
+        changed = self._allow(conn, run, play, found, starved=not due and not found.learning)
         while self._learn_due(spec, play, found, window):
             found = self._add_learn(conn, spec, run, found, window)
             changed = True
         return self._add_match(conn, spec, run, found) or changed
 
-    def _allow(self, conn: Connection, run: RunRow, play: Pacing, found: Totals) -> bool:
-        """Return True if self-play may go on: at most `queue` games ahead of the learners."""
+    def _allow(
+        self, conn: Connection, run: RunRow, play: Pacing, found: Totals, *, starved: bool
+    ) -> bool:
+        """Return True if actors may go on: at most `queue` episodes ahead of the learners, or of
+        what is sealed where learners find too few samples in that.
+        """
         each = found.samples / max(1, found.sealed)
         used = found.learnt / (play.reuse * each) if each else 0.0
+        used = found.sealed if starved else used
         allowed = int(used) + play.queue
         if allowed <= run.samples_total:
             return False
@@ -162,6 +175,16 @@ class Replay(PlatformService):
             and found.planned + positions <= play.reuse * found.samples
             and sum(chunk.samples for chunk in window) >= task.batch_size
         )
+
+    def _add_warm(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
+        """Add the learn tasks without a window that come before all experience."""
+        play, changed = spec.play, False
+        assert play is not None  # `tend` has looked
+        warm = play.warm_steps * spec.file.task.batch_size
+        while found.learning < play.learners and found.planned < warm:
+            found = self._add_learn(conn, spec, run, found, [])
+            changed = True
+        return changed
 
     def _add_learn(
         self, conn: Connection, spec: Spec, run: RunRow, found: Totals, window: list[ChunkRow]

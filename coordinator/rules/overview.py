@@ -34,7 +34,7 @@ class Flow(OverviewPart, frozen=True, kw_only=True):
 
     contributions: float = 0.0
     samples: float = 0.0
-    games: float = 0.0
+    episodes: float = 0.0  # games, or what else actors make
 
 
 class RunLine(OverviewPart, frozen=True, kw_only=True):

@@ -72,6 +72,16 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     loss_last: float | None
 
 
+class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Experience of a run in numbers."""
+
+    unit: str  # what an episode is called
+    made: int  # sealed episodes
+    an_hour: float
+    samples: int  # that they hold for learners
+    learnt: int  # samples that learners have used, each as often as it was
+
+
 class RunQueries:
     """Reads runs, versions and figures."""
 
@@ -179,7 +189,8 @@ class RunQueries:
             needs=state.needs,
             merge_in_s=state.deadline_in_s,
             workers=runs.live_workers(conn, run.id, now - LIVE_S),
-            games_per_hour=experience.per_hour(conn, run.id, now) if play else None,
+            episodes_per_hour=experience.per_hour(conn, run.id, now) if play else None,
+            episodes=f"{play.unit}s" if play else "",
             credit_shares=_credit_shares(conn, run, play) if play else {},
         )
 
@@ -276,6 +287,25 @@ class RunQueries:
                     task=row["task_id"],
                 )
                 for row in runs.workers_of(conn, run.id)
+            )
+
+        return await self._db.read(read)
+
+    async def experience(self, name: str) -> ExperienceFigures | None:
+        """Return the figures of a run's experience; None in a run that makes none."""
+
+        def read(conn: Connection) -> ExperienceFigures | None:
+            run = runs.by_name(conn, name)
+            play = definition(run).play
+            if play is None:
+                return None
+            found = experience.totals(conn, run.id)
+            return ExperienceFigures(
+                unit=play.unit,
+                made=found.sealed,
+                an_hour=experience.per_hour(conn, run.id, self._clock.now()),
+                samples=found.samples,
+                learnt=found.learnt,
             )
 
         return await self._db.read(read)

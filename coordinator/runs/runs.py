@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.datasets import DatasetRow
     from coordinator.rules.run_file import RunFile
+    from shared.workloads.experience import Pacing
 
 
 def make_initial(
@@ -88,6 +89,11 @@ def _check_samples(file: RunFile, samples: int) -> None:
             f'"{file.dataset}" gives {samples} samples under this [model], less than one '
             f"batch of {file.task.batch_size}: add more data, or lower batch_size"
         )
+
+
+def _allowed(play: Pacing) -> int:
+    """Return how many episodes a new run hands out: none before its warm start."""
+    return 0 if play.warm_steps else play.queue
 
 
 def _copied(source: Path, target: Path) -> str:
@@ -151,7 +157,7 @@ class Runs(PlatformService):
             "seed": file.seed,
             "parameters": about.parameters,
             # Of a run that makes its own data: games that may begin before a learner needs them.
-            "samples_total": about.play.queue if about.play else sum(counts),
+            "samples_total": _allowed(about.play) if about.play else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
             "step_flops": step_flops,

@@ -248,6 +248,7 @@ def lease(
         now=now,
         data=data,
         commit=commit,
+        counted=f"{spec.play.unit}s" if spec.play and task.kind in GAMES else "",
     )
 
 

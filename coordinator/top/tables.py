@@ -131,7 +131,7 @@ def runs(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("pushed/h", lambda r: count(r.pushed.samples), True, 110),
         MonitorColumn("pulled/h", lambda r: count(r.pulled.samples), True, 110),
         MonitorColumn(
-            "games/h", lambda r: count(r.pushed.games) if r.pushed.games else "-", True, 130
+            "made/h", lambda r: count(r.pushed.episodes) if r.pushed.episodes else "-", True, 130
         ),
     ]
     told = {trouble.subject: trouble.level for trouble in reversed(seen.troubles)}
@@ -325,8 +325,8 @@ def _tasks(seen: Overview) -> str:
 
 def _flows(seen: Overview) -> str:
     pushed, pulled = [run.pushed for run in seen.runs], [run.pulled for run in seen.runs]
-    games = sum(flow.games for flow in pushed)
-    played = f", {count(games)} games" if games else ""
+    episodes = sum(flow.episodes for flow in pushed)
+    played = f", {count(episodes)} games or problems" if episodes else ""
     return (
         f"pushed {count(sum(flow.samples for flow in pushed))} samples{played}, "
         f"{size(seen.window.bytes_an_hour)}; pulled "

@@ -44,8 +44,10 @@ class RunBeat(Message):
     needs: int  # contributions until the next merge
     merge_in_s: float | None  # or this deadline
     workers: int
-    # Games that all machines together play in an hour; None in a run that plays none.
-    games_per_hour: float | None = None
+    # Games that all machines together play in an hour, or what else their actors make; None in a
+    # run that makes no data of its own.
+    episodes_per_hour: float | None = None
+    episodes: str = "games"
     # Shares of its credits in the long run, by kind of task; empty where all are of one kind.
     credit_shares: dict[str, float] = msgspec.field(default_factory=dict)
 

@@ -72,6 +72,7 @@ class Lease(Message):
     # Some of this work is done again: commit to the states that it takes, and keep them until the
     # verdict.
     commit: bool = False
+    counted: str = ""  # what its steps are where nothing is learnt: games, problems
     # Data of this task alone (games, an opponent), in place of a dataset.
     data: DatasetManifest | None = None
     audit: AuditWork | None = None

@@ -80,12 +80,11 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     """Many files of episodes as one chunk."""
 
     data: bytes
-    episodes: int
     samples: int
 
 
 class Experience(Protocol):
-    """Interface of a workload that learns from what its own versions make."""
+    """Interface of a workload that learns from the episodes of its own versions."""
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing: ...
 
@@ -113,7 +112,7 @@ class Experience(Protocol):
 def behind(
     begun: Sequence[tuple[int, float]], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return what to say of the episodes, by place, that began with a version more than `lag`
+    """Return the fault, by place, of the episodes that began with a version more than `lag`
     behind the newest known to their maker; `begun` has each one's version and start.
 
     Judged by when an episode began and never by when it was handed in: a slow machine's long game

@@ -34,6 +34,7 @@ from tests.support.workloads import (
     tiny_dcgan,
     tiny_gomoku,
     tiny_gpt,
+    tiny_rollouts,
 )
 
 Tensors = dict[str, Tensor]
@@ -124,6 +125,12 @@ def gomoku(place: Place) -> Subject:
     return Subject(load("gomoku"), tiny_gomoku.BOARD, window, None, "learn")
 
 
+def rollouts(place: Place) -> Subject:
+    return Subject(
+        load("rollouts"), tiny_rollouts.MODEL, tiny_rollouts.window(place.path), None, "learn"
+    )
+
+
 def sketch(place: Place) -> Subject:
     sys.path.insert(0, str(example_workload.install(place.path)))
     data = place.images()
@@ -146,7 +153,7 @@ def chat(place: Place) -> Subject:
 
 LORA = {"rank": 4, "dropout": 0.1}
 SUBJECTS: dict[str, Callable[[Place], Subject]] = {
-    **{made.__name__: made for made in (gpt, gpt_llama, dcgan, gomoku, sketch, chat)},
+    **{made.__name__: made for made in (gpt, gpt_llama, dcgan, gomoku, rollouts, sketch, chat)},
     "llama-head": _causal(tiny_causal.table(tiny_causal.LLAMA, train="head")),
     **{kind: _causal(tiny_causal.table(shape)) for kind, shape in tiny_causal.SHAPES.items()},
     **{

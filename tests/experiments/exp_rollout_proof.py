@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from shared.workloads.generation.sampling import choose, uniform
-from shared.workloads.rollouts.proof import faults, refuted
+from shared.workloads.rollouts.answer_proof import faults, refuted
 from tests.experiments.cells import Row, arguments, results, work_off
 from tests.experiments.grpo_reference import (
     END,

@@ -139,7 +139,10 @@ async def test_work_without_a_loss_shows_its_board_instead(engine: FakeEngine) -
 async def test_a_task_of_games_is_told_in_games_before_its_first(engine: FakeEngine) -> None:
     (claimed,) = scenes.claimed()
     assert isinstance(claimed, events.Claimed)
-    told = [*scenes.started(), replace(claimed, steps=16, samples=16, kind="selfplay")]
+    told = [
+        *scenes.started(),
+        replace(claimed, steps=16, samples=16, kind="selfplay", counted="games"),
+    ]
     async with opened(engine, told, size=(120, 36)) as (app, pilot):
         assert "0 of 16 games" in screen_text(app)
         await pilot.press("3")

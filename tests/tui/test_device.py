@@ -69,7 +69,7 @@ GAMES = RunBeat(
     needs=2,
     merge_in_s=192.0,
     workers=12,
-    games_per_hour=5300.0,
+    episodes_per_hour=5300.0,
 )
 PROCESSOR: dict[str, Any] = {
     "memory_bytes": 2_000_000_000,
@@ -242,6 +242,7 @@ async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeE
             price_micro=1,
             finish_by=scenes.NOW + 999,
             kind="selfplay",
+            counted="games",
         )
         for number in (1, 2)
     ]
@@ -266,7 +267,7 @@ async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeE
         assert "1,800 of 5,300 games an hour by all machines." in text
         beat = next(beat for beat in app.view.status.beats if beat.run == scenes.RUN.name)
         await engine.play(
-            [events.RunProgress(beat=replace(beat, games_per_hour=600.0), message="")]
+            [events.RunProgress(beat=replace(beat, episodes_per_hour=600.0), message="")]
         )
         app.redraw()
         await settle(app, pilot)

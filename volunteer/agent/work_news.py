@@ -67,6 +67,7 @@ class WorkNews:
                 price_micro=lease.price_micro,
                 finish_by=self.server_clock.local(lease.finish_by),
                 kind=job.kind if lease.audit is None else events.AUDIT,
+                counted=lease.counted,
             )
         )
 

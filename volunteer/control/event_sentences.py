@@ -10,7 +10,6 @@ from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.shortage import shortage_words
-from volunteer.control.status import GAMES
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.coordinator import judged
 from volunteer.i18n.formats import credit, duration_words, size
@@ -142,11 +141,11 @@ def _claimed(e: events.Claimed) -> str:
             e.steps,
             **told,
         )
-    if e.kind in GAMES:  # paid by the moves that are played
-        return ngettext(
-            "task {task} of {run} on {device}: {n} game, pays about {credits} credits",
-            "task {task} of {run} on {device}: {n} games, pays about {credits} credits",
-            e.steps,
+    if e.counted:  # paid by what they take
+        return _(
+            "task {task} of {run} on {device}: {n} {things}, pays about {credits} credits",
+            n=e.steps,
+            things=_(e.counted),
             **told,
         )
     return ngettext(

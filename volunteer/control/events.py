@@ -122,6 +122,7 @@ class Claimed(Event):
     price_micro: int
     finish_by: float
     kind: str = ""  # of the task: train, selfplay, learn, evaluate, audit
+    counted: str = ""  # what steps are where nothing is learnt: "games"
 
 
 class Fetching(Event):

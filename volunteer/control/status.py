@@ -343,6 +343,7 @@ def _claimed(status: Status, event: events.Claimed) -> Status:
         price_micro=event.price_micro,
         finish_by=event.finish_by,
         kind=event.kind,
+        counted=event.counted,
     )
     others = _without(status, event.task).tasks
     return PLAIN(status, tasks=(*others, task), idle="", idle_message="", idle_until=None)

@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workloads: Annotated[
         tuple[str, ...],
         Meta(description=N_("Installed workloads that may run on this machine."), max_length=64),
-    ] = ("gpt", "dcgan", "gomoku", "causal-lm")
+    ] = ("gpt", "dcgan", "gomoku", "causal-lm", "rollouts")
     consent: Annotated[
         Literal["all", "asked"],
         Meta(

@@ -247,9 +247,10 @@ def _measured(
 def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
     """Return a device's part in a run of games, and games an hour here and in all, or ""."""
     beat = next((beat for beat in status.beats if beat.run == run), None)
-    if beat is None or beat.games_per_hour is None:
+    if beat is None or beat.episodes_per_hour is None:
         return ""
-    does = [_(word) for role, word in _PARTS.items() if role in roles or not roles]
+    parts = _PARTS if beat.episodes == "games" else _ANSWERING
+    does = [_(word) for role, word in parts.items() if role in roles or not roles]
     if not does:
         return _("This device takes no part in it: its roles are for other runs.")
     said = _(
@@ -262,8 +263,8 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
     seconds = status.at - played[0].at + played[0].seconds if played else 0.0
     here = sum(work.steps for work in played) * 3600 / seconds if seconds > 0 else None
     # this machine may have gone on since the coordinator looked, after hours without a game
-    games = max(beat.games_per_hour, here or 0.0)
-    whole = _("{games} games an hour by all machines", games=number(games, ",.0f"))
+    made = number(max(beat.episodes_per_hour, here or 0.0), ",.0f")
+    whole = _("{n} {things} an hour by all machines", n=made, things=_(beat.episodes))
     return (
         f"{said} {whole}."
         if here is None
@@ -272,3 +273,4 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
 
 
 _PARTS = {"play": N_("plays games and matches"), "learn": N_("learns from them")}
+_ANSWERING = {"play": N_("answers problems"), "learn": N_("learns from the answers")}

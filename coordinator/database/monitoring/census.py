@@ -126,9 +126,9 @@ def _flows(
     plays = {row[0] for row in rows if row[1] == "games"}
     pushed: dict[int, Flow] = {}
     pulled: dict[int, Flow] = {}
-    for run, kind, state, count, samples, games, positions in rows:
+    for run, kind, state, count, samples, episodes, drawn in rows:
         if kind == "games":
-            _add(pushed, run, an_hour, count, positions or 0, games or 0)
+            _add(pushed, run, an_hour, count, drawn or 0, episodes or 0)
         elif kind != "evaluation":
             if run not in plays:  # else the samples are those of the games
                 _add(pushed, run, an_hour, count, samples, 0)
@@ -139,11 +139,11 @@ def _flows(
 
 def _add(flows: dict[int, Flow], run: int, an_hour: float, *more: float) -> None:
     was = flows.get(run, Flow())
-    count, samples, games = more
+    count, samples, episodes = more
     flows[run] = Flow(
         contributions=was.contributions + count * an_hour,
         samples=was.samples + float(samples) * an_hour,
-        games=was.games + float(games) * an_hour,
+        episodes=was.episodes + float(episodes) * an_hour,
     )
 
 

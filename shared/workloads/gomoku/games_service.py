@@ -92,7 +92,7 @@ class GomokuGames(Games):
     def seal(self, files: Sequence[bytes]) -> Sealed:
         records = [record for data in files for record in decode(data)]
         positions = sum(len(record.visits) for record in records)
-        return Sealed(data=encode(records), episodes=len(records), samples=positions)
+        return Sealed(data=encode(records), samples=positions)
 
     def opponent(self, config: Config, weights: Weights) -> Opponent:
         from shared.workloads.gomoku.network_opponent import GomokuOpponent

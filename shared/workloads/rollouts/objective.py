@@ -30,8 +30,8 @@ def advantages(rewards: Sequence[float]) -> list[float]:
 def policy_loss(
     new: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean loss of answers, and figures of them: the mean importance weight, the share
-    of tokens that the clip holds, and the mean length.
+    """Return the mean loss of answers, and figures: the mean importance weight, the share of tokens
+    that the clip holds, and the mean length.
 
     `new` and `old` (B, T) are log-probabilities of the sampled tokens at the temperature of
     sampling, under the weights that learn and those that sampled; `mask` (B, T) is one for the

@@ -51,7 +51,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def reward(problem: Problem, answer: str) -> float:
-    """Return the reward of a whole answer as text, 0 ... 1. Never raises for what it says; a
+    """Return the reward of a whole answer as text, 0 ... 1. Never raises; a
     longer one than `ANSWER_CHARS_MAX` is worth nothing.
     """
     if len(answer) > ANSWER_CHARS_MAX:

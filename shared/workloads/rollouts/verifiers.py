@@ -168,7 +168,7 @@ BUILT_IN: Mapping[str, type[Verifier]] = {
 
 @lru_cache(maxsize=1)
 def known() -> Mapping[str, type[Verifier]]:
-    """Return the verifiers by name: the built-in ones, and those of installed packages."""
+    """Return the verifiers by name: the built-in ones and, of installed packages, their own."""
     more = {each.name: each.load() for each in entry_points(group=ENTRY_POINTS)}
     return {**more, **BUILT_IN}
 

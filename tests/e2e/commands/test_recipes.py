@@ -44,6 +44,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "speed-run": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "gomoku": {"task.options": {"games": 2, "simulations": 4}},
+    "reason": {"model": {"n_layer": 1, "n_head": 2, "n_embd": 32}},
 }
 
 
@@ -138,6 +139,7 @@ def test_the_list_says_what_each_is_for(run: Run, tmp_path: Path) -> None:
         "gpt",
         "lora-chat",
         "pretrain-small",
+        "reason",
         "speed-run",
     ]
     for recipe in json.loads(run("run", "create", "--list", "--json").out):

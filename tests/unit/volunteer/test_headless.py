@@ -166,7 +166,7 @@ async def test_a_first_step_says_nothing_of_what_is_not_known_yet() -> None:
 async def test_games_are_claimed_as_games() -> None:
     claimed = events.Claimed(
         task=7, attempt=1, run="r", workload="gomoku", device="cpu", steps=16, samples=16,
-        price_micro=2_550_000, finish_by=NOW, kind="selfplay",
+        price_micro=2_550_000, finish_by=NOW, kind="selfplay", counted="games",
     )  # fmt: skip
     (line,) = await lines(claimed)
     assert line.endswith("task 7 of r on cpu: 16 games, pays about 2.55 credits")

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from volunteer.control.event_sentences import YOU
 from volunteer.control.events import AUDIT
-from volunteer.control.status import GAMES, TaskStatus
+from volunteer.control.status import TaskStatus
 from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss
@@ -121,7 +121,7 @@ def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
             done = f"{task.what} {done}"
     elif task.phase == "checking":
         done = _("being checked by the coordinator")
-    elif things := task.counted or ("games" if task.kind in GAMES else ""):
+    elif things := task.counted:
         done = _("{step} of {steps} {things}", step=task.step, steps=task.steps, things=_(things))
     elif task.phase == "claimed":
         done = _("{steps} steps, {samples} samples", steps=task.steps, samples=count(task.samples))

@@ -42,7 +42,7 @@ RUN = RunLine(
 )  # fmt: skip
 PLAY = msgspec.structs.replace(
     RUN, name="gomoku", workload="gomoku", version=7, loss=2.06, failed=0,
-    pushed=Flow(contributions=30, samples=41_000, games=960),
+    pushed=Flow(contributions=30, samples=41_000, episodes=960),
 )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ class Watched:
 def test_the_text_says_what_the_overview_says() -> None:
     said = "\n".join(tables.lines(picture()))
     assert said.splitlines()[1].startswith("! stdlib-gpt: 1 task failed for good")
-    for words in ("pushed 108 k samples, 960 games", "120 good, 9 refused", "4 passed"):
+    for words in ("pushed 108 k samples, 960 games or problems", "120 good, 9 refused", "4 passed"):
         assert words in said
     assert "\x1b" not in said
     assert "\u202e" not in said
@@ -238,4 +238,4 @@ async def test_a_wrong_place_ends_the_monitor_with_its_error() -> None:
 def test_any_width_is_drawn(width: int) -> None:
     said = drawn(picture(), "", width).plain
     assert "stdlib-gpt" in said
-    assert ("GAMES/H" in said) == (width >= 130)
+    assert ("MADE/H" in said) == (width >= 130)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shared.workloads.generation.sampling import choose, uniform
-from shared.workloads.rollouts.proof import FAULTS, SLACK, faults, refuted
+from shared.workloads.rollouts.answer_proof import FAULTS, SLACK, faults, refuted
 
 PLACES, VOCABULARY = 64, 16
 Floats = NDArray[np.float64]

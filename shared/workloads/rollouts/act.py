@@ -1,0 +1,252 @@
+"""Rollouts of one task on one device: several answers to each problem, by the version newest when
+its first is begun.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.decoding import decode
+from shared.errors import BadRequest, InvalidRunFile
+from shared.workloads.base import Job, Progress, Result, Weights
+from shared.workloads.generation.batch import Batch, NextToken, Sequence
+from shared.workloads.generation.sampling import SampledToken
+from shared.workloads.rollouts.answer_records import GroupRecord, encode, packed, quantised
+from shared.workloads.rollouts.byte_policy import ByteDecoder
+from shared.workloads.rollouts.config import (
+    RolloutsConfig,
+    RolloutsOptions,
+    answer_seed,
+    decoded,
+    encoded,
+)
+from shared.workloads.rollouts.problems import Problem, reward
+from shared.workloads.training.device_differences import release
+
+ADVANCE_S = 0.25
+
+
+class _Version:
+    """Version of the model; its decoder is made when a problem is begun."""
+
+    def __init__(self, weights: Weights, number: int, sha256: str) -> None:
+        self.weights, self.number, self.sha256 = dict(weights), number, sha256
+        self.batch: Batch | None = None
+
+
+class OpenGroup:
+    """Answers to one problem in progress."""
+
+    def __init__(
+        self,
+        problem: tuple[int, Problem],
+        version: _Version,
+        batch: Batch,
+        began_s: float,
+        size: int,
+    ) -> None:
+        self.number, self.problem = problem
+        self.version, self.batch = version, batch
+        self.began_s, self.open = began_s, size
+        self.answers: list[list[SampledToken]] = [[] for _ in range(size)]
+
+    def record(self) -> GroupRecord:
+        tokens = [token for answer in self.answers for token in answer]
+        return GroupRecord(
+            problem=self.number,
+            version=self.version.number,
+            weights=self.version.sha256,
+            lengths=tuple(map(len, self.answers)),
+            tokens=packed([token.token for token in tokens]),
+            logprobs=quantised([token.logprob for token in tokens]),
+            began_s=round(self.began_s, 3),
+        )
+
+
+class SavedGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """Finished groups of a task."""
+
+    seed: int
+    records: tuple[GroupRecord, ...]
+    elapsed_s: float
+    tokens: int
+
+
+class RolloutWork:
+    """Rollouts on one device; see `Work` and `Actor`. A step is a problem, and so is a sample.
+
+    Groups in progress are begun anew after a pause, a restart or a lack of memory: the same seeds
+    give the same answers.
+    """
+
+    def __init__(self, job: Job, weights: Weights, device: str) -> None:
+        if job.steps != job.stop - job.start:
+            raise BadRequest(f"{job.stop - job.start} problems do not make {job.steps} steps")
+        self._job, self._device = job, device
+        self._config = RolloutsConfig.from_dict(job.config)
+        self._options = RolloutsOptions.from_dict(job.options)
+        self._slots = self._options.slots
+        self._newest = _Version(weights, job.base_version, job.base_sha256)
+        self._waiting = deque(range(job.start, job.stop))
+        self._groups: dict[int, OpenGroup] = {}
+        self._records: dict[int, GroupRecord] = {}
+        self._elapsed_s = 0.0
+        self._tokens = 0
+        self._shown = ""
+
+    @property
+    def done(self) -> bool:
+        return len(self._records) == self._job.steps
+
+    def advance(self) -> Progress:
+        """Write answers for a quarter of a second."""
+        if self.done:
+            raise RuntimeError("this task is done")
+        began = perf_counter()
+        while len(self._records) < self._job.steps and perf_counter() - began < ADVANCE_S:
+            self._fill(self._elapsed_s + perf_counter() - began)
+            for batch in {
+                group.version.number: group.batch for group in self._groups.values()
+            }.values():
+                for made in batch.step():
+                    self._take(made)
+        self._elapsed_s += perf_counter() - began
+        return Progress(
+            step=len(self._records),
+            steps=self._job.steps,
+            samples=len(self._records),
+            metrics=self._metrics(),
+            preview=self._shown,
+            counted="problems",
+        )
+
+    def swap(self, weights: Weights, version: int, sha256: str) -> None:
+        """Begin problems from now on with this version."""
+        if version > self._newest.number:
+            self._newest = _Version(weights, version, sha256)
+
+    def result(self) -> tuple[Result, dict[str, Tensor]]:
+        records = [self._records[number] for number in sorted(self._records)]
+        report = Result(
+            steps=len(records),
+            samples=len(records),
+            loss_first=0.0,
+            loss_last=0.0,
+            metrics=self._metrics(),
+            games=encode(records),
+        )
+        return report, {}
+
+    def suspend(self) -> None:
+        self._begin_anew()
+
+    def resume(self) -> None: ...
+
+    def halve(self) -> int:
+        """Write fewer answers together."""
+        if self._slots == 1:
+            raise MemoryError("a single answer does not fit into memory")
+        self._slots = max(1, self._slots // 2)
+        self._begin_anew()
+        return self._slots
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        saved = SavedGroups(
+            seed=self._job.seed,
+            records=tuple(self._records.values()),
+            elapsed_s=self._elapsed_s,
+            tokens=self._tokens,
+        )
+        text = np.frombuffer(msgspec.json.encode(saved), np.uint8).copy()
+        return {"groups": torch.from_numpy(text)}
+
+    def restore(self, snapshot: Weights) -> None:
+        """Continue after the groups of a `snapshot`. Raises InvalidRunFile for another task's."""
+        try:
+            saved = decode(snapshot["groups"].numpy().tobytes(), SavedGroups)
+        except (KeyError, msgspec.DecodeError) as error:
+            raise InvalidRunFile("this snapshot belongs to another task") from error
+        if saved.seed != self._job.seed:
+            raise InvalidRunFile("this snapshot belongs to another task: start the task afresh")
+        self._records = {record.problem: record for record in saved.records}
+        self._elapsed_s, self._tokens = saved.elapsed_s, saved.tokens
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        started = self._records.keys()
+        self._waiting = deque(n for n in range(self._job.start, self._job.stop) if n not in started)
+        self._groups.clear()
+        self._newest.batch = None
+        release(self._device)
+
+    def _fill(self, now_s: float) -> None:
+        """Begin problems while there are answers for fewer than all slots."""
+        size = self._options.group
+        while self._waiting and sum(g.open for g in self._groups.values()) < self._slots:
+            number = self._waiting.popleft()
+            problem = self._config.problem(number)
+            batch = self._batch(self._newest)
+            self._groups[number] = OpenGroup((number, problem), self._newest, batch, now_s, size)
+            for sample in range(size):
+                batch.add(
+                    Sequence(
+                        id=f"{number}/{sample}",
+                        prompt=tuple(encoded(problem.prompt)),
+                        max_tokens=self._config.answer,
+                        seed=answer_seed(self._job.seed, number, sample),
+                        logprobs=0,
+                    )
+                )
+
+    def _batch(self, version: _Version) -> Batch:
+        if version.batch is None:
+            decoder = ByteDecoder(
+                self._config,
+                version.weights,
+                self._slots,
+                self._device,
+                self._options.temperature,
+            )
+            version.batch = Batch(decoder)
+        return version.batch
+
+    def _take(self, made: NextToken) -> None:
+        """Add a token to its answer."""
+        number, _, sample = made.id.partition("/")
+        group = self._groups[int(number)]
+        token = made.end if made.chosen is None else made.chosen
+        assert token is not None  # one of both is there
+        group.answers[int(sample)].append(token)
+        self._tokens += 1
+        if made.finish:
+            group.open -= 1
+            if not group.open:
+                self._records[group.number] = group.record()
+                del self._groups[group.number]
+                self._shown = shown(group.problem, [[t.token for t in a] for a in group.answers])
+
+    def _metrics(self) -> dict[str, float]:
+        took = max(self._elapsed_s, 1e-6)
+        return {
+            "tokens": float(self._tokens),
+            "tokens_per_s": self._tokens / took,
+            "problems_per_hour": 3600 * len(self._records) / took,
+        }
+
+
+def shown(problem: Problem, answers: list[list[int]]) -> str:
+    """Return a problem with its answers and their rewards, for people."""
+    lines = [problem.prompt]
+    for answer in answers:
+        text = decoded(answer)
+        lines.append(f"{reward(problem, text):4.1f}  {text}")
+    return "\n".join(lines)

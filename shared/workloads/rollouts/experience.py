@@ -1,0 +1,143 @@
+"""Rollouts for the coordinator: pacing, inspection, rewards, sealing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.workloads.base import Config, Job
+from shared.workloads.experience import (
+    Experience,
+    Inspection,
+    KnownVersion,
+    Pacing,
+    Sealed,
+    behind,
+)
+from shared.workloads.rollouts.answer_records import (
+    GroupRecord,
+    InvalidGroup,
+    JudgedGroup,
+    decode,
+    encode,
+    judged,
+)
+from shared.workloads.rollouts.config import RolloutsConfig, RolloutsOptions, decoded, encoded
+from shared.workloads.rollouts.problems import reward
+
+
+class RolloutExperience(Experience):
+    """Answers to problems; see `Experience`. An episode is a group, a sample an answer of a group
+    with signal: one whose rewards differ.
+    """
+
+    def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
+        checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
+        return Pacing(
+            episodes=how.problems,
+            episode_flops=checked.token_flops * how.group * checked.answer,
+            evaluation_flops=checked.token_flops,
+            chunk=how.chunk,
+            window=how.window,
+            window_min=how.window_min,
+            reuse=how.reuse,
+            queue=how.queue,
+            lag=how.lag,
+            learners=how.learners,
+            unit="problem",
+            warm_steps=how.warm_steps,
+        )
+
+    def inspect(
+        self,
+        job: Job,
+        data: bytes,
+        versions: Sequence[KnownVersion],
+        weights: Callable[[int], Path],
+        secret: int,
+        *,
+        whole: bool = False,
+    ) -> Inspection:
+        """Inspect a file of groups; see `Experience.inspect`. Rewards are computed here."""
+        from shared.workloads.rollouts.rereading import differing
+
+        config, how = RolloutsConfig.from_dict(job.config), RolloutsOptions.from_dict(job.options)
+        try:
+            records = decode(data)
+        except InvalidGroup as error:
+            return Inspection(refused=job.stop - job.start, complaint=error.message)
+        wrong = _misfits(records, job, config, how, {v.number: v.sha256 for v in versions})
+        stale = {
+            place: f"problem {records[place].problem} was begun with {said}"
+            for place, said in behind(
+                [(r.version, r.began_s) for r in records], versions, how.lag
+            ).items()
+        }
+        sound = {n: r for n, r in enumerate(records) if n not in wrong and n not in stale}
+        wrong |= differing(sound, job, weights, secret, whole=whole)
+        kept = [_judge(record, config) for place, record in sound.items() if place not in wrong]
+        teaching = [record for record in kept if len(set(record.rewards)) > 1]
+        return Inspection(
+            data=encode(teaching) if kept else b"",
+            episodes=len(kept),
+            samples=sum(len(record.lengths) for record in teaching),
+            evaluations=sum(sum(record.lengths) for record in kept),
+            refused=len(wrong),
+            stale=len(stale.keys() - wrong.keys()),
+            complaint=next(iter((wrong or stale).values()), ""),
+        )
+
+    def seal(self, files: Sequence[bytes]) -> Sealed:
+        records = [record for data in files for record in judged(data)]
+        samples = sum(len(record.lengths) for record in records)
+        return Sealed(data=encode(records), samples=samples)
+
+
+def _judge(record: GroupRecord, config: RolloutsConfig) -> JudgedGroup:
+    problem = config.problem(record.problem)
+    rewards = tuple(reward(problem, decoded(answer)) for answer in record.answers())
+    return JudgedGroup(**msgspec.structs.asdict(record), rewards=rewards)
+
+
+def _misfits(
+    records: Sequence[GroupRecord],
+    job: Job,
+    config: RolloutsConfig,
+    how: RolloutsOptions,
+    hashes: Mapping[int, str],
+) -> dict[int, str]:
+    """Return the faults, by place, of records that the task did not ask for."""
+    found: dict[int, str] = {}
+    seen: set[int] = set()
+    for place, record in enumerate(records):
+        try:
+            _check(record, job, config, how, hashes)
+            if record.problem in seen:
+                raise InvalidGroup(f"problem {record.problem} stands in the file twice")
+        except InvalidGroup as error:
+            found[place] = error.message
+        seen.add(record.problem)
+    return found
+
+
+def _check(
+    record: GroupRecord,
+    job: Job,
+    config: RolloutsConfig,
+    how: RolloutsOptions,
+    hashes: Mapping[int, str],
+) -> None:
+    said = f"problem {record.problem}"
+    if not job.start <= record.problem < job.stop:
+        raise InvalidGroup(f"{said} is not one of {job.start} to {job.stop - 1}")
+    if hashes.get(record.version) != record.weights:
+        raise InvalidGroup(f"{said}: version {record.version} is not one that may answer here")
+    if len(record.lengths) != how.group:
+        raise InvalidGroup(f"{said} has {len(record.lengths)} answers instead of {how.group}")
+    room = config.context - len(encoded(config.problem(record.problem).prompt))
+    for answer in record.answers():
+        if not config.fits(answer.tolist(), room):
+            raise InvalidGroup(f"{said}: an answer does not end where it should")

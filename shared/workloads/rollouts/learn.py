@@ -1,0 +1,120 @@
+"""Learning of one task on one device: from judged answers, or from solved problems.
+
+Shapes: B answers, T tokens of problem and answer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shared.workloads.base import Data, Job, Weights
+from shared.workloads.data.pass_order import permutation
+from shared.workloads.gpt.model import Gpt, build
+from shared.workloads.rollouts.answer_records import judged
+from shared.workloads.rollouts.byte_policy import Rows, log_probabilities
+from shared.workloads.rollouts.config import END, RolloutsConfig, RolloutsOptions, encoded
+from shared.workloads.rollouts.objective import advantages, policy_loss
+from shared.workloads.rollouts.problems import Problem
+from shared.workloads.training.device_differences import to_device
+from shared.workloads.training.step_loop import StepLoss, StepWork
+
+
+class Answer(NamedTuple):
+    """One answer to learn from."""
+
+    problem: int
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]  # under the version that wrote it
+    advantage: float
+
+
+def window(data: Data, oldest: int) -> list[Answer]:
+    """Return the answers of a task's chunks by versions from `oldest` on."""
+    found = []
+    for index in range(len(data.manifest.chunks)):
+        for record in judged(data.chunk(index).read_bytes()):
+            if record.version >= oldest:
+                rows = zip(record.answers(), record.said(), advantages(record.rewards), strict=True)
+                found += [Answer(record.problem, *row) for row in rows]
+    return found
+
+
+class _LearnWork(StepWork):
+    """Learning of a model; see `StepWork`. A sample is an answer."""
+
+    def __init__(self, job: Job, weights: Weights, device: str, inner: Weights | None) -> None:
+        self._config = RolloutsConfig.from_dict(job.config)
+        self._options = RolloutsOptions.from_dict(job.options)
+        self._gpt: Gpt = build(self._config.network, weights, device)
+        super().__init__(
+            job,
+            self._gpt,
+            inner,
+            device=device,
+            samples=job.steps * job.batch_size,
+            flops=3 * self._config.token_flops * self._config.context,
+        )
+
+    def _spare(self) -> bool:
+        spared, self._gpt.spares = self._gpt.spares, True
+        return not spared
+
+
+class RolloutLearnWork(_LearnWork):
+    """Learning from judged answers, in an order drawn by the seed."""
+
+    FIGURES = ("importance", "clipped", "answer_tokens")
+
+    def __init__(
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
+    ) -> None:
+        super().__init__(job, weights, device, inner)
+        self._found = window(data, job.base_version - self._options.lag)
+        count = len(self._found)
+        self._order = permutation(count, job.seed, 1) if count else np.zeros(0, np.int64)
+
+    def measure(self, start: int, stop: int) -> StepLoss:
+        if not self._found:  # all of the window is too old by now
+            zero = torch.stack([value.sum() for value in self._gpt.parameters()]).sum() * 0
+            return StepLoss(zero, torch.zeros(len(self.FIGURES), device=self.device))
+        count = len(self._order)
+        answers = [self._found[self._order[place % count]] for place in range(start, stop)]
+        prompts = [encoded(self._config.problem(each.problem).prompt) for each in answers]
+        rows = Rows(prompts, [each.tokens.tolist() for each in answers])
+        old = to_device(rows.spread([each.logprobs for each in answers]), self.device)
+        new = log_probabilities(self._gpt, rows, self.device, self._options.temperature)
+        gains = to_device(torch.tensor([each.advantage for each in answers]), self.device)
+        mask = to_device(rows.mask, self.device)
+        return StepLoss(*policy_loss(new, old, gains, mask, longest=self._config.answer))
+
+
+class SupervisedWork(_LearnWork):
+    """Learning from solved problems, which no actor has seen: a warm start."""
+
+    def __init__(self, job: Job, weights: Weights, device: str, inner: Weights | None) -> None:
+        rate = RolloutsOptions.from_dict(job.options).warm_lr
+        train = msgspec.structs.replace(job.train, lr=rate)
+        super().__init__(msgspec.structs.replace(job, train=train), weights, device, inner)
+
+    def measure(self, start: int, stop: int) -> StepLoss:
+        first = self.job.start
+        problems = [self._config.problem(-1 - first - place) for place in range(start, stop)]
+        rows = Rows(
+            [encoded(each.prompt) for each in problems],
+            [[*encoded(solution(each)), END] for each in problems],
+        )
+        said = log_probabilities(self._gpt, rows, self.device, 1.0)
+        return StepLoss(-(said.sum(1) / to_device(rows.mask.sum(1), self.device)).mean())
+
+
+def solution(problem: Problem) -> str:
+    """Return a right answer."""
+    if problem.verifier == "sorted":
+        items = [str(each) for each in sorted(problem.arguments["items"])]
+        return (" " if any(len(each) > 1 for each in items) else "").join(items)
+    return str(problem.arguments["answer"])

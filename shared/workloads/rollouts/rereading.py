@@ -1,0 +1,101 @@
+"""Verification that answers were written by the named version with the seeds of their task.
+
+One pass over problem and answer gives the distribution that each token was drawn from. The token
+must have the log-probability that the record says, and lie where the seed's number for its place
+falls. Answers of other weights, another temperature, or chosen among several differ nearly
+everywhere. The checker chooses which answer of each group is read, after the file came in; of a
+drawn task all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shared.tensors.frame import open_frame
+from shared.workloads.base import Job
+from shared.workloads.gpt.config import schema
+from shared.workloads.gpt.model import build
+from shared.workloads.rollouts.answer_proof import faults, refuted
+from shared.workloads.rollouts.answer_records import LOWEST, STEPS, GroupRecord
+from shared.workloads.rollouts.byte_policy import Rows
+from shared.workloads.rollouts.config import (
+    RolloutsConfig,
+    RolloutsOptions,
+    answer_seed,
+    encoded,
+)
+
+BATCH = 64  # answers read together
+
+
+def differing(
+    records: Mapping[int, GroupRecord],
+    job: Job,
+    weights: Callable[[int], Path],
+    secret: int,
+    *,
+    whole: bool,
+) -> dict[int, str]:
+    """Return the faults, by place, of records that their version did not write."""
+    dice = np.random.Generator(np.random.Philox(secret))
+    spots: dict[int, list[tuple[int, int]]] = {}
+    for place, record in records.items():
+        count = len(record.lengths)
+        samples = range(count) if whole else [int(dice.integers(count))]
+        spots.setdefault(record.version, []).extend((place, sample) for sample in samples)
+    seen: list[tuple[int, int, int]] = []  # place, faulty tokens, all
+    for version, some in spots.items():
+        reader = Rereader(job, weights(version))
+        for start in range(0, len(some), BATCH):
+            batch = some[start : start + BATCH]
+            counts = reader.faulty([(records[place], sample) for place, sample in batch])
+            for (place, sample), count in zip(batch, counts, strict=True):
+                seen.append((place, count, records[place].lengths[sample]))
+    # Short answers say little alone: where all that was read is faulty, so is each with a fault.
+    all_faulty = refuted(sum(each[1] for each in seen), sum(each[2] for each in seen))
+    return {
+        place: f"problem {records[place].problem}: read again by version {records[place].version},"
+        f" {count} of {tokens} tokens of an answer are not what it writes with its seed"
+        for place, count, tokens in seen
+        if refuted(count, tokens) or (all_faulty and count)
+    }
+
+
+class Rereader:
+    """Version that reads answers again."""
+
+    def __init__(self, job: Job, path: Path) -> None:
+        self._job = job
+        self._config = RolloutsConfig.from_dict(job.config)
+        self._temperature = RolloutsOptions.from_dict(job.options).temperature
+        frame = open_frame(path, schema(self._config.network), copy_on_write=True)
+        held = {name: torch.from_numpy(frame.array(name)) for name in frame}
+        self._model = build(self._config.network, held, "cpu").train(False)
+
+    @torch.inference_mode()
+    def faulty(self, spots: Sequence[tuple[GroupRecord, int]]) -> list[int]:
+        """Return how many tokens of each answer the version does not write with its seed."""
+        prompts = [encoded(self._config.problem(record.problem).prompt) for record, _ in spots]
+        answers = [record.answers()[sample].tolist() for record, sample in spots]
+        rows = Rows(prompts, answers)
+        logits = self._model.logits(self._model.hidden(rows.given)).float() / self._temperature
+        found = []
+        for row, (record, sample) in enumerate(spots):
+            first = len(prompts[row]) - 1
+            scores = logits[row, first : first + len(answers[row])].numpy()
+            said = record.said()[sample]
+            seed = answer_seed(self._job.seed, record.problem, sample)
+            found.append(int(faults(scores, answers[row], said, seed, _reach(said)).sum()))
+        return found
+
+
+def _reach(said: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return how far written log-probabilities may be from the true ones by their rounding."""
+    shares = np.sqrt(-said.astype(np.float64) / LOWEST)
+    reach: NDArray[np.float64] = LOWEST * (shares + 1 / STEPS) / STEPS
+    return np.where(said <= -LOWEST, np.inf, reach)

@@ -1,0 +1,122 @@
+"""Workload `rollouts`: many machines answer problems, and one model learns from the answers that a
+program finds right.
+
+Two kinds of task: actors answer (`selfplay`), learners train on the answers (`learn`), at first on
+solved problems. This module loads torch when a tensor is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shared.errors import BadRequest
+from shared.tensors.spec import Schema
+from shared.workloads.base import (
+    Config,
+    Converted,
+    Data,
+    DatasetManifest,
+    Decoder,
+    FormatWanted,
+    Job,
+    Sample,
+    Traits,
+    Weights,
+    Work,
+    Workload,
+)
+from shared.workloads.gpt import config as gpt_config
+from shared.workloads.gpt.workload import GptWorkload
+from shared.workloads.rollouts.config import RolloutsConfig, RolloutsOptions
+from shared.workloads.rollouts.experience import RolloutExperience
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RolloutsWorkload(Workload):
+    """Workload `rollouts`; see `Workload`."""
+
+    name = "rollouts"
+    version = 1
+    dataset_kinds = ()
+    formats = ("transformers",)
+    traits = Traits(items="answers", measure="share unsolved", loss_is_measured=False)
+    experience = RolloutExperience()
+
+    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "plan": {"preset": "self-play", "codec": "bf16"},
+            "task": {"local_steps": 8, "batch_size": 64},
+            "train": {"lr": 3e-4, "warmup_steps": 10, "beta2": 0.99, "weight_decay": 0.0},
+        }
+
+    def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
+        checked = RolloutsConfig.from_dict(raw)
+        checked.check_problems()
+        return msgspec.structs.asdict(checked)
+
+    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        return msgspec.structs.asdict(RolloutsOptions.from_dict(raw))
+
+    def schema(self, config: Config) -> Schema:
+        return gpt_config.schema(RolloutsConfig.from_dict(config).network)
+
+    def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
+        network = RolloutsConfig.from_dict(config).network
+        return GptWorkload().init(network.to_dict(), seed)
+
+    def flops_per_sample(self, config: Config) -> float:
+        """Return the FLOPs to learn from one answer."""
+        checked = RolloutsConfig.from_dict(config)
+        return 3 * checked.token_flops * checked.context
+
+    def begin(
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
+    ) -> Work:
+        from shared.workloads.rollouts.act import RolloutWork
+        from shared.workloads.rollouts.learn import RolloutLearnWork, SupervisedWork
+
+        if (job.kind, job.update) == ("selfplay", "games"):
+            return RolloutWork(job, weights, device)
+        if (job.kind, job.update) == ("learn", "delta"):
+            if data.manifest.chunks:
+                return RolloutLearnWork(job, weights, data, device, inner)
+            return SupervisedWork(job, weights, device, inner)
+        raise BadRequest(
+            f"rollouts has no task of the kind {job.kind} with the update {job.update}"
+        )
+
+    def evaluate(
+        self,
+        config: Config,
+        weights: Weights,
+        heldout: Data | None,
+        budget_s: float,
+        stop: Callable[[], bool],
+    ) -> dict[str, float]:
+        from shared.workloads.rollouts.evaluate import evaluate
+
+        return evaluate(RolloutsConfig.from_dict(config), weights, budget_s, stop)
+
+    def sample(
+        self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
+    ) -> Sample:
+        from shared.workloads.rollouts.evaluate import sampled
+
+        text = sampled(RolloutsConfig.from_dict(config), weights, prompt)
+        return Sample(kind="text", title=prompt or "held-out problems", text=text)
+
+    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
+        network = RolloutsConfig.from_dict(config).network
+        return GptWorkload().convert(wanted, network.to_dict(), weights)
+
+    def decoder(
+        self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
+    ) -> Decoder | None:
+        from shared.workloads.rollouts.byte_policy import ByteDecoder
+
+        return ByteDecoder(RolloutsConfig.from_dict(config), weights, slots, device)

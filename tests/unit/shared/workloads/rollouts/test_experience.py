@@ -1,0 +1,205 @@
+"""Answers of actors: written by seed, packed, and what the coordinator finds in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from shared.errors import BadRequest, InvalidRunFile
+from shared.workloads.experience import Actor, Inspection, KnownVersion
+from shared.workloads.rollouts.answer_records import (
+    LOWEST,
+    GroupRecord,
+    decode,
+    encode,
+    judged,
+    quantised,
+    restored,
+)
+from shared.workloads.rollouts.config import END
+from tests.support.workloads import tiny_rollouts as tiny
+
+Change = Callable[[list[GroupRecord]], list[GroupRecord]]
+replace = msgspec.structs.replace
+
+
+def timeless(records: list[GroupRecord]) -> list[GroupRecord]:
+    return [replace(record, began_s=0.0) for record in records]
+
+
+def inspected(path: Path, data: bytes, *, known: int = 1, **changes: Any) -> Inspection:
+    """The findings of the coordinator, with `known` versions that are all the same."""
+    weights = path / "weights"
+    save_file({name: value.contiguous() for name, value in tiny.lively().items()}, weights)
+    versions = [KnownVersion(number=n, sha256=tiny.SHA256, since_s=100.0 * n) for n in range(known)]
+    task = tiny.job("selfplay", 8, **changes)
+    return tiny.WORKLOAD.experience.inspect(task, data, versions, lambda _: weights, 3)
+
+
+def test_log_probabilities_take_a_byte_each_and_likely_ones_lose_little() -> None:
+    said = np.array([-0.0, -0.01, -0.1, -1.0, -5.0, -15.9, -40.0])
+    again = restored(quantised(said))
+    assert len(quantised(said)) == len(said)
+    assert np.abs(again[:6] - said[:6]).max() < 0.07
+    assert abs(again[1] + 0.01) < 0.002
+    assert again[6] == -LOWEST
+
+
+def test_the_same_task_writes_the_same_answers_whatever_the_slots_and_pauses(
+    tmp_path: Path,
+) -> None:
+    straight = tiny.answers(tiny.lively(), tmp_path)
+    assert [record.problem for record in straight] == list(range(8))
+    assert all(len(record.lengths) == 4 for record in straight)
+    few = tiny.WORKLOAD.options({"group": 4, "slots": 3})
+    narrow = timeless(tiny.answers(tiny.lively(), tmp_path, options=few))
+    assert [r.tokens for r in narrow] == [r.tokens for r in straight]
+    work = tiny.WORKLOAD.begin(
+        tiny.job("selfplay", 8), tiny.lively(), tiny.Window(tmp_path), "cpu", None
+    )
+    while not work.done:
+        work.advance()
+        work.suspend()
+        work.resume()
+    paused = decode(work.result()[0].games)
+    assert [r.tokens for r in paused] == [r.tokens for r in straight]
+
+
+def test_a_restart_keeps_the_groups_that_were_done(tmp_path: Path) -> None:
+    task = tiny.job("selfplay", 8)
+    work = tiny.WORKLOAD.begin(task, tiny.lively(), tiny.Window(tmp_path), "cpu", None)
+    while not work.done:
+        work.advance()
+    again = tiny.WORKLOAD.begin(task, tiny.lively(2), tiny.Window(tmp_path), "cpu", None)
+    again.restore(work.snapshot())
+    assert again.done
+    assert decode(again.result()[0].games) == decode(work.result()[0].games)
+    with pytest.raises(InvalidRunFile, match="another task"):
+        again.restore({})
+
+
+def test_a_newer_version_answers_the_problems_begun_from_then_on(tmp_path: Path) -> None:
+    options = tiny.WORKLOAD.options({"group": 4, "slots": 4})
+    work = tiny.WORKLOAD.begin(
+        tiny.job("selfplay", 200, options=options),
+        tiny.lively(),
+        tiny.Window(tmp_path),
+        "cpu",
+        None,
+    )
+    assert isinstance(work, Actor)
+    work.advance()
+    work.swap(tiny.lively(2), 1, "01")
+    while not work.done:
+        work.advance()
+    versions = [record.version for record in decode(work.result()[0].games)]
+    assert versions == sorted(versions)
+    assert set(versions) == {0, 1}
+
+
+def test_rewards_are_the_coordinator_s_own(tmp_path: Path) -> None:
+    found = inspected(tmp_path, encode(tiny.answers(tiny.lively(), tmp_path)))
+    assert (found.episodes, found.refused, found.stale) == (8, 0, 0)
+    assert found.samples == 4 * len(judged(found.data))  # those with signal alone
+    with pytest.raises(BadRequest, match="unknown field"):
+        decode(encode([tiny.rewarded(tiny.answers(tiny.lively(), tmp_path)[0])]))
+
+
+def other_tokens(records: list[GroupRecord]) -> list[GroupRecord]:
+    return [replace(r, tokens=bytes(max(1, 255 - token) for token in r.tokens)) for r in records]
+
+
+def surer(records: list[GroupRecord]) -> list[GroupRecord]:
+    return [replace(r, logprobs=bytes(len(r.logprobs))) for r in records]
+
+
+def best_first(records: list[GroupRecord]) -> list[GroupRecord]:
+    """One answer in the place of all."""
+    first = [r.lengths[0] for r in records]
+    return [
+        replace(
+            r,
+            lengths=(n,) * len(r.lengths),
+            tokens=r.tokens[:n] * len(r.lengths),
+            logprobs=r.logprobs[:n] * len(r.lengths),
+        )
+        for r, n in zip(records, first, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("change", [other_tokens, surer, best_first])
+def test_answers_that_the_version_did_not_write_are_refused(change: Change, tmp_path: Path) -> None:
+    records = tiny.answers(tiny.lively(), tmp_path)
+    found = inspected(tmp_path, encode(change(records)))
+    assert found.refused >= 4
+    assert found.complaint.startswith("problem ")
+
+
+def test_answers_of_other_weights_or_another_temperature_are_refused(tmp_path: Path) -> None:
+    for weights, heat in ((tiny.lively(2), 1.0), (tiny.lively(), 3.0)):
+        hot = tiny.WORKLOAD.options({"group": 4, "slots": 8, "temperature": heat})
+        records = tiny.answers(weights, tmp_path, options=hot)
+        assert inspected(tmp_path, encode(records)).refused >= 6
+
+
+def misfit(records: list[GroupRecord], **changes: Any) -> bytes:
+    return encode([replace(records[0], **changes), *records[1:]])
+
+
+def test_what_the_task_did_not_ask_for_is_refused_by_name(tmp_path: Path) -> None:
+    records = tiny.answers(tiny.lively(), tmp_path)
+    long = [*records[0].answers()[0].tolist(), *[65] * 20]
+    cases = {
+        "problem 99 is not one of 0 to 7": misfit(records, problem=99),
+        "problem 1 stands in the file twice": misfit(records, problem=1),
+        "problem 0: version 7 is not one": misfit(records, version=7),
+        "problem 0: its lengths do not fit": misfit(records, lengths=(1, 1, 1, 1)),
+        "problem 0 has 3 answers instead of 4": misfit(
+            records,
+            lengths=(1, 1, 1),
+            tokens=bytes([65, 65, END]),
+            logprobs=bytes(3),
+        ),
+        "problem 0: an answer does not end": misfit(
+            records,
+            lengths=(len(long), 1, 1, 1),
+            tokens=bytes([*long, END, END, END]),
+            logprobs=bytes(len(long) + 3),
+        ),
+    }
+    for said, data in cases.items():
+        found = inspected(tmp_path, data)
+        assert said in found.complaint
+        assert 1 <= found.refused <= 2
+    assert inspected(tmp_path, b"no file").refused == 8
+
+
+def test_answers_of_a_version_too_far_behind_are_stale(tmp_path: Path) -> None:
+    late = tiny.WORKLOAD.options({"group": 4, "slots": 8, "lag": 1})
+    records = [replace(r, began_s=1000.0) for r in tiny.answers(tiny.lively(), tmp_path)]
+    found = inspected(tmp_path, encode(records), known=3, options=late)
+    assert (found.episodes, found.refused, found.stale) == (0, 0, 8)
+    assert "more than 1 behind" in found.complaint
+
+
+@pytest.mark.parametrize(
+    ("table", "raw", "said"),
+    [
+        ("config", {"problems": "sums"}, "no generator"),
+        ("config", {"context": 10, "answer": 12}, "the problem needs room too"),
+        ("config", {"problems": "sorting", "size": 60}, "leaves"),
+        ("options", {"group": 1}, "at least 2"),
+        ("options", {"grupe": 2}, "group"),
+    ],
+)
+def test_what_cannot_be_is_said_before_a_run_begins(
+    table: str, raw: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRunFile, match=said):
+        getattr(tiny.WORKLOAD, table)(raw, *([None] if table == "config" else []))
