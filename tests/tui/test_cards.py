@@ -19,7 +19,7 @@ from volunteer.tui.screens.dashboard import NARROW, SHORT, arrange
 from volunteer.tui.screens.ranks import leader_rows
 from volunteer.tui.text import ASCII, shown_name
 from volunteer.tui.view import AgentView
-from volunteer.tui.widgets.cards import CreditsCard
+from volunteer.tui.widgets.cards import CreditsCard, credit_lines
 from volunteer.tui.widgets.compact import brief
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.recent_work import sample_lines
@@ -78,6 +78,15 @@ def test_the_sample_shows_the_first_and_the_newest_version() -> None:
     text = text_of(sample_lines(scene_of(scenes.filled()), 60, 8))
     assert text.index("version 0") < text.index("the the import") < text.index("version 41")
     assert "argparse.ArgumentParser" in text
+
+
+def test_a_newcomer_reads_how_long_its_proof_takes_before_anything_is_at_stake() -> None:
+    """The update of a first task is merged when it is proved: its pay is pending until then."""
+    first = replace(scenes.ME, escrow_micro=0, proving=1, proved_in_s=10_800.0)
+    told = [*scenes.claimed(), events.Credits(me=first)]
+    text = " ".join(text_of(credit_lines(scene_of(told), 40, 12)).split())
+    assert "being proved, about 3:00 h" in text
+    assert "at stake" not in text
 
 
 def test_a_board_is_shown_as_it_is_with_its_numbers() -> None:
