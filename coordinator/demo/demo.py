@@ -25,9 +25,6 @@ from coordinator.demo.demo_report import DemoPictures, Report, Said, drawn, keep
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
 from shared.installation import lacking
-from shared.protocol.accounts import RunInfo
-from shared.protocol.listings import LeaderRow
-from shared.protocol.versions import VersionInfo
 from shared.workloads.base import missing_extra
 
 START_S = 60.0
@@ -46,16 +43,6 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float = 0.0  # 0 = as long as suits the workload
     data_dir: str = ""  # empty: a temporary one, removed at the end
     json: bool = False
-
-
-class Glance(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of the run at one instant."""
-
-    run: RunInfo
-    versions: tuple[VersionInfo, ...]
-    leaders: tuple[LeaderRow, ...]
-    elapsed_s: float
-    total_s: float
 
 
 def check(options: DemoOptions) -> None:
@@ -245,28 +232,18 @@ async def _watch(
     view: Any,
     children: Sequence[asyncio.subprocess.Process],
 ) -> None:
-    """Draw until the time is over. A child that ends early ends the demo."""
+    """Report progress until the time is over. A child that ends early ends the demo."""
     total_s, began = (options.minutes or plan.minutes) * 60, time.monotonic()
     async with _coordinator(base) as services:
-        with view.live():
-            while (elapsed := time.monotonic() - began) < total_s:
-                view.draw(await _glance(services, plan.name, elapsed, total_s))
-                for child in children:
-                    if child.returncode is not None:
-                        raise Unavailable(
-                            "a process of the demo ended early; run with --data-dir to keep its log"
-                        )
-                await asyncio.sleep(TICK_S)
-
-
-async def _glance(services: Any, name: str, elapsed_s: float, total_s: float) -> Glance:
-    return Glance(
-        run=await services.runs.queries.info(name),
-        versions=await services.runs.queries.versions(name),
-        leaders=tuple(await services.volunteers.leaderboard()),
-        elapsed_s=elapsed_s,
-        total_s=total_s,
-    )
+        queries = services.runs.queries
+        while (elapsed := time.monotonic() - began) < total_s:
+            view.progress(elapsed, await queries.info(plan.name), await queries.versions(plan.name))
+            for child in children:
+                if child.returncode is not None:
+                    raise Unavailable(
+                        "a process of the demo ended early; run with --data-dir to keep its log"
+                    )
+            await asyncio.sleep(TICK_S)
 
 
 async def _end(volunteers: Sequence[asyncio.subprocess.Process]) -> None:

@@ -1,8 +1,7 @@
-"""Display of the demo: a panel redrawn on a terminal, lines elsewhere, and the summary."""
+"""Text of the demo: a line of progress every ten seconds, and the summary."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.text import credit, printable, size
+from shared.text import printable, size
 from shared.workloads.data.image_files import read_png
-from shared.workloads.data.resize import braille, corner, half_blocks, rows_for
+from shared.workloads.data.resize import braille, corner
 
 if TYPE_CHECKING:
-    from coordinator.demo.demo import Glance
     from coordinator.demo.demo_report import DemoPictures, Report, Strength
+    from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -44,8 +43,6 @@ class DemoView:
     def __init__(self, *, json: bool) -> None:
         self._json = json
         self._out = sys.stderr if json else sys.stdout
-        self._tty = self._out.isatty()
-        self._drawn = 0  # lines of the panel on the screen
         self._said_at = -LINE_EVERY_S
 
     def _say(self, text: str) -> None:
@@ -63,28 +60,11 @@ class DemoView:
         yield
         self._say(f"✓ {text} ({time.monotonic() - began:.1f} s)")
 
-    @contextmanager
-    def live(self) -> Iterator[None]:
-        if self._tty:
-            self._out.write("\x1b[?25l")
-        try:
-            yield
-        finally:
-            if self._tty:
-                self._out.write("\x1b[?25h")
-                self._out.flush()
-
-    def draw(self, glance: Glance) -> None:
-        """Draw the panel, in place on a terminal; elsewhere one line every ten seconds."""
-        if self._tty:
-            lines = panel(glance)
-            back = f"\x1b[{self._drawn}F" if self._drawn else ""
-            self._out.write(back + "".join(f"\x1b[2K{line}\n" for line in lines))
-            self._out.flush()
-            self._drawn = len(lines)
-        elif glance.elapsed_s - self._said_at >= LINE_EVERY_S:
-            self._said_at = glance.elapsed_s
-            self._say(status(glance))
+    def progress(self, elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> None:
+        """Print a line about the run, every ten seconds at most."""
+        if elapsed_s - self._said_at >= LINE_EVERY_S:
+            self._said_at = elapsed_s
+            self._say(status(elapsed_s, run, versions))
 
     def summary(self, report: Report, drawn: DemoPictures | None) -> None:
         if self._json:
@@ -92,8 +72,7 @@ class DemoView:
             return
         lines = summary(report)
         if drawn is not None:
-            colour = self._tty and "NO_COLOR" not in os.environ
-            lines += ["", *beside(report.versions, drawn, colour=colour), ""]
+            lines += ["", *beside(report.versions, drawn), ""]
         elif report.strength is not None:
             lines += record(report.strength)
         elif report.sample_last:
@@ -101,45 +80,14 @@ class DemoView:
         print("\n".join([*lines, *hints(report)]))
 
 
-def _losses(glance: Glance) -> list[float]:
-    return [version.loss for version in glance.versions if version.loss is not None]
-
-
-def status(glance: Glance) -> str:
-    """One line."""
-    losses = _losses(glance)
+def status(elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> str:
+    """Return the state of the run in one line."""
+    losses = [version.loss for version in versions if version.loss is not None]
     loss = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}" if losses else "loss not measured yet"
     return (
-        f"  {glance.elapsed_s:4.0f} s  version {glance.run.version:3d}  {loss}  "
-        f"{glance.run.workers} volunteers at work  {glance.run.merging}"
+        f"  {elapsed_s:4.0f} s  version {run.version:3d}  {loss}  "
+        f"{run.workers} volunteers at work  {run.merging}"
     )
-
-
-def panel(glance: Glance) -> list[str]:
-    """The live view, about ten lines of at most 79 columns."""
-    losses = _losses(glance)
-    done = min(1.0, glance.elapsed_s / glance.total_s)
-    bar = "█" * round(done * 40) + "░" * (40 - round(done * 40))
-    lines = [
-        "",
-        f"  {glance.run.name}   {bar} {glance.elapsed_s:3.0f} of {glance.total_s:.0f} s",
-        "",
-        f"  version {glance.run.version:<4d} {glance.run.steps:,} steps, {glance.run.tokens:,} "
-        f"{glance.run.items}   {glance.run.merging}",
-    ]
-    measure = f"  {glance.run.measure:<16}"
-    if losses:
-        lines.append(f"{measure} {losses[0]:.3f} -> {losses[-1]:.3f}   {sparkline(losses, 40)}")
-    else:
-        lines.append(f"{measure} version 0 is being measured")
-    lines.append("")
-    lines += [
-        f"  {row.nickname:<24} {credit(row.earned_micro, 1):>10} credits   {row.accepted:3d} "
-        f"{'contribution' if row.accepted == 1 else 'contributions'}"
-        for row in glance.leaders[:8]
-    ]
-    lines.append("")
-    return [line[:110] for line in lines]
 
 
 def _quoted(text: str) -> list[str]:
@@ -236,24 +184,11 @@ def samples(report: Report) -> list[str]:
     return [*lines, "", f"  version {report.versions} {what}", *_quoted(report.sample_last), ""]
 
 
-def beside(version: int, drawn: DemoPictures, *, colour: bool) -> list[str]:
-    """Return parts of both pictures side by side: coloured half blocks, or dots."""
-    sides = [_picture(data, colour=colour) for data in (drawn.first, drawn.last)]
+def beside(version: int, drawn: DemoPictures) -> list[str]:
+    """Return parts of both pictures side by side, in dots."""
+    sides = [braille(corner(read_png(data)), PICTURE_CELLS) for data in (drawn.first, drawn.last)]
     titles = f"  {'version 0':<{PICTURE_CELLS}}  version {version}"
     return [titles, *(f"  {left}  {right}" for left, right in zip(*sides, strict=True))]
-
-
-def _picture(data: bytes, *, colour: bool) -> list[str]:
-    part = corner(read_png(data))
-    if not colour:
-        return braille(part, PICTURE_CELLS)
-    cells = half_blocks(part, rows_for(part, PICTURE_CELLS), PICTURE_CELLS)
-    return ["".join(map(_cell, row)) + "\x1b[0m" for row in cells.tolist()]
-
-
-def _cell(colours: Sequence[Sequence[int]]) -> str:
-    (r, g, b), (lower_r, lower_g, lower_b) = colours
-    return f"\x1b[38;2;{r};{g};{b};48;2;{lower_r};{lower_g};{lower_b}m▀"
 
 
 def hints(report: Report) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 
 import numpy as np
@@ -45,16 +44,12 @@ def test_frames_are_made_smaller_and_alike(tmp_path: Path) -> None:
         assert (getattr(image, "n_frames", 1), max(image.size)) == (2, SIDE_MAX)
 
 
-def test_two_pictures_stand_side_by_side_in_colour_or_in_dots() -> None:
+def test_two_pictures_stand_side_by_side_in_dots() -> None:
     white, black = (write_png(np.full((64, 64), value, np.uint8)) for value in (255, 0))
-    title, *dots = beside(7, DemoPictures(first=white, last=black), colour=False)
+    title, *dots = beside(7, DemoPictures(first=white, last=black))
     assert title.split() == ["version", "0", "version", "7"]
     assert set("".join(dots)) == {" ", "\u28ff", "\u2800"}
     assert {len(line) for line in dots} == {2 * PICTURE_CELLS + 4}
-    _, *blocks = beside(7, DemoPictures(first=white, last=black), colour=True)
-    plain = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in blocks]
-    assert {len(line) for line in plain} == {2 * PICTURE_CELLS + 4}
-    assert "38;2;255;255;255" in blocks[0]
 
 
 @pytest.mark.parametrize("workload", DEMOS)
