@@ -16,7 +16,7 @@ from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, fold
 from volunteer.tui.screens.dashboard import NARROW, SHORT, arrange
-from volunteer.tui.screens.ranks import leader_rows
+from volunteer.tui.screens.ranking import leader_rows
 from volunteer.tui.text import ASCII, shown_name
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.cards import CreditsCard, credit_lines

@@ -18,7 +18,7 @@ from volunteer.control.model_step import ModelStep
 from volunteer.control.shortage import Shortage, of_run
 from volunteer.control.status import Status, fold
 from volunteer.tui.run_estimate import estimate
-from volunteer.tui.screens.ranks import place_line
+from volunteer.tui.screens.ranking import place_line
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
 

@@ -21,7 +21,7 @@ from volunteer.control import commands, events
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
 from volunteer.tui.sample_history import SampleHistory
-from volunteer.tui.screens.samples import SamplesPage
+from volunteer.tui.screens.version_samples import SamplesPage
 from volunteer.tui.widgets.sample import text_rows
 
 PAGE_ROWS = 100  # of a coordinator of this test

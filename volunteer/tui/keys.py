@@ -63,7 +63,7 @@ PAGES = (
         name="leaderboard",
         key="5",
         title=N_("Ranks"),
-        source="volunteer.tui.screens.ranks:LeaderboardPage",
+        source="volunteer.tui.screens.ranking:LeaderboardPage",
         help=N_("The leaderboard, and your place in it."),
     ),
     PageInfo(

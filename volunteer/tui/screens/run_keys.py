@@ -48,7 +48,7 @@ GRAPHICAL = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 def show_samples(app: VolunteerApp, run: str) -> None:
     """Open the viewer of samples."""
-    from volunteer.tui.screens.samples import SamplesPage
+    from volunteer.tui.screens.version_samples import SamplesPage
 
     if run and app.control is not None:
         app.push_screen(SamplesPage(run))
