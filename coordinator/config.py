@@ -41,7 +41,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     merge_lease_s: float = 15.0  # a merge whose coordinator is silent so long is taken over
     upload_quota_bytes: int = 16 * GIB  # uploaded and not yet submitted by one volunteer
     accounts_per_network: int = 20  # a day, without a code; a network is an IPv4 /24 or IPv6 /48
-    connections_max: int = 8192
+    connections_max: int = 32_768
     drain_s: float = 5.0  # with PostgreSQL: /ready says no, and all is served, before a stop
     connections_per_address: int = 1024
     headers_s: float = 10.0  # all headers arrive within this time

@@ -43,6 +43,7 @@ from tests.support.local_coordinator import RUN, local_coordinator
 
 BEAT_S = 30.0
 FAR = 10_000_000
+TOGETHER = 100  # registrations
 LIMIT_MB = 200
 MERGE = (
     RUN.replace('preset = "fedavg"', 'preset = "diloco"\nphases = []\nshards = {shards}')
@@ -58,9 +59,9 @@ LAYER = 12 * 768 * 768  # parameters
 
 async def join(folder: Path, volunteers: int) -> list[str]:
     """Register volunteers; return their tokens."""
-    tokens = []
     async with opened(Settings(data_dir=str(folder), rate_register="off")) as services:
-        for number in range(volunteers):
+
+        async def joined(number: int) -> str:
             name, secret = secrets.token_hex(16), secrets.token_hex(32)
             request = RegisterRequest(
                 volunteer_id=name,
@@ -70,7 +71,12 @@ async def join(folder: Path, volunteers: int) -> list[str]:
                 workloads=("gpt",),
             )
             await services.volunteers.register(request)
-            tokens.append(f"{name}.{secret}")
+            return f"{name}.{secret}"
+
+        tokens = []
+        for first in range(0, volunteers, TOGETHER):
+            some = range(first, min(volunteers, first + TOGETHER))
+            tokens += await asyncio.gather(*(joined(number) for number in some))
     return tokens
 
 

@@ -161,6 +161,23 @@ async def test_a_waiting_claim_gives_up_in_time(house: VirtualQueue) -> None:
     assert await asyncio.wait_for(waiting, 10) == Reason.ALL_TAKEN
 
 
+async def test_claims_that_begin_together_give_up_apart(house: VirtualQueue) -> None:
+    for i in range(8):
+        await house.lease(house.a, device=f"cuda:{i}")
+    waiting = [asyncio.ensure_future(house.idle(house.b, wait_s=30.0)) for _ in range(40)]
+    async with asyncio.timeout(10):
+        while house.queue.claims.waiting < len(waiting) or house.clock.next_at is None:
+            await asyncio.sleep(0)
+    ends: set[float] = set()
+    begun = house.clock.now()
+    while not all(each.done() for each in waiting):
+        await house.clock.advance(0.5)
+        await asyncio.sleep(0)
+        ends.add(sum(each.done() for each in waiting))
+    assert house.clock.now() - begun <= 31.0
+    assert len(ends) > 8
+
+
 async def _until_it_waits(house: VirtualQueue) -> None:
     while house.clock.next_at is None:
         await asyncio.sleep(0)
