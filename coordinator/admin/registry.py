@@ -9,19 +9,21 @@ from coordinator.admin import checker_commands, datasets, people_commands, recor
 from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand
 from coordinator.rules.overview import Overview
 from coordinator.upkeep.alerts import Delivered, StandingAlert
-from coordinator.upkeep.backup import BackupSummary
+from coordinator.upkeep.backup import BackupPlace, BackupSummary, FolderPlace
 from coordinator.upkeep.backup import backup as make_backup
 from coordinator.upkeep.full_check import CheckReport
+from coordinator.upkeep.stored_backups import StoredBackups
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 
 class Backup(CommandRequest, frozen=True, kw_only=True):
-    """Request for a backup to folder `to` where the command runs; `like`: an earlier one there."""
+    """Request for a backup to folder `to` where the command runs, or from there to a store."""
 
     to: str
-    like: str = ""
+    like: str = ""  # an earlier one on the same file system
+    store: str = ""
 
 
 async def check(coordinator: Coordinator, ask: Nothing) -> CheckReport:
@@ -34,8 +36,11 @@ async def top(coordinator: Coordinator, ask: Nothing) -> Overview:
 
 async def backup(coordinator: Coordinator, ask: Backup) -> BackupSummary:
     c = coordinator
-    like = Path(ask.like) if ask.like else None
-    return await make_backup(c.db, c.blobs, c.settings, c.clock, Path(ask.to), like)
+    to = Path(ask.to)
+    place: BackupPlace = FolderPlace(c.blobs, to, Path(ask.like) if ask.like else None)
+    if ask.store:
+        place = await StoredBackups(ask.store, to.parent).place(c.blobs)
+    return await make_backup(c.db, c.blobs, c.settings, c.clock, to, place)
 
 
 async def alerts_test(coordinator: Coordinator, ask: Nothing) -> Delivered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
 
@@ -14,8 +14,14 @@ from shared.errors import BadRequest
 from shared.text import size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from coordinator.config import Settings
     from coordinator.upkeep.backup_series import DrillReport
+    from coordinator.upkeep.stored_backups import StoredBackups
+
+SCHEME = "s3://"  # of a store, where else a folder is named
+T = TypeVar("T")
 
 alerts = App(
     name="alerts", help="Alerts to the organiser: those that stand, a test of the webhook."
@@ -111,16 +117,18 @@ def check(*, where: Where = HERE, json: Json = False) -> int:
 
 backups = App(name="backup", help="Save database, blobs and keys; look after what was saved.")
 
-Series = Annotated[Path, Parameter(help="The folder of a backup, or of several.")]
+Series = Annotated[
+    str, Parameter(help="The folder of a backup, or of several, or s3://bucket/prefix.")
+]
 
 
 @backups.default
 def backup(
     folder: Annotated[
-        Path,
+        str,
         Parameter(
             help="A new or empty folder; with --keep or --every one "
-            "that holds a folder for each backup."
+            "that holds a folder for each backup. Or s3://bucket/prefix, for any number."
         ),
     ],
     *,
@@ -136,23 +144,63 @@ def backup(
     """
     import time
 
-    from coordinator.upkeep import backup_series as series
-
-    if not (every or keep):
-        _saved(call(where, "backup", to=str(folder.expanduser().absolute())), json=json)
-        return
-    place, wait_s = folder.expanduser().absolute(), _seconds(every) if every else 0.0
+    wait_s = _seconds(every) if every else 0.0
     while True:
         began = time.time()
-        to = series.next_folder(place, began)
-        before = series.folders(place)
-        like = str(before[-1]) if before else ""
-        _saved(call(where, "backup", to=str(to), like=like), json=json)
-        for gone in series.prune(place, keep) if keep else ():
+        if folder.startswith(SCHEME):
+            _saved(_into_store(where, folder, began), json=json)
+        elif not (every or keep):
+            _saved(call(where, "backup", to=str(_absolute(folder))), json=json)
+        else:
+            _saved(_into_series(where, _absolute(folder), began), json=json)
+        for gone in _pruned(folder, keep) if keep else ():
             print(f"Deleted {gone}.")
         if not every:
             return
         time.sleep(max(1.0, began + wait_s - time.time()))
+
+
+def _absolute(folder: str) -> Path:
+    return Path(folder).expanduser().absolute()
+
+
+def _into_series(where: Where, place: Path, now: float) -> Any:
+    from coordinator.upkeep import backup_series as series
+
+    to, before = series.next_folder(place, now), series.folders(place)
+    return call(where, "backup", to=str(to), like=str(before[-1]) if before else "")
+
+
+def _into_store(where: Where, url: str, now: float) -> Any:
+    import tempfile
+
+    import msgspec
+
+    from coordinator.upkeep import backup_series as series
+
+    with tempfile.TemporaryDirectory(prefix="coordinator-backup-") as scratch:
+        to = series.next_folder(Path(scratch), now)
+        done = call(where, "backup", to=str(to), store=url)
+        return msgspec.structs.replace(done, path=f"{url.rstrip('/')}/{to.name}")
+
+
+def _pruned(folder: str, keep: int) -> list[str]:
+    if folder.startswith(SCHEME):
+        return _of_store(folder, lambda stored, _: stored.prune(keep))
+    from coordinator.upkeep import backup_series as series
+
+    return [str(gone) for gone in series.prune(_absolute(folder), keep)]
+
+
+def _of_store(url: str, work: Callable[[StoredBackups, Path], Coroutine[Any, Any, T]]) -> T:
+    """Do something with the backups of a store."""
+    import asyncio
+    import tempfile
+
+    from coordinator.upkeep.stored_backups import StoredBackups
+
+    with tempfile.TemporaryDirectory(prefix="coordinator-backup-") as scratch:
+        return asyncio.run(work(StoredBackups(url, Path(scratch)), Path(scratch)))
 
 
 def _seconds(text: str) -> float:
@@ -178,7 +226,10 @@ def list_backups(folder: Series, *, json: Json = False) -> None:
     """Backups of a folder, oldest first."""
     from coordinator.upkeep import backup_series as series
 
-    found = series.listing(folder.expanduser().absolute())
+    if folder.startswith(SCHEME):
+        found = _of_store(folder, lambda stored, scratch: stored.listing(scratch))
+    else:
+        found = series.listing(_absolute(folder))
     if json:
         as_json(found)
         return
@@ -196,8 +247,10 @@ def list_backups(folder: Series, *, json: Json = False) -> None:
 def verify_backup(folder: Series, *, json: Json = False) -> None:
     """Read every byte of a backup, of several the newest. Exit code 78 where it is damaged."""
     from coordinator.upkeep import backup_series as series
+    from coordinator.upkeep.stored_backups import at_hand
 
-    found = series.verify(series.newest(folder.expanduser().absolute()))
+    with at_hand(folder) as source:
+        found = series.verify(source)
     if json:
         as_json(found)
     else:
@@ -212,13 +265,11 @@ def prune_backups(
     json: Json = False,
 ) -> None:
     """Delete all but the newest backups of a folder."""
-    from coordinator.upkeep import backup_series as series
-
     if keep < 1:
         raise BadRequest("--keep is at least 1")
-    gone = series.prune(folder.expanduser().absolute(), keep)
+    gone = _pruned(folder, keep)
     if json:
-        as_json({"deleted": [str(each) for each in gone]})
+        as_json({"deleted": gone})
         return
     for each in gone:
         print(f"Deleted {each}.")
@@ -259,10 +310,10 @@ def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> 
     """
     import asyncio
 
-    from coordinator.upkeep import backup_series as series
+    from coordinator.upkeep.stored_backups import at_hand
 
-    source = series.newest(folder.expanduser().absolute())
-    done = asyncio.run(_drill(where.settings(), source))
+    with at_hand(folder) as source:
+        done = asyncio.run(_drill(where.settings(), source))
     if json:
         as_json(done)
     else:
@@ -279,19 +330,23 @@ def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> 
 
 
 def restore(
-    folder: Annotated[Path, Parameter(help="A folder that backup has written.")],
+    folder: Series,
     *,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Check a backup and fill a new data directory (or an empty database) with it."""
+    """Check a backup, of several the newest, and fill a new data directory (or an empty database)
+    with it.
+    """
     import asyncio
 
     from coordinator.upkeep.backup import restore as bring_back
+    from coordinator.upkeep.stored_backups import at_hand
 
     if where.remote:
         raise BadRequest("restore works on the server's own machine: leave --server out")
-    done = asyncio.run(bring_back(where.settings(), folder.expanduser().absolute()))
+    with at_hand(folder) as source:
+        done = asyncio.run(bring_back(where.settings(), source))
     if json:
         as_json(done)
     else:

@@ -98,7 +98,7 @@ class S3Blobs:
             )
         except (NotFound, Unavailable) as error:
             try:
-                if await self._object_size(key) == size:
+                if await self.object_size(key) == size:
                     return
             except NotFound:
                 pass
@@ -185,9 +185,10 @@ class S3Blobs:
             return await self._stored_size(sha256)
 
     async def _stored_size(self, sha256: str) -> int:
-        return await self._object_size(self._key(sha256))
+        return await self.object_size(self._key(sha256))
 
-    async def _object_size(self, key: str) -> int:
+    async def object_size(self, key: str) -> int:
+        """Return the bytes of an object. Raises NotFound."""
         found = await self._call(self._obstore.head_async(self._store, key))
         return int(found["size"])
 

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import structlog
@@ -98,16 +98,16 @@ async def backup(
     settings: Settings,
     clock: Clock,
     to: Path,
-    like: Path | None = None,
+    place: BackupPlace | None = None,
 ) -> BackupSummary:
-    """Write a backup into a new or empty folder, and read it again; it shares the blobs that an
-    earlier one, `like`, has on the same file system.
+    """Write a backup into a new or empty folder, or from there to another place, and read it again.
 
     Raises Conflict when it is not empty, NotFound for a lost blob.
     """
+    place = place or FolderPlace(blobs, to)
     await in_pool(_make_room, to)
     key = SigningKey.load(settings.signing_key_file)
-    wanted, tables = await _consistent(db, blobs, to, like)
+    wanted, tables = await _consistent(db, to, place)
     keys = await in_pool(_copy_keys, settings, to / "keys")
     listed = BackupList(
         format=FORMAT,
@@ -120,8 +120,7 @@ async def backup(
     )
     payload = canonical(listed)
     await in_pool(write_private, to / SIGNATURE, key.sign(payload).hex().encode())
-    await in_pool(check_files, to, listed)
-    await in_pool(write_private, to / LIST, payload)  # last: without it there is no backup
+    await place.finish(to, listed, payload)
     try:
         at = str(listed.created_at)
         await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
@@ -130,14 +129,45 @@ async def backup(
     return summary(to, listed)
 
 
+class BackupPlace(Protocol):
+    """Place of the blobs of a backup, and of all of it in the end."""
+
+    async def take(self, sha256: str) -> bool:
+        """Copy one blob, checking its bytes; False when it is missing or damaged."""
+
+    async def finish(self, folder: Path, listed: BackupList, payload: bytes) -> None:
+        """Check what was written, and add the list last: without it there is no backup."""
+
+
+class FolderPlace:
+    """The folder itself, which shares the blobs of an earlier one, `like`."""
+
+    def __init__(self, blobs: BlobStore, folder: Path, like: Path | None = None) -> None:
+        self._blobs, self._folder, self._like = blobs, folder / "blobs", like
+
+    async def take(self, sha256: str) -> bool:
+        target = self._folder / sha256[:2] / sha256
+        if await in_pool(target.is_file):
+            return True  # copied for an earlier snapshot
+        if self._like is not None:
+            old = self._like / "blobs" / sha256[:2] / sha256
+            if await in_pool(_linked, old, target):
+                return True
+        return await copy_blob(self._blobs, sha256, target)
+
+    async def finish(self, folder: Path, listed: BackupList, payload: bytes) -> None:
+        await in_pool(check_files, folder, listed)
+        await in_pool(write_private, folder / LIST, payload)
+
+
 async def _consistent(
-    db: Database, blobs: BlobStore, to: Path, like: Path | None
+    db: Database, to: Path, place: BackupPlace
 ) -> tuple[dict[str, int], dict[str, TableFile]]:
     """Copy rows and blobs of one instant; restarted when a blob was swept between the two."""
     for _ in range(SNAPSHOTS_MAX):
         tables = await db.read(lambda conn: _dump(conn, to / "tables"))
         wanted = await in_pool(_registered, to / "tables" / "blobs.jsonl")
-        gone = [sha for sha in wanted if not await _copy_blob(blobs, sha, to / "blobs", like)]
+        gone = [sha for sha in wanted if not await place.take(sha)]
         if not gone:
             return wanted, tables
         known = await db.read(datasets.all_registered)
@@ -180,13 +210,8 @@ def _registered(path: Path) -> dict[str, int]:
     return {row["sha256"]: row["size"] for batch in _batches(path) for row in batch}
 
 
-async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path, like: Path | None) -> bool:
-    """Copy one blob, checking its bytes; False when it is missing or damaged."""
-    target = folder / sha256[:2] / sha256
-    if await in_pool(target.is_file):
-        return True  # copied for an earlier snapshot
-    if like is not None and await in_pool(_linked, like / "blobs" / sha256[:2] / sha256, target):
-        return True
+async def copy_blob(blobs: BlobStore, sha256: str, target: Path) -> bool:
+    """Copy one blob to a file, checking its bytes; False when it is missing or damaged."""
     try:
         stream = await blobs.open_range(sha256, 0, await blobs.size(sha256))
     except NotFound:
@@ -194,7 +219,7 @@ async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path, like: Path | N
     digest = hashlib.sha256()
     part = target.with_suffix(".part")
     async with aclosing(stream):
-        await in_pool(lambda: target.parent.mkdir(exist_ok=True, mode=0o700))
+        await in_pool(lambda: target.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
         with storage_errors(), await open_in_pool(_private, part) as file:
             async for data in stream:
                 await in_pool(file.write, data)
@@ -243,7 +268,7 @@ def _copy_keys(settings: Settings, folder: Path) -> dict[str, str]:
     return found
 
 
-def summary(path: Path, listed: BackupList) -> BackupSummary:
+def summary(path: Path | str, listed: BackupList) -> BackupSummary:
     """Return the summary of a backup's contents."""
     return BackupSummary(
         path=str(path),
@@ -282,11 +307,12 @@ def read_list(source: Path) -> BackupList:
     return listed
 
 
-def check_files(source: Path, listed: BackupList) -> None:
+def check_files(source: Path, listed: BackupList, *, blobs: bool = True) -> None:
     """Check the hash of every file of a backup. Raises Configuration with the first wrong one."""
     wanted = {source / "tables" / f"{n}.jsonl": t.sha256 for n, t in listed.tables.items()}
     wanted |= {source / "keys" / name: sha for name, sha in listed.keys.items()}
-    wanted |= {source / "blobs" / sha[:2] / sha: sha for sha in listed.blobs}
+    if blobs:
+        wanted |= {source / "blobs" / sha[:2] / sha: sha for sha in listed.blobs}
     for path, sha in wanted.items():
         try:
             with path.open("rb") as file:

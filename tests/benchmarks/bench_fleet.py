@@ -181,8 +181,8 @@ async def serve(folder: Path) -> None:
 
 
 def idle(volunteers: int, seconds: float) -> dict[str, Any]:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 4 * volunteers),) * 2)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # 20,000: 7,000 volunteers
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory) / "data"
         tokens = asyncio.run(join(folder, volunteers))

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from coordinator.config import Settings
 from coordinator.http.app import opened
+from coordinator.storage.s3 import S3Blobs
 from tests.support.command_line import Run, worked
 
 READING = [
@@ -204,3 +206,46 @@ def test_what_rots_in_a_row_is_found_and_not_handed_on(
     for words in (("list", tmp_path / "nowhere"), ("verify", tmp_path), ("drill", tmp_path)):
         assert run("backup", *words).code == 2
     assert run("backup", row, "--every", "often").code == 2
+
+
+def test_backups_in_a_store_share_blobs_and_are_drilled(
+    busy: Path, run: Run, tmp_path: Path, s3_url: str
+) -> None:
+    row = f"{s3_url}/backups"
+    assert "holds no complete backup" in run("backup", "verify", row).err
+    there = ("--data-dir", busy)
+    first = json.loads(run("backup", row, "--json", *there).out)
+    assert first["path"].startswith(row)
+    stored = asyncio.run(sizes(row))
+    for _ in range(2):
+        assert run("backup", row, "--keep", "2", *there).code == 0
+    again = asyncio.run(sizes(row))
+    assert len([key for key in again if key.endswith("backup.json")]) == 2
+    assert {key for key in stored if len(key) == 67} == {key for key in again if len(key) == 67}
+    listed = json.loads(run("backup", "list", row, "--json").out)
+    assert len(listed) == 2
+    assert first["path"] not in [each["path"] for each in listed]
+    assert "is whole" in run("backup", "verify", row).out
+    drilled = run("backup", "drill", row)
+    assert (drilled.code, "no breaches" in drilled.out) == (0, True), drilled
+    back = tmp_path / "back"
+    assert run("restore", row, "--data-dir", back).code == 0
+    assert run("check", "--data-dir", back).code == 0
+    assert listed[0]["path"] in run("backup", "prune", row, "--keep", "1").out
+    asyncio.run(rot(row))
+    damaged = run("backup", "verify", row)
+    assert damaged.code == 78, damaged
+
+
+async def sizes(url: str) -> dict[str, int]:
+    with tempfile.TemporaryDirectory() as scratch:
+        store = S3Blobs(url, Path(scratch))
+        return {each["path"]: each["size"] async for each in store.objects(None)}
+
+
+async def rot(url: str) -> None:
+    """Change the bytes of the largest blob of a store."""
+    found = await sizes(url)
+    key = max((key for key in found if len(key) == 67), key=found.__getitem__)
+    with tempfile.TemporaryDirectory() as scratch:
+        await S3Blobs(url, Path(scratch)).put_object(key, bytes(found[key]), found[key])

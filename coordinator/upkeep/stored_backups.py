@@ -1,0 +1,129 @@
+"""Series of backups in an object store, whose blobs they share.
+
+PREFIX/INSTANT/backup.json ...   as in a folder, without blobs
+PREFIX/ab/abcdef...              the blobs of all
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.storage.blobs import in_pool
+from coordinator.storage.s3 import S3Blobs
+from coordinator.upkeep import backup as backups
+from coordinator.upkeep.backup import LIST, SIGNATURE, BackupList, BackupSummary
+from coordinator.upkeep.backup_series import newest
+from shared.errors import BadRequest, Configuration
+
+if TYPE_CHECKING:
+    from coordinator.storage.blobs import BlobStore
+
+
+class StoredBackups:
+    """Backups below a URL; `scratch` is a folder for files on their way."""
+
+    def __init__(self, url: str, scratch: Path) -> None:
+        self._url = url.rstrip("/")
+        self._store = S3Blobs(self._url, scratch / "cache", cache_bytes_max=0)
+
+    async def names(self) -> list[str]:
+        """Return the names of the complete backups, oldest first."""
+        found = [each["path"] async for each in self._store.objects(None)]
+        return sorted(path.partition("/")[0] for path in found if path.endswith(f"/{LIST}"))
+
+    async def listing(self, scratch: Path) -> list[BackupSummary]:
+        """Return the summary of each backup, oldest first; the signatures are checked."""
+        return [
+            backups.summary(f"{self._url}/{name}", await self._list(name, scratch / name))
+            for name in await self.names()
+        ]
+
+    async def fetch(self, folder: Path) -> None:
+        """Copy the newest backup into a folder, or the one that the URL names."""
+        names = await self.names()
+        if not names:
+            raise BadRequest(f"{self._url} holds no complete backup")
+        listed = await self._list(names[-1], folder)
+        for part in ("tables", "keys"):
+            async for found in self._store.objects(f"{names[-1]}/{part}"):
+                await self._get(found["path"], folder / part / Path(found["path"]).name)
+        for sha in listed.blobs:
+            await backups.copy_blob(self._store, sha, folder / "blobs" / sha[:2] / sha)
+
+    async def prune(self, keep: int) -> list[str]:
+        """Delete all but the newest backups, and the blobs that no other has."""
+        names = await self.names()
+        gone = names[:-keep]
+        with tempfile.TemporaryDirectory() as scratch:
+            kept = [await self._list(name, Path(scratch) / name) for name in names[-keep:]]
+        for name in gone:
+            for path in [found["path"] async for found in self._store.objects(name)]:
+                await self._store.delete_object(path)
+        used = {sha for listed in kept for sha in listed.blobs}
+        for sha in [each.sha256 async for each in self._store.entries()] if gone else ():
+            if sha not in used:
+                await self._store.delete(sha)
+        return [f"{self._url}/{name}" for name in gone]
+
+    async def _list(self, name: str, folder: Path) -> BackupList:
+        for file in (LIST, SIGNATURE):
+            await self._get(f"{name}/{file}", folder / file)
+        return await in_pool(backups.read_list, folder)
+
+    async def _get(self, key: str, path: Path) -> None:
+        size = await self._store.object_size(key)
+        await in_pool(lambda: path.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
+        stream = await self._store.object_range(key, 0, size)
+        async with aclosing(stream):
+            with path.open("wb") as file:
+                async for data in stream:
+                    await in_pool(file.write, data)
+
+    async def place(self, blobs: BlobStore) -> StorePlace:
+        """Return the place of a new backup."""
+        there = {each.sha256 async for each in self._store.entries()}
+        return StorePlace(self._store, blobs, there)
+
+
+class StorePlace:
+    """Store of a new backup."""
+
+    def __init__(self, store: S3Blobs, blobs: BlobStore, there: set[str]) -> None:
+        self._store, self._blobs, self._there = store, blobs, there
+
+    async def take(self, sha256: str) -> bool:
+        if sha256 in self._there:
+            return True
+        copy = self._store.scratch() / sha256
+        if not await backups.copy_blob(self._blobs, sha256, copy):
+            return False
+        await self._store.put_file(sha256, copy)
+        if await self._store.hash(sha256) != sha256:
+            raise Configuration(f"the object store gave back other bytes for {sha256}")
+        self._there.add(sha256)
+        return True
+
+    async def finish(self, folder: Path, listed: BackupList, payload: bytes) -> None:
+        await in_pool(lambda: backups.check_files(folder, listed, blobs=False))
+        files = await in_pool(lambda: [path for path in folder.rglob("*") if path.is_file()])
+        for path in files:
+            key = f"{folder.name}/{path.relative_to(folder).as_posix()}"
+            await self._store.put_object(key, path, path.stat().st_size)
+        await self._store.put_object(f"{folder.name}/{LIST}", payload, len(payload))
+
+
+@contextmanager
+def at_hand(place: str) -> Iterator[Path]:
+    """Give the folder of a backup, of several the newest; that of a store is a copy."""
+    if not place.startswith("s3://"):
+        yield newest(Path(place).expanduser().absolute())
+        return
+    with tempfile.TemporaryDirectory(prefix="coordinator-backup-") as scratch:
+        folder = Path(scratch) / "backup"
+        asyncio.run(StoredBackups(place, Path(scratch)).fetch(folder))
+        yield folder
