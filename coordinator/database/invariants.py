@@ -40,7 +40,7 @@ def counted(conn: Connection) -> dict[str, int]:
 
 
 def _pages(conn: Connection) -> Iterator[str]:
-    """Yield a sentence for what is wrong in the pages of an SQLite file."""
+    """Yield a sentence for each damage of an SQLite file."""
     if conn.dialect.name == "sqlite":
         for (said,) in conn.execute(text(f"PRAGMA integrity_check({BREACHES_MAX})")):
             if said != "ok":

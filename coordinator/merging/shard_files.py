@@ -28,7 +28,7 @@ class ShardFiles:
     """
 
     def __init__(self, blobs: BlobStore, recipe: MergeRecipe, shard: Shard, beside: Path) -> None:
-        """Set up; names of copies begin with that of `beside`."""
+        """Set up; copies are made next to the file `beside`."""
         self._blobs = blobs
         self._beside = beside
         self._copies: list[Path] = []

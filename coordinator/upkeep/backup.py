@@ -130,13 +130,13 @@ async def backup(
 
 
 class BackupPlace(Protocol):
-    """Place of the blobs of a backup, and of all of it in the end."""
+    """Interface of a place for a backup, its blobs first."""
 
     async def take(self, sha256: str) -> bool:
         """Copy one blob, checking its bytes; False when it is missing or damaged."""
 
     async def finish(self, folder: Path, listed: BackupList, payload: bytes) -> None:
-        """Check what was written, and add the list last: without it there is no backup."""
+        """Check the written files, then add the list, which makes them a backup."""
 
 
 class FolderPlace:
