@@ -28,6 +28,22 @@ def test_a_tier_is_earned(credits: float, a_minute: int, tokens: int) -> None:
     assert (tier.requests_per_minute, tier.tokens) == (a_minute, tokens)
 
 
+def test_who_reaches_no_tier_has_the_first() -> None:
+    tiers = tuple(TierSettings(credits=each, tokens=each) for each in (5, 9))
+    serve = ServeSettings(tiers=tiers)
+    assert [tier_of(serve, each * MICRO).tokens for each in (0, 5, 8, 9)] == [5, 5, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "tally", "agrees"),
+    [(0, (1, 1), True), (1, (100, 1), True), (1, (99, 1), False), (2, (1000, 2), False)],
+)
+def test_one_odd_token_in_a_hundred_of_an_account_is_no_sign(
+    wrong: int, tally: tuple[int, int], agrees: bool
+) -> None:
+    assert is_of_model(4, wrong, tally) == agrees
+
+
 def test_a_second_of_a_device_costs_what_it_earns() -> None:
     """A step of 3e9 FLOPs pays 300,000 micro-credits; 2e7 FLOPs of a token cost 2,000."""
     nano = unit_nano(300_000, 3e9, 2e7, 1.0)

@@ -160,6 +160,7 @@ GRADIENTS = plan({"preset": "gradient-average"})
 
 def gradient(**changes: Any) -> Judgement:
     measured = {"effort": effort("gradient", TRAIN, 0, 50, 0)}
+    assert measured == {"effort": 1.0}
     return judge(evidence(**measured | changes), SETTINGS, TRAIN, GRADIENTS)
 
 
