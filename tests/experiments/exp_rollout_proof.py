@@ -142,6 +142,7 @@ def work(cell: dict[str, Any], out: Path) -> Row:
         "other answers": round(float((found != same).any(1).mean()), 4),
         "draws": len(caught),
         "caught": sum(caught),
+        "all together": refuted(sum(wrong), sum(tokens)),
         "most": max(sum(wrong[at]) for at in draws),
         "alone": sum(refuted(bad, many) for bad, many in zip(wrong, tokens, strict=True)),
     }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shared.workloads.generation.sampling import agrees, uniform
 
 SLACK = 0.1  # nats that a log-probability may differ by on other hardware
-FAULTS, SHARE = 3, 0.03  # so many faulty tokens, and this share, are within honest arithmetic
+FAULTS, SHARE = 3, 0.005  # so many faulty tokens, and this share, are within honest arithmetic
 
 
 def faults(
@@ -41,5 +41,7 @@ def faults(
 
 
 def refuted(faulty: int, tokens: int) -> bool:
-    """Return True if so many faulty tokens, of all that a check has read, are no honest machine's."""
+    """Return True if so many faulty tokens are no honest machine's. `tokens` are all that were read
+    of a task or, for who cheats a little, of the draws of an account so far.
+    """
     return faulty > FAULTS + SHARE * tokens

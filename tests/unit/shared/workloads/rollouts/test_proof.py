@@ -54,4 +54,5 @@ def test_what_the_wire_rounds_is_no_fault() -> None:
 def test_a_few_faults_of_many_tokens_prove_nothing() -> None:
     assert not refuted(FAULTS, 4)
     assert refuted(FAULTS + 1, 4)
-    assert not refuted(30, 1000)
+    assert not refuted(FAULTS + 5, 1000)
+    assert refuted(FAULTS + 6, 1000)
