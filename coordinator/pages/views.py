@@ -134,6 +134,7 @@ class Views:
             public=settings.public_page,
             base=server.address.url,
             now=self._coordinator.clock.now(),
+            closed=self._coordinator.space.read_only,
             **values,
         )
 

@@ -22,6 +22,7 @@ import msgspec
 
 from coordinator import certificates
 from coordinator.database import key_values, runs, standings, versions
+from coordinator.database.monitoring import overview_rows
 from coordinator.rules.thresholds import (
     ERRORS_MIN,
     ERRORS_SHARE,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
+    from coordinator.rules.overview import MergeLine
     from coordinator.storage.disk_space import Space
 
 Kind = Literal[
@@ -57,6 +59,7 @@ Kind = Literal[
     "disk",
     "read only",
     "errors",
+    "merge",
     "backup",
     "certificate",
     "database",
@@ -176,7 +179,14 @@ def _of_work(
 
 
 def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:
+    merges: dict[str, MergeLine] = {}
+    for merge in overview_rows.newest_merges(conn, {}, now):  # the newest first
+        merges.setdefault(merge.run, merge)
     for run in runs.every(conn, ("running",))[:RUNS_MAX]:
+        if (newest := merges.get(run.name)) is not None and newest.state == "failed":
+            message = f"the merge of {run.name} to version {newest.version} failed"
+            todo = f"`coordinator run show {run.name}`; the log says more"
+            yield Condition(kind="merge", about=run.name, message=message, todo=todo)
         if not runs.live_workers(conn, run.id, now - LIVE_S):
             yield Condition(
                 kind="nobody",

@@ -29,8 +29,9 @@ def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
 
 
 def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float) -> bool:
-    """Store a beat, and delete who was silent for a day. False where the row is deleted: another process took its place, or expired
-    it.
+    """Store a beat, and delete who was silent for a day.
+
+    Returns False where the row is deleted: another process took its place, or expired it.
     """
     conn.execute(_EXPIRED, {"before": now - FORGOTTEN_S})
     said = msgspec.json.encode(figures).decode()
