@@ -139,6 +139,31 @@ async def test_an_open_server_says_how_to_join(tmp_path: Path) -> None:
         assert 'aria-label="QR code of the join link"' in answer.text
 
 
+async def test_a_link_to_any_page_unfurls_and_robots_find_their_rules(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home, 1)
+        async with home.client() as client:
+            for path in ("/", "/join", "/leaderboard", f"/runs/{run}", f"/runs/{run}/versions/1"):
+                said = re.search(
+                    r'property="og:description" content="([^"]*)"', (await client.get(path)).text
+                )
+                assert said is not None, path
+                assert len(said[1]) > 20, path
+            assert (await client.get("/favicon.ico")).headers["content-type"] == "image/svg+xml"
+            assert "Disallow: /api/" in (await client.get("/robots.txt")).text
+
+
+async def test_only_a_run_that_needs_somebody_asks_for_it(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await home.start_run()
+        async with home.client() as client:
+            assert "Be the first" in text(await client.get(f"/runs/{run}"))
+            await home.coordinator.runs.stop(run)
+            await home.clock.advance(2.0)
+            ended = await client.get(f"/runs/{run}")
+        assert 'class="button" href="/join"' not in ended.text
+
+
 async def test_errors_are_pages(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         run = await home.start_run()

@@ -68,6 +68,13 @@ def test_the_autoscaler_follows_a_metric_that_is_exported() -> None:
     assert {each["pods"]["metric"]["name"] for each in scaler["spec"]["metrics"]} <= counters
 
 
+def test_the_unit_of_the_machine_hides_devices_but_no_gpu() -> None:
+    text = (FOLDER / "systemd" / UNITS[0]).read_text(encoding="utf-8")
+    assert "\nPrivateDevices" not in text
+    for words in ("DevicePolicy=closed", "DeviceAllow=char-nvidia", "ProtectClock=yes"):
+        assert f"\n{words}" in text
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("unit", UNITS)
 def test_systemd_takes_the_units(unit: str, tmp_path: Path) -> None:
