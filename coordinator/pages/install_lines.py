@@ -7,11 +7,11 @@ import msgspec
 from shared.installation import TORCH
 from shared.wheel import Wheel
 
-# Megabytes that are downloaded, everything that the program needs among them (measured, 2026-11),
-# and what finds the build of torch.
+# Megabytes that are downloaded, everything that the program needs among them (measured, 2026-11:
+# `pip download --only-binary :all: -d W volunteer-*.whl; du -c W`), and what finds torch's build.
 _KINDS = (
-    ("Processor only", 260, f"--find-links {TORCH}/cpu/torch/"),
-    ("NVIDIA GPU", 2980, f"--find-links {TORCH}/cu128/torch/"),
+    ("Processor only", 275, f"--find-links {TORCH}/cpu/torch/"),
+    ("NVIDIA GPU", 3090, f"--find-links {TORCH}/cu128/torch/"),
     ("AMD GPU, Linux", 5000, f"--extra-index-url {TORCH}/rocm6.4"),
     ("Apple", 180, ""),
 )
