@@ -167,6 +167,7 @@ def taught(model: Llama, s: Settings, seed: int) -> Iterator[tuple[int, float, f
         counted = (ends.cumsum(1) - ends.int() == 0).float()
         logits = model(torch.cat([asked, tokens[:, :-1]], 1))[:, s.length :]
         ratio = (logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0] - said).exp()
+        ratio = ratio.clamp(max=4.0)  # of an answer worse than its group
         kept = torch.min(ratio * gain, ratio.clamp(1 - s.clip[0], 1 + s.clip[1]) * gain) * counted
         size = counted.sum() if s.mean == "tokens" else counted.numel()
         stepped(model, optimizer, -kept.sum() / size)
