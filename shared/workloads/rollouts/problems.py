@@ -6,7 +6,6 @@ held-out part are never the same: a hash of the prompt says which part one belon
 
 from __future__ import annotations
 
-import codecs
 import random
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -19,6 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 from shared.decoding import complaint, decoder
 from shared.errors import InvalidRunFile, why
 from shared.nearest import hint
+from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.tokenizer import Put
@@ -83,7 +83,7 @@ def read_problem(line: bytes, place: str) -> Problem:
 def read_problems(data: bytes, name: str) -> list[Problem]:
     """Read the bytes of a file of problems. Raises InvalidRunFile with `name` and line."""
     found: list[Problem] = []
-    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+    for number, line in enumerate(unmarked(data).split(b"\n"), 1):
         if line.strip():
             found.append(read_problem(line, f"{name} line {number}"))
         if len(found) > PROBLEMS_MAX:
