@@ -187,7 +187,8 @@ chunk = 32
 window = 128
 window_min = 32
 queue = 64
-warm_steps = 60
+reuse = 4
+warm_steps = 120
 """
 
 

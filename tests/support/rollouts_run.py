@@ -8,8 +8,8 @@ workload = "rollouts"
 [model]
 problems = "sorting"
 size = 3
-context = 20
-answer = 7
+context = 14
+answer = 4
 n_layer = 1
 n_head = 2
 n_embd = 32
@@ -29,5 +29,5 @@ chunk = 8
 window = 256
 window_min = 8
 queue = 64
-warm_steps = 150
+warm_steps = 300
 """

@@ -23,6 +23,8 @@ from shared.workloads.rollouts.problems import Problem
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
+MOST = 3.0  # that tokens gain at the most, added so that no loss is negative: those are refused
+
 
 class Answer(NamedTuple):
     """One answer to learn from."""
@@ -81,7 +83,7 @@ class RolloutLearnWork(_LearnWork):
     def measure(self, start: int, stop: int) -> StepLoss:
         if not self._found:  # all of the window is too old by now
             zero = torch.stack([value.sum() for value in self._gpt.parameters()]).sum() * 0
-            return StepLoss(zero, torch.zeros(len(self.FIGURES), device=self.device))
+            return StepLoss(zero + MOST, torch.zeros(len(self.FIGURES), device=self.device))
         count = len(self._order)
         answers = [self._found[self._order[place % count]] for place in range(start, stop)]
         prompts = [encoded(self._config.problem(each.problem).prompt) for each in answers]
@@ -90,7 +92,8 @@ class RolloutLearnWork(_LearnWork):
         new = log_probabilities(self._gpt, rows, self.device, self._options.temperature)
         gains = to_device(torch.tensor([each.advantage for each in answers]), self.device)
         mask = to_device(rows.mask, self.device)
-        return StepLoss(*policy_loss(new, old, gains, mask, longest=self._config.answer))
+        loss, figures = policy_loss(new, old, gains, mask, longest=self._config.answer)
+        return StepLoss(loss + MOST, figures)
 
 
 class SupervisedWork(_LearnWork):

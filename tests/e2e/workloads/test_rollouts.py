@@ -13,6 +13,7 @@ from coordinator.database.tables.tasks import tasks
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.rollouts_run import RUN
+from volunteer.control import events
 
 
 async def sound(home: LocalCoordinator) -> bool:
@@ -29,20 +30,33 @@ async def kinds_done(home: LocalCoordinator) -> set[str]:
     return await home.coordinator.db.read(read)
 
 
-async def test_a_volunteer_answers_and_learns(tmp_path: Path) -> None:
+async def version(home: LocalCoordinator) -> int:
+    return (await home.coordinator.runs.queries.info("rollouts")).version
+
+
+async def test_two_volunteers_go_on_after_one_was_killed_among_its_answers(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.runs.create(RUN)
         await home.coordinator.runs.start("rollouts")
         async with home.coordinator.working():
-            machine = LocalMachine(tmp_path / "machine", home)
-            await machine.join()
-            async with machine.working() as process, process.eventually(120):
-                while (await home.coordinator.runs.queries.info("rollouts")).version < 32:
-                    await process.tick()
+            ann, bob = (LocalMachine(tmp_path / name, home) for name in ("ann", "bob"))
+            await ann.join("Ann")
+            await bob.join("Bob")
+            async with ann.working() as steady:
+                async with bob.working() as killed:
+                    await killed.until(events.Training, lambda e: e.counted == "problems", 120)
+                before = await version(home)
+                async with bob.working() as again:
+                    await again.until(events.Submitted, timeout_s=60)
+                    async with steady.eventually(120):
+                        while await version(home) < before + 1:
+                            await steady.tick()
         assert await kinds_done(home) == {"selfplay", "learn"}
         found = await home.coordinator.db.read(lambda conn: experience.totals(conn, 1))
         assert found.sealed >= 8
         assert found.samples % 16 == 0
         rows = await home.coordinator.runs.queries.versions("rollouts")
         assert {"solved", "cut", "loss"} <= set(rows[0].metrics)
+        summary = await home.coordinator.runs.queries.summary("rollouts")
+        assert summary.rejected == 0
         assert await sound(home)

@@ -203,3 +203,11 @@ def test_what_cannot_be_is_said_before_a_run_begins(
 ) -> None:
     with pytest.raises(InvalidRunFile, match=said):
         getattr(tiny.WORKLOAD, table)(raw, *([None] if table == "config" else []))
+
+
+def test_learning_tells_a_loss_that_is_never_negative(tmp_path: Path) -> None:
+    task = tiny.job("learn", 3)
+    work = tiny.WORKLOAD.begin(task, tiny.lively(), tiny.window(tmp_path), "cpu", None)
+    report, _ = tiny.finish(work)
+    assert report.loss_first > 0
+    assert report.loss_last > 0
