@@ -177,7 +177,7 @@ local_steps = 10
 batch_size = 64
 
 [train]
-lr = 1e-3
+lr = 5e-4
 
 [task.options]
 problems = 32
@@ -187,7 +187,7 @@ chunk = 32
 window = 128
 window_min = 32
 queue = 64
-reuse = 4
+reuse = 2
 warm_steps = 120
 """
 
