@@ -43,6 +43,7 @@ POLL_S = 2.0
 SEAL_S = 20.0  # games wait no longer than this for a full chunk
 FILES_MAX = 512  # in one chunk
 CHUNKS_MAX = 4096  # in one window: what a lease can list
+WARM_STEPS = 1000  # of one task before all experience, whose rate falls to its end
 
 log = structlog.get_logger("replay")
 
@@ -138,6 +139,9 @@ class Replay(PlatformService):
         window = experience.window(conn, run.id, play.window)[-CHUNKS_MAX:]
         if window:
             experience.retire(conn, run.id, window[0].number, now)
+        if play.fresh:
+            since = versions.get(conn, run.id, max(0, run.head - play.fresh)).created_at
+            window = [chunk for chunk in window if chunk.sealed_at >= since]
         warm = play.warm_steps * spec.file.task.batch_size
         if found.learnt < warm:
             return self._add_warm(conn, spec, run, found)
@@ -180,18 +184,27 @@ class Replay(PlatformService):
         """Add the learn tasks without a window that come before all experience."""
         play, changed = spec.play, False
         assert play is not None  # `tend` has looked
-        warm = play.warm_steps * spec.file.task.batch_size
-        while found.learning < play.learners and found.planned < warm:
-            found = self._add_learn(conn, spec, run, found, [])
-            changed = True
+        left = play.warm_steps - found.planned // spec.file.task.batch_size
+        while found.learning < play.learners and left > 0:
+            steps = min(WARM_STEPS, left)
+            found = self._add_learn(conn, spec, run, found, [], steps)
+            left, changed = left - steps, True
         return changed
 
     def _add_learn(
-        self, conn: Connection, spec: Spec, run: RunRow, found: Totals, window: list[ChunkRow]
+        self,
+        conn: Connection,
+        spec: Spec,
+        run: RunRow,
+        found: Totals,
+        window: list[ChunkRow],
+        steps: int = 0,
     ) -> Totals:
+        """Add a learn task of so many steps, or of those of the run."""
         task = spec.file.task
+        steps = steps or task.local_steps
         start = experience.next_start(conn, run.id, "learn")
-        positions = task.local_steps * task.batch_size
+        positions = steps * task.batch_size
         data = DatasetManifest(
             name=f"{run.name} replay",
             kind="games",
@@ -205,9 +218,9 @@ class Replay(PlatformService):
             "start": start,
             "stop": start + positions,
             "seed": task_seed(run.seed, 0, start),
-            "steps": task.local_steps,
+            "steps": steps,
             "batch_size": task.batch_size,
-            "price_micro": run.price_micro * task.local_steps,
+            "price_micro": run.price_micro * steps,
             "options": _options(data),
         }
         tasks.add_beside(conn, values, self._clock.now())

@@ -45,6 +45,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     queue: int  # that may wait for a learner; above it no more are handed out
     lag: int  # versions that an episode may be behind when it begins
     learners: int  # learn tasks at once
+    fresh: int = 0  # versions since which what learners draw from was sealed; 0 = any
     unit: str = "game"  # what people call an episode
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
     match_games: int = 0  # of one match

@@ -46,7 +46,12 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise InvalidRunFile if problems of this kind cannot be, or leave no room for answers."""
         try:
             for number in range(LOOKED_AT):
-                self.problem(number)
+                known = solution(self.problem(number))
+                if known is not None and (size := len(encoded(known))) > self.answer:
+                    raise InvalidRunFile(
+                        f"the answer to problem {number} has {size} bytes, and [model] answer"
+                        f" {self.answer} leaves no room for it"
+                    )
         except InvalidRunFile as error:
             raise InvalidRunFile(f"[model] problems: {error.message}") from error
 
@@ -67,15 +72,15 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the FLOPs of reading or writing one token."""
         return flops_per_sample(self.network) / (3 * self.context)
 
-    def problem(self, number: int, *, heldout: bool = False) -> Problem:
-        """Return a problem by its number among all of a run. Raises InvalidRunFile for one that
-        leaves no room for an answer.
+    def problem(self, number: int, *, heldout: bool = False, size: int = 0) -> Problem:
+        """Return a problem by its number among all of a run, or of another size. Raises
+        InvalidRunFile for one that leaves no room for an answer.
         """
-        found = drawn(self.problems, SEED, number, self.size, heldout=heldout)
-        size, most = len(encoded(found.prompt)), self.context - self.answer
-        if size > most:
+        found = drawn(self.problems, SEED, number, size or self.size, heldout=heldout)
+        used, most = len(encoded(found.prompt)), self.context - self.answer
+        if used > most:
             raise InvalidRunFile(
-                f"problem {number} has {size} bytes, but [model] context {self.context} leaves"
+                f"problem {number} has {used} bytes, but [model] context {self.context} leaves"
                 f" {most} beside an answer of {self.answer}: raise context"
             )
         return found
@@ -106,9 +111,10 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # that may wait for a learner
     learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks at once
     # versions that answers may be behind when they are begun, and again when they are learnt from
-    lag: Annotated[int, Meta(ge=0, le=1000)] = 4
+    lag: Annotated[int, Meta(ge=0, le=1000)] = 2
     warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # on solved problems, before rollouts
     warm_lr: Annotated[float, Meta(gt=0, le=1)] = 5e-3  # of these steps; [train] lr is the others'
+    warm_size: Annotated[int, Meta(ge=0, le=100)] = 0  # of these problems; 0: that of the others
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsOptions:
@@ -124,6 +130,15 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
 def encoded(text: str) -> list[int]:
     """Return the tokens of a text: its bytes."""
     return list(text.encode().replace(bytes([END]), b""))
+
+
+def solution(problem: Problem) -> str | None:
+    """Return a right answer; None where only a search finds one."""
+    if problem.verifier == "sorted":
+        items = [str(each) for each in sorted(problem.arguments["items"])]
+        return (" " if any(len(each) > 1 for each in items) else "").join(items)
+    answer = problem.arguments.get("answer")
+    return None if answer is None else str(answer)
 
 
 def decoded(tokens: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from shared.errors import InvalidRunFile
 from shared.workloads.base import Config, Job
 from shared.workloads.experience import (
     Experience,
@@ -25,7 +26,13 @@ from shared.workloads.rollouts.answer_records import (
     encode,
     judged,
 )
-from shared.workloads.rollouts.config import RolloutsConfig, RolloutsOptions, decoded, encoded
+from shared.workloads.rollouts.config import (
+    RolloutsConfig,
+    RolloutsOptions,
+    decoded,
+    encoded,
+    solution,
+)
 from shared.workloads.rollouts.problems import reward
 
 
@@ -36,6 +43,11 @@ class RolloutExperience(Experience):
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
+        if how.warm_steps and solution(checked.problem(0)) is None:
+            raise InvalidRunFile(
+                f"[task.options] warm_steps: problems of {checked.problems} have no answer to learn"
+                " from before the first rollouts; set it to 0"
+            )
         return Pacing(
             episodes=how.problems,
             episode_flops=checked.token_flops * how.group * checked.answer,
@@ -46,6 +58,7 @@ class RolloutExperience(Experience):
             reuse=how.reuse,
             queue=how.queue,
             lag=how.lag,
+            fresh=how.lag,
             learners=how.learners,
             unit="problem",
             warm_steps=how.warm_steps,

@@ -11,19 +11,29 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Weights
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.gpt.model import Gpt, build
 from shared.workloads.rollouts.answer_records import judged
 from shared.workloads.rollouts.byte_policy import Rows, log_probabilities
-from shared.workloads.rollouts.config import END, RolloutsConfig, RolloutsOptions, encoded
+from shared.workloads.rollouts.config import (
+    END,
+    RolloutsConfig,
+    RolloutsOptions,
+    encoded,
+    solution,
+)
 from shared.workloads.rollouts.objective import advantages, policy_loss
-from shared.workloads.rollouts.problems import Problem
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
 MOST = 3.0  # that tokens gain at the most, added so that no loss is negative: those are refused
+
+
+WARM_END = 0.05  # of the rate of a warm start
 
 
 class Answer(NamedTuple):
@@ -35,14 +45,13 @@ class Answer(NamedTuple):
     advantage: float
 
 
-def window(data: Data, oldest: int) -> list[Answer]:
-    """Return the answers of a task's chunks by versions from `oldest` on."""
+def window(data: Data) -> list[Answer]:
+    """Return the answers of a task's chunks."""
     found = []
     for index in range(len(data.manifest.chunks)):
         for record in judged(data.chunk(index).read_bytes()):
-            if record.version >= oldest:
-                rows = zip(record.answers(), record.said(), advantages(record.rewards), strict=True)
-                found += [Answer(record.problem, *row) for row in rows]
+            rows = zip(record.answers(), record.said(), advantages(record.rewards), strict=True)
+            found += [Answer(record.problem, *row) for row in rows]
     return found
 
 
@@ -76,14 +85,12 @@ class RolloutLearnWork(_LearnWork):
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
         super().__init__(job, weights, device, inner)
-        self._found = window(data, job.base_version - self._options.lag)
-        count = len(self._found)
-        self._order = permutation(count, job.seed, 1) if count else np.zeros(0, np.int64)
+        self._found = window(data)
+        if not self._found:
+            raise InvalidRunFile("there is no answer to learn from in the chunks of this task")
+        self._order = permutation(len(self._found), job.seed, 1)
 
     def measure(self, start: int, stop: int) -> StepLoss:
-        if not self._found:  # all of the window is too old by now
-            zero = torch.stack([value.sum() for value in self._gpt.parameters()]).sum() * 0
-            return StepLoss(zero + MOST, torch.zeros(len(self.FIGURES), device=self.device))
         count = len(self._order)
         answers = [self._found[self._order[place % count]] for place in range(start, stop)]
         prompts = [encoded(self._config.problem(each.problem).prompt) for each in answers]
@@ -97,27 +104,35 @@ class RolloutLearnWork(_LearnWork):
 
 
 class SupervisedWork(_LearnWork):
-    """Learning from solved problems, which no actor has seen: a warm start."""
+    """Learning from solved problems, which no actor has seen: a warm start, whose rate falls from
+    `warm_lr` to the end of its task.
+    """
 
     def __init__(self, job: Job, weights: Weights, device: str, inner: Weights | None) -> None:
         rate = RolloutsOptions.from_dict(job.options).warm_lr
-        train = msgspec.structs.replace(job.train, lr=rate)
-        super().__init__(msgspec.structs.replace(job, train=train), weights, device, inner)
+        train = msgspec.structs.replace(
+            job.train,
+            lr=rate,
+            warmup_steps=job.steps // 10,
+            min_lr_ratio=WARM_END,
+            decay_steps=job.steps,
+        )
+        super().__init__(
+            msgspec.structs.replace(job, train=train, global_step=0), weights, device, inner
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Return nothing: its gradients are many times as long as those of answers."""
+        return {}
 
     def measure(self, start: int, stop: int) -> StepLoss:
-        first = self.job.start
-        problems = [self._config.problem(-1 - first - place) for place in range(start, stop)]
+        first, size = self.job.start, self._options.warm_size
+        problems = [
+            self._config.problem(-1 - first - place, size=size) for place in range(start, stop)
+        ]
         rows = Rows(
             [encoded(each.prompt) for each in problems],
-            [[*encoded(solution(each)), END] for each in problems],
+            [[*encoded(solution(each) or ""), END] for each in problems],
         )
         said = log_probabilities(self._gpt, rows, self.device, 1.0)
         return StepLoss(-(said.sum(1) / to_device(rows.mask.sum(1), self.device)).mean())
-
-
-def solution(problem: Problem) -> str:
-    """Return a right answer."""
-    if problem.verifier == "sorted":
-        items = [str(each) for each in sorted(problem.arguments["items"])]
-        return (" " if any(len(each) > 1 for each in items) else "").join(items)
-    return str(problem.arguments["answer"])

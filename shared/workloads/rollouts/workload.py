@@ -51,7 +51,7 @@ class RolloutsWorkload(Workload):
         return {
             "plan": {"preset": "self-play", "codec": "bf16"},
             "task": {"local_steps": 8, "batch_size": 64},
-            "train": {"lr": 3e-4, "warmup_steps": 10, "beta2": 0.99, "weight_decay": 0.0},
+            "train": {"lr": 3e-4, "warmup_steps": 10, "weight_decay": 0.0},
         }
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:

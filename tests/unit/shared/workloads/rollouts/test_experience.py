@@ -194,6 +194,7 @@ def test_answers_of_a_version_too_far_behind_are_stale(tmp_path: Path) -> None:
         ("config", {"problems": "sums"}, "no generator"),
         ("config", {"context": 10, "answer": 12}, "the problem needs room too"),
         ("config", {"problems": "sorting", "size": 60}, "leaves"),
+        ("config", {"problems": "sorting", "size": 20, "answer": 12}, "no room for it"),
         ("options", {"group": 1}, "at least 2"),
         ("options", {"grupe": 2}, "group"),
     ],
@@ -211,3 +212,19 @@ def test_learning_tells_a_loss_that_is_never_negative(tmp_path: Path) -> None:
     report, _ = tiny.finish(work)
     assert report.loss_first > 0
     assert report.loss_last > 0
+
+
+def test_problems_whose_answer_only_a_search_finds_have_no_warm_start() -> None:
+    model = tiny.WORKLOAD.config({"problems": "countdown", "size": 3}, None)
+    plan = tiny.WORKLOAD.experience.plan
+    assert plan(model, tiny.WORKLOAD.options({})).warm_steps == 0
+    with pytest.raises(InvalidRunFile, match="warm_steps: problems of countdown"):
+        plan(model, tiny.WORKLOAD.options({"warm_steps": 10}))
+
+
+def test_a_warm_start_ends_slowly_and_leaves_no_state_to_the_learners(tmp_path: Path) -> None:
+    task = tiny.job("learn", 20, options={"warm_lr": 1e-3, "warm_size": 3})
+    work = tiny.WORKLOAD.begin(task, tiny.lively(), tiny.Window(tmp_path), "cpu", None)
+    report, _ = tiny.finish(work)
+    assert report.metrics["lr"] < 0.1 * 1e-3
+    assert work.state() == {}
