@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"  # a file of this name in a box is the tokenizer, not text
 NAME_FILES = (
     "name the files the dataset is made of: --text PATH, --chat PATH, --images PATH, --suite FILE,"
-    " --problems FILE, or --for WORKLOAD --files PATH"
+    " or --for WORKLOAD --files PATH"
 )
 FOLDERS = "folders"  # in a box: where images lie in folders again
 _SENT = re.compile(
@@ -40,20 +40,17 @@ _OPTIONS = {
     "chat": _COMMON,
     "images": (*_COMMON, "size", "channels"),
     "suite": ("licence", "source"),
-    "problems": ("licence", "source", "heldout_share"),
     "files": _COMMON,
 }
 
 
 class AddDataset(CommandRequest, frozen=True, kw_only=True):
-    """Request for a new dataset. `text`, `chat`, `images`, `suite`, `problems` and `files` are
-    paths of the machine that runs the command; remote ones arrive in a `box`.
+    """Request for a new dataset. `text`, `chat`, `images`, `suite` and `files` are paths of the
+    machine that runs the command; remote ones arrive in a `box`.
     """
 
     name: str
-    kind: Literal["text", "chat", "images", "suite", "problems", "files"] = (
-        "text"  # what is in the box
-    )
+    kind: Literal["text", "chat", "images", "suite", "files"] = "text"  # what is in the box
     text: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     tokenizer: str = ""  # a tokenizer.json to use instead of training one
@@ -67,7 +64,6 @@ class AddDataset(CommandRequest, frozen=True, kw_only=True):
     seed: int | None = None
     chat: tuple[str, ...] = ()
     suite: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # for a workload that builds the dataset itself
     workload: str = ""  # which one
     # its own
@@ -135,7 +131,6 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
         "chat": datasets.add_chat,
         "images": datasets.add_images,
         "suite": datasets.add_suite,
-        "problems": datasets.add_problems,
     }
     sent = _Sent(coordinator.boxes.folder(ask.box)) if ask.box else None
     skipped = sent or Skipped()
@@ -187,7 +182,7 @@ def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], byt
 
 
 def _paths(ask: AddDataset) -> tuple[str, ...]:
-    return ask.text or ask.chat or ask.images or ask.suite or ask.problems or ask.files
+    return ask.text or ask.chat or ask.images or ask.suite or ask.files
 
 
 def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:

@@ -57,14 +57,6 @@ class DatasetOptions:
         Path | None,
         Parameter(help="Examples as .jsonl that language models are measured on, instead of data."),
     ] = None
-    problems: Annotated[
-        list[Path] | None,
-        Parameter(
-            help="Problems as .jsonl with verified answers, for the workload rollouts.",
-            consume_multiple=True,
-            negative="",
-        ),
-    ] = None
 
 
 @app.command
@@ -182,7 +174,6 @@ def _files(
     given = {
         **given,
         "suite": [more.suite] if more.suite else None,
-        "problems": more.problems,
         "files": more.files,
     }
     named = {kind: paths for kind, paths in given.items() if paths}

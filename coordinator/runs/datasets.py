@@ -107,15 +107,6 @@ class Datasets(PlatformService):
         options.pop("skipped", None)  # none of its lines can be left out
         return await self._named(name, build_suite, paths, options)
 
-    async def add_problems(
-        self, name: str, paths: Iterable[Path], **options: Any
-    ) -> DatasetManifest:
-        """Add problems from files of JSON lines; see `shared.workloads.rollouts.problems`."""
-        from shared.workloads.rollouts.problems import build_problems
-
-        options.pop("skipped", None)  # a wrong line is an error
-        return await self._named(name, build_problems, paths, options)
-
     async def add_for(
         self, workload: str, wanted: DatasetWanted, skipped: Skipped
     ) -> DatasetManifest:

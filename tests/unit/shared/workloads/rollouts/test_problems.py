@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
-from pathlib import Path
 from time import process_time
 from typing import Any
 
@@ -13,17 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRunFile
-from shared.workloads.rollouts.problems import (
-    GENERATORS,
-    Problem,
-    build_problems,
-    check_lengths,
-    drawn,
-    read_problem,
-    read_problems,
-    reward,
-)
-from shared.workloads.rollouts.verifiers import BUILT_IN, evaluated
+from shared.workloads.rollouts.problems import GENERATORS, Problem, drawn, reward
+from shared.workloads.rollouts.verifiers import BUILT_IN, evaluated, verifier
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "number": {"answer": 4},
@@ -44,10 +33,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 def earned(verifier: str, answer: str) -> float:
     return reward(Problem(prompt="p", verifier=verifier, arguments=ARGUMENTS[verifier]), answer)
-
-
-def line(**fields: object) -> bytes:
-    return json.dumps(fields).encode()
 
 
 def test_every_verifier_is_tested() -> None:
@@ -144,10 +129,6 @@ def test_drawn_problems_are_the_same_again_and_parts_are_apart(
     one, held = (drawn(kind, seed, number, 4, heldout=held) for held in (False, True))
     assert one == drawn(kind, seed, number, 4)
     assert one.prompt != held.prompt
-    assert (
-        read_problem(line(prompt=one.prompt, verifier=one.verifier, arguments=one.arguments), "x")
-        == one
-    )
 
 
 def test_drawn_problems_can_be_solved() -> None:
@@ -158,56 +139,17 @@ def test_drawn_problems_can_be_solved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("name", "arguments", "sentence"),
     [
-        (line(prompt="a"), "f line 1: the problem has no answer"),
-        (line(prompt="a", verifier="numbr", answer=3), 'is no verifier "numbr": did you mean "num'),
-        (line(prompt="a", verifier="number", answer="x"), "f line 1 answer: expected a number"),
-        (line(prompt="a", verifier="sorted", answer=3), "f line 1: a problem needs items for its"),
-        (line(prompt="a", verifier="choice", answer="Z"), "f line 1: the answer Z is none of the"),
-        (line(prompt="a", arguments={"answr": 1}), "f line 1: a problem needs answer"),
-        (
-            line(prompt="a", verifier="json", arguments={"schema": {"type": "strin"}}),
-            "f line 1: type of a schema is one of object",
-        ),
-        (line(promt="a"), "f line 1: Object contains unknown field promt"),
-        (b"{", "f line 1: "),
-        (b"[" * 60_000, "f line 1: "),
-        (b" " * 70_000 + b"1", "f line 1: a problem has at most 64 KiB"),
-        (b"\n", "f holds no problem"),
+        ("numbr", {"answer": 3}, 'it: there is no verifier "numbr": did you mean "number"'),
+        ("number", {"answer": "x"}, "it answer: expected a number"),
+        ("sorted", {"answer": 3}, "it: a problem needs items for its"),
+        ("choice", {"answer": "Z"}, "it: the answer Z is none of the"),
+        ("exact", {"answr": 1}, "it: a problem needs answer"),
+        ("json", {"schema": {"type": "strin"}}, "it: type of a schema is one of object"),
     ],
 )
-def test_a_wrong_line_is_named(wrong: bytes, sentence: str) -> None:
+def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidRunFile) as caught:
-        read_problems(wrong, "f")
+        verifier(name, arguments, "it")
     assert sentence in str(caught.value)
-
-
-def test_an_answer_names_its_verifier() -> None:
-    found = read_problems(line(prompt="a", answer=3) + b"\n" + line(prompt="b", answer="3"), "f")
-    assert [each.verifier for each in found] == ["number", "exact"]
-
-
-def test_a_prompt_longer_than_the_context_is_named() -> None:
-    problems = [Problem(prompt="x" * n, verifier="exact", arguments={}) for n in (11, 23)]
-    check_lengths(problems, str.encode, 40, 10)
-    with pytest.raises(InvalidRunFile, match=r"problem 2 has a prompt of 23 tokens, and the model"):
-        check_lengths(problems, str.encode, 32, 10)
-
-
-def test_a_file_becomes_a_dataset(tmp_path: Path) -> None:
-    path, blobs = tmp_path / "p.jsonl", list[bytes]()
-
-    def put(data: bytes) -> str:
-        blobs.append(data)
-        return str(len(blobs))
-
-    path.write_bytes(b"\n".join(line(prompt=f"{n}+1=", answer=n + 1) for n in [*range(40), 3]))
-    manifest = build_problems("sums", [path], put)
-    assert (manifest.kind, manifest.meta["problems"], manifest.heldout[0].items) == (
-        "problems",
-        38,
-        2,
-    )
-    every = [each for blob in blobs for each in read_problems(blob, "b")]
-    assert sorted(each.arguments["answer"] for each in every) == [*range(1, 41)]
