@@ -200,7 +200,7 @@ class Replay(PlatformService):
         window: list[ChunkRow],
         steps: int = 0,
     ) -> Totals:
-        """Add a learn task of so many steps, or of those of the run."""
+        """Add a learn task of so many steps, or of as many as the run has."""
         task = spec.file.task
         steps = steps or task.local_steps
         start = experience.next_start(conn, run.id, "learn")
