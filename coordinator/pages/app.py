@@ -92,6 +92,8 @@ class Site:
         if not may_be_had(row):
             raise NotFound("the licence of this model does not say that everybody may have it")
         version = await self.public.version(row, _version(scope))
+        if version.seen.pruned:
+            raise NotFound("the files of this version are gone: ask a later one")
         if self._fetching >= FETCHING_MAX:
             raise Unavailable("too many are fetching weights; come again in a minute")
         self._fetching += 1

@@ -75,15 +75,17 @@ def head(scope: Scope, kind: str, keep: str) -> Headers:
 
 async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> None:
     """Send a blob as a file to keep, or the address where the store has it. Raises NotFound."""
-    headers = head(scope, "application/octet-stream", "public, max-age=86400, no-transform")
+    kind = "application/octet-stream"
     if address := await blobs.url(sha256):
+        headers = head(scope, kind, "no-store")  # the signature is good for minutes
         headers.append((b"location", address.encode()))
         scope["status"] = 302
         await send({"type": "http.response.start", "status": 302, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
         return
     size = await blobs.size(sha256)
-    headers += [
+    headers = [
+        *head(scope, kind, "public, max-age=86400, no-transform"),
         (b"content-length", str(size).encode()),
         (b"content-disposition", b"attachment"),
         (b"etag", f'"{sha256}"'.encode()),

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import html
 import re
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -193,8 +194,11 @@ async def test_a_model_is_given_where_its_licence_gives_it(tmp_path: Path, licen
             version = await client.get(f"/runs/{run}/versions/1")
             got = await client.get(address)
             head = await client.head(address)
-        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
-        made = await home.coordinator.db.read(lambda conn: versions.get(conn, row.id, 1))
+            row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
+            made = await home.coordinator.db.read(lambda conn: versions.get(conn, row.id, 1))
+            prune = partial(evaluations.set_evaluation, run_id=row.id, version=1, pruned=True)
+            await home.coordinator.db.write(prune)
+            gone = await client.get(address)
     free = licence == "CC0-1.0"
     assert [address in answer.text for answer in (page, version)] == [free, free]
     assert ("load_file(" in text(version)) == free
@@ -202,6 +206,7 @@ async def test_a_model_is_given_where_its_licence_gives_it(tmp_path: Path, licen
     if not free:
         assert (got.status_code, "licence" in text(got)) == (404, True)
         return
+    assert (gone.status_code, "are gone" in text(gone)) == (404, True)
     assert hashlib.sha256(got.content).hexdigest() == made.published_sha256
     assert load(got.content)
     assert int(head.headers["content-length"]) == len(got.content)
