@@ -109,7 +109,7 @@ class Transfers:
                 piece = await self._mirrored(ref.sha256, (start, stop), hashes[index])
                 if piece is None:
                     return None
-                await asyncio.to_thread(partial.write, piece[begun:])
+                await _write(partial, piece[begun:])
                 on_bytes(partial.offset)
             try:
                 return await asyncio.to_thread(partial.finish)
@@ -288,9 +288,14 @@ def _rate(count: int, spent_s: float, before: float) -> float:
 async def _pump(reply: StreamedReply, partial: Partial, on_bytes: OnBytes) -> None:
     """Write each piece in a thread while the next arrives; a broken connection loses nothing."""
     async for piece in reply.body:
-        writing = asyncio.ensure_future(asyncio.to_thread(partial.write, piece))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            await asyncio.wait({writing})  # who is cancelled must not close its file yet
+        await _write(partial, piece)
         on_bytes(partial.offset)
+
+
+async def _write(partial: Partial, piece: bytes | memoryview) -> None:
+    """Write a piece in a thread, to its end also where the caller is cancelled."""
+    writing = asyncio.ensure_future(asyncio.to_thread(partial.write, piece))
+    try:
+        await asyncio.shield(writing)
+    finally:
+        await asyncio.wait({writing})  # who is cancelled must not close its file yet

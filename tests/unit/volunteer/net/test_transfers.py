@@ -231,6 +231,41 @@ async def test_a_fetch_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> N
     assert not [path for path in held if path.startswith(str(tmp_path))]
 
 
+async def test_a_cancel_waits_for_the_piece_of_a_mirror_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, reached, allowed = b"some bytes", threading.Event(), threading.Event()
+    failed: list[Exception] = []
+    write = Partial.write
+
+    def slow(self: Partial, piece: bytes) -> None:
+        reached.set()
+        allowed.wait(30)
+        try:
+            write(self, piece)
+        except Exception as error:
+            failed.append(error)
+
+    async def mirrored(*_: object) -> bytes:
+        return data
+
+    monkeypatch.setattr(Partial, "write", slow)
+    monkeypatch.setattr("volunteer.net.transfers.DIRECT_BYTES", 1)
+    moving, _ = transfers(Store(data), tmp_path)
+    moving.mirrors["https://mirror"] = 1.0
+    monkeypatch.setattr(moving, "_mirrored", mirrored)
+    ref = BlobRef(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+    getting = asyncio.create_task(moving.fetch(ref, lambda done: None))
+    assert await asyncio.to_thread(reached.wait, 30)
+    getting.cancel()
+    await asyncio.sleep(0.05)
+    assert not getting.done()
+    allowed.set()
+    await asyncio.gather(getting, return_exceptions=True)
+    assert getting.cancelled()
+    assert not failed
+
+
 async def test_a_file_that_became_shorter_is_not_sent_for_ever(tmp_path: Path) -> None:
     data = os.urandom(300_000)
     path = tmp_path / "update"
