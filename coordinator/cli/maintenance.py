@@ -178,7 +178,10 @@ def _into_store(where: Where, url: str, now: float) -> Any:
 
     from coordinator.upkeep import backup_series as series
 
+    taken = _of_store(url, lambda stored, _: stored.names())
     with tempfile.TemporaryDirectory(prefix="coordinator-backup-") as scratch:
+        for name in taken:
+            (Path(scratch) / name).mkdir()
         to = series.next_folder(Path(scratch), now)
         done = call(where, "backup", to=str(to), store=url)
         return msgspec.structs.replace(done, path=f"{url.rstrip('/')}/{to.name}")

@@ -13,7 +13,7 @@ from coordinator.upkeep.backup import BackupSummary, check_files, read_list, sum
 from shared.errors import BadRequest
 
 NAME = "%Y-%m-%dT%H%M%S"
-_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}")
+IS_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}")
 LIST = "backup.json"
 
 
@@ -30,7 +30,7 @@ def folders(series: Path) -> list[Path]:
     """Return the complete backups of a series, oldest first. Raises BadRequest for no folder."""
     if not series.is_dir():
         raise BadRequest(f"{series} is no folder of backups")
-    found = [path for path in series.iterdir() if _NAME.fullmatch(path.name)]
+    found = [path for path in series.iterdir() if IS_NAME.fullmatch(path.name)]
     return sorted(path for path in found if (path / LIST).is_file())
 
 
@@ -70,7 +70,7 @@ def prune(series: Path, keep: int) -> list[Path]:
     gone = [
         path
         for path in sorted(series.iterdir())
-        if _NAME.fullmatch(path.name) and path not in kept and kept and path < kept[-1]
+        if IS_NAME.fullmatch(path.name) and path not in kept and kept and path < kept[-1]
     ]
     for path in gone:
         shutil.rmtree(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,24 +17,28 @@ from coordinator.storage.blobs import in_pool
 from coordinator.storage.s3 import S3Blobs
 from coordinator.upkeep import backup as backups
 from coordinator.upkeep.backup import LIST, SIGNATURE, BackupList, BackupSummary
-from coordinator.upkeep.backup_series import newest
-from shared.errors import BadRequest, Configuration
+from coordinator.upkeep.backup_series import IS_NAME, newest
+from shared.errors import BadRequest, BadSignature, Configuration, NotFound
 
 if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
 
 class StoredBackups:
-    """Backups below a URL; `scratch` is a folder for files on their way."""
+    """Backups below a URL, or a single named one; `scratch` is a folder for files on their way."""
 
     def __init__(self, url: str, scratch: Path) -> None:
-        self._url = url.rstrip("/")
+        self._url, self._only = url.rstrip("/"), ""
+        above, _, last = self._url.rpartition("/")
+        if IS_NAME.fullmatch(last):
+            self._url, self._only = above, last
         self._store = S3Blobs(self._url, scratch / "cache", cache_bytes_max=0)
 
     async def names(self) -> list[str]:
         """Return the names of the complete backups, oldest first."""
-        found = [each["path"] async for each in self._store.objects(None)]
-        return sorted(path.partition("/")[0] for path in found if path.endswith(f"/{LIST}"))
+        below = self._store.objects(self._only or None)
+        parts = [each["path"].split("/") async for each in below]
+        return sorted(at[0] for at in parts if at[1:] == [LIST] and IS_NAME.fullmatch(at[0]))
 
     async def listing(self, scratch: Path) -> list[BackupSummary]:
         """Return the summary of each backup, oldest first; the signatures are checked."""
@@ -47,7 +51,8 @@ class StoredBackups:
         """Copy the newest backup into a folder, or the one that the URL names."""
         names = await self.names()
         if not names:
-            raise BadRequest(f"{self._url} holds no complete backup")
+            place = f"{self._url}/{self._only}".rstrip("/")
+            raise BadRequest(f"{place} holds no complete backup")
         listed = await self._list(names[-1], folder)
         for part in ("tables", "keys"):
             async for found in self._store.objects(f"{names[-1]}/{part}"):
@@ -56,19 +61,30 @@ class StoredBackups:
             await backups.copy_blob(self._store, sha, folder / "blobs" / sha[:2] / sha)
 
     async def prune(self, keep: int) -> list[str]:
-        """Delete all but the newest backups, and the blobs that no other has."""
+        """Delete all but the newest backups, and their blobs unless a kept backup lists them.
+
+        A list goes after what it lists: the next call ends what a killed one began.
+        """
+        self._check_several()
         names = await self.names()
-        gone = names[:-keep]
+        gone, kept, lost = names[:-keep], set[str](), set[str]()
         with tempfile.TemporaryDirectory() as scratch:
-            kept = [await self._list(name, Path(scratch) / name) for name in names[-keep:]]
+            for name in names[-keep:] if gone else ():
+                kept |= (await self._list(name, Path(scratch) / name)).blobs.keys()
+            for name in gone:
+                with suppress(BadRequest, BadSignature, Configuration, NotFound):  # damaged
+                    lost |= (await self._list(name, Path(scratch) / name)).blobs.keys()
+        for sha in sorted(lost - kept):
+            await self._store.delete(sha)
         for name in gone:
-            for path in [found["path"] async for found in self._store.objects(name)]:
+            paths = [found["path"] async for found in self._store.objects(name)]
+            for path in sorted(paths, key=f"{name}/{LIST}".__eq__):
                 await self._store.delete_object(path)
-        used = {sha for listed in kept for sha in listed.blobs}
-        for sha in [each.sha256 async for each in self._store.entries()] if gone else ():
-            if sha not in used:
-                await self._store.delete(sha)
         return [f"{self._url}/{name}" for name in gone]
+
+    def _check_several(self) -> None:
+        if self._only:
+            raise BadRequest(f"{self._only} names one backup: name {self._url}, where all are")
 
     async def _list(self, name: str, folder: Path) -> BackupList:
         for file in (LIST, SIGNATURE):
@@ -86,14 +102,16 @@ class StoredBackups:
 
     async def place(self, blobs: BlobStore) -> StorePlace:
         """Return the place of a new backup."""
-        there = {each.sha256 async for each in self._store.entries()}
-        return StorePlace(self._store, blobs, there)
+        self._check_several()
+        return StorePlace(
+            self._store, blobs, {e.sha256: e.size async for e in self._store.entries()}
+        )
 
 
 class StorePlace:
     """Store of a new backup."""
 
-    def __init__(self, store: S3Blobs, blobs: BlobStore, there: set[str]) -> None:
+    def __init__(self, store: S3Blobs, blobs: BlobStore, there: dict[str, int]) -> None:
         self._store, self._blobs, self._there = store, blobs, there
 
     async def take(self, sha256: str) -> bool:
@@ -102,10 +120,11 @@ class StorePlace:
         copy = self._store.scratch() / sha256
         if not await backups.copy_blob(self._blobs, sha256, copy):
             return False
+        size = (await in_pool(copy.stat)).st_size
         await self._store.put_file(sha256, copy)
         if await self._store.hash(sha256) != sha256:
             raise Configuration(f"the object store gave back other bytes for {sha256}")
-        self._there.add(sha256)
+        self._there[sha256] = size
         return True
 
     async def finish(self, folder: Path, listed: BackupList, payload: bytes) -> None:
@@ -114,7 +133,21 @@ class StorePlace:
         for path in files:
             key = f"{folder.name}/{path.relative_to(folder).as_posix()}"
             await self._store.put_object(key, path, path.stat().st_size)
+        await self._look_again(listed)
         await self._store.put_object(f"{folder.name}/{LIST}", payload, len(payload))
+
+    async def _look_again(self, listed: BackupList) -> None:
+        """Copy blobs again that were deleted meanwhile. Raises NotFound for a lost blob."""
+        self._there = {each.sha256: each.size async for each in self._store.entries()}
+        for sha, size in listed.blobs.items():
+            if self._there.get(sha) == size:
+                continue
+            self._there.pop(sha, None)
+            if not await self.take(sha):
+                raise NotFound(
+                    f"the blob {sha} is no longer in the store of the backup, nor in that of the "
+                    "coordinator: back up once more"
+                )
 
 
 @contextmanager

@@ -14,6 +14,8 @@ import pytest
 from coordinator.config import Settings
 from coordinator.http.app import opened
 from coordinator.storage.s3 import S3Blobs
+from coordinator.upkeep.backup import BackupList
+from coordinator.upkeep.stored_backups import StorePlace
 from tests.support.command_line import Run, worked
 
 READING = [
@@ -235,6 +237,90 @@ def test_backups_in_a_store_share_blobs_and_are_drilled(
     asyncio.run(rot(row))
     damaged = run("backup", "verify", row)
     assert damaged.code == 78, damaged
+
+
+def test_one_backup_of_a_store_is_had_by_its_name(
+    busy: Path, run: Run, tmp_path: Path, s3_url: str
+) -> None:
+    row, there = f"{s3_url}/backups", ("--data-dir", busy)
+    older, newer = (json.loads(run("backup", row, "--json", *there).out) for _ in range(2))
+    key = f"{newer['path'].rpartition('/')[2]}/keys/signing.key"
+    asyncio.run(put(row, {key: b"not what was saved"}))
+    assert run("backup", "verify", row).code == 78
+    assert run("backup", "verify", older["path"]).code == 0
+    assert run("backup", "drill", f"{older['path']}/").code == 0
+    assert run("restore", older["path"], "--data-dir", tmp_path / "back").code == 0
+    assert json.loads(run("backup", "list", older["path"], "--json").out) == [older]
+    for words in (("prune", older["path"]), (older["path"], *there)):
+        said = run("backup", *words)
+        assert (said.code, "names one backup" in said.err) == (2, True), said
+    absent = run("backup", "verify", f"{row}/2001-01-01T000000")
+    assert (absent.code, "2001-01-01T000000 holds no complete" in absent.err) == (2, True)
+
+
+def test_pruning_a_store_leaves_what_no_backup_listed(
+    busy: Path, run: Run, tmp_path: Path, s3_url: str
+) -> None:
+    row, there = f"{s3_url}/backups", ("--data-dir", busy)
+    others = {f"{'ab' * 32:.2}/{'ab' * 32}": b"a blob", "notes/backup.json": b"{}"}
+    asyncio.run(put(row, others))
+    old = json.loads(run("backup", row, "--json", *there).out)
+    before = asyncio.run(sizes(row))
+    asyncio.run(worked(busy, "Cleo", "Dan"))
+    assert run("backup", row, *there).code == 0
+    asyncio.run(put(row, {f"{old['path'].rpartition('/')[2]}/backup.sig": b"00"}))  # damaged
+    assert old["path"] in run("backup", "prune", row, "--keep", "1").out
+    after = asyncio.run(sizes(row))
+    assert others.keys() <= after.keys()
+    assert {key for key in before if len(key) == 67} <= after.keys()
+    assert run("backup", "verify", row).code == 0
+
+
+def test_blobs_that_only_the_pruned_backup_lists_go(
+    busy: Path, run: Run, tmp_path: Path, s3_url: str
+) -> None:
+    row, there = f"{s3_url}/backups", ("--data-dir", busy)
+    assert run("backup", row, *there).code == 0
+    first = asyncio.run(sizes(row))
+    other = tmp_path / "other"
+    assert run("restore", row, "--data-dir", other).code == 0
+    with contextlib.closing(sqlite3.connect(other / "coordinator.sqlite3")) as database:
+        gone = database.execute("SELECT sha256 FROM blobs ORDER BY sha256 LIMIT 1").fetchone()[0]
+        database.execute("DELETE FROM blobs WHERE sha256 = ?", (gone,))
+        database.commit()
+    assert run("backup", row, "--data-dir", other).code == 0
+    assert run("backup", "prune", row, "--keep", "1").code == 0
+    blobs = {key for key in first if len(key) == 67}
+    assert blobs - asyncio.run(sizes(row)).keys() == {f"{gone[:2]}/{gone}"}
+
+
+def test_a_blob_that_goes_while_a_backup_is_made_is_copied_again(
+    busy: Path, run: Run, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, there = f"{s3_url}/backups", ("--data-dir", busy)
+    finish = StorePlace.finish
+
+    async def late(self: StorePlace, folder: Path, listed: BackupList, payload: bytes) -> None:
+        await self._store.delete(min(listed.blobs))
+        if lost:
+            await self._blobs.delete(min(listed.blobs))
+        await finish(self, folder, listed, payload)
+
+    monkeypatch.setattr(StorePlace, "finish", late)
+    lost = False
+    assert run("backup", row, *there).code == 0
+    assert run("backup", "verify", row).code == 0
+    lost = True
+    said = run("backup", row, *there)
+    assert (said.code != 0, "back up once more" in said.err) == (True, True), said
+    assert len(json.loads(run("backup", "list", row, "--json").out)) == 1
+
+
+async def put(url: str, objects: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        store = S3Blobs(url, Path(scratch))
+        for key, data in objects.items():
+            await store.put_object(key, data, len(data))
 
 
 async def sizes(url: str) -> dict[str, int]:
