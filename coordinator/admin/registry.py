@@ -13,6 +13,7 @@ from coordinator.upkeep.backup import BackupPlace, BackupSummary, FolderPlace
 from coordinator.upkeep.backup import backup as make_backup
 from coordinator.upkeep.full_check import CheckReport
 from coordinator.upkeep.stored_backups import StoredBackups
+from shared.errors import BadRequest
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
@@ -39,6 +40,10 @@ async def backup(coordinator: Coordinator, ask: Backup) -> BackupSummary:
     to = Path(ask.to)
     place: BackupPlace = FolderPlace(c.blobs, to, Path(ask.like) if ask.like else None)
     if ask.store:
+        if ask.store.rstrip("/") == c.settings.blobs_url.rstrip("/"):
+            raise BadRequest(
+                f"{ask.store} is where the coordinator keeps its blobs: name another prefix"
+            )
         place = await StoredBackups(ask.store, to.parent).place(c.blobs)
     return await make_backup(c.db, c.blobs, c.settings, c.clock, to, place)
 

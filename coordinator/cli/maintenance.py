@@ -144,6 +144,8 @@ def backup(
     """
     import time
 
+    if keep < 0:
+        raise BadRequest("--keep is at least 1")
     wait_s = _seconds(every) if every else 0.0
     while True:
         began = time.time()

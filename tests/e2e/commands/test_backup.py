@@ -316,6 +316,14 @@ def test_a_blob_that_goes_while_a_backup_is_made_is_copied_again(
     assert len(json.loads(run("backup", "list", row, "--json").out)) == 1
 
 
+def test_the_store_of_the_blobs_takes_no_backup(busy: Path, run: Run, s3_url: str) -> None:
+    place = ("--data-dir", busy, "--blobs", f"{s3_url}/")
+    said = run("backup", s3_url, *place)
+    assert (said.code, "name another prefix" in said.err) == (2, True), said
+    assert asyncio.run(sizes(s3_url)) == {}
+    assert "--keep is at least 1" in run("backup", s3_url, "--keep", "-1", *place).err
+
+
 async def put(url: str, objects: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         store = S3Blobs(url, Path(scratch))
