@@ -165,19 +165,19 @@ licence = "CC0-1.0"
 
 [model]
 problems = "sorting"
-size = 5
-context = 18
-answer = 6
+size = 6
+context = 20
+answer = 8
 n_layer = 2
 n_head = 4
 n_embd = 64
 
 [task]
-local_steps = 10
-batch_size = 64
+local_steps = 1
+batch_size = 256
 
 [train]
-lr = 5e-4
+lr = 4e-4
 
 [task.options]
 problems = 32
@@ -187,8 +187,10 @@ chunk = 32
 window = 128
 window_min = 32
 queue = 64
-reuse = 2
-warm_steps = 120
+reuse = 1
+warm_steps = 100
+warm_size = 4
+warm_lr = 3e-3
 """
 
 
