@@ -36,6 +36,7 @@ def test_every_check_runs_on_a_processor(
         "out of memory",
         "pause",
         "two processes",
+        "ranks",
         "inference",
         "self-play",
     }
