@@ -23,7 +23,7 @@ PAGES = (
     ("2", "helping: tiny", "for you"),
     ("3", "Devices", "training"),
     ("4", "Contributions", "balance"),
-    ("5", "Milestones", "no credits were earned"),
+    ("5", "Ranks", "no credits were earned"),
     ("6", "When to work", "unused after"),
     ("7", "what happened", "following"),
 )

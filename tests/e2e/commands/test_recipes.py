@@ -113,7 +113,7 @@ async def trained(data_dir: Path, name: str) -> list[float]:
         await home.coordinator.runs.start(name)
         row = (await home.coordinator.runs.queries.listing())[0]
         worker = await home.join("Ann", workloads=[row.workload])
-        lease = await worker.claim()
+        lease = await worker.claim(wait_s=30.0)  # until its first task is made
         begun = await worker.begin(lease)
         assert begun.manifest is not None
         manifest = decode(begun.manifest.payload, VersionManifest)

@@ -79,7 +79,8 @@ def of_a_run(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "Licence of the model", run["licence"]
     whole = size(process_on("cpu", run["memory_bytes"]))
-    yield "A machine needs", f"{whole} of memory"
+    needs = f"{whole} of memory, the program included, or {size(run['memory_bytes'])} of a GPU's"
+    yield "A machine needs", needs
     yield "Contact", run["contact"]
 
 

@@ -40,10 +40,16 @@ quorum = 1
 """
 
 
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the installed package, which stays imported."""
+    return example_workload.install(tmp_path_factory.mktemp("package"))
+
+
 @pytest.fixture
-def installed(tmp_path: Path) -> Iterator[None]:
+def installed(package: Path) -> Iterator[None]:
     before = list(sys.path)
-    sys.path.insert(0, str(example_workload.install(tmp_path / "package")))
+    sys.path.insert(0, str(package))
     yield
     sys.path[:] = before
 
