@@ -44,7 +44,10 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "speed-run": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "gomoku": {"task.options": {"games": 2, "simulations": 4}},
-    "reason": {"model": {"n_layer": 1, "n_head": 2, "n_embd": 32}},
+    "reason": {
+        "model": {"n_layer": 1, "n_head": 2, "n_embd": 32},
+        "task.options": {"warm_steps": 4},
+    },
 }
 
 
@@ -113,7 +116,8 @@ async def trained(data_dir: Path, name: str) -> list[float]:
         await home.coordinator.runs.start(name)
         row = (await home.coordinator.runs.queries.listing())[0]
         worker = await home.join("Ann", workloads=[row.workload])
-        lease = await worker.claim(wait_s=30.0)  # until its first task is made
+        await home.coordinator.replay.tend(1)  # makes the task of a warm start
+        lease = await worker.claim()
         begun = await worker.begin(lease)
         assert begun.manifest is not None
         manifest = decode(begun.manifest.payload, VersionManifest)
