@@ -1,7 +1,6 @@
 """Verifiers: pure functions from an answer's text to a reward between 0 and 1.
 
-A verifier is a struct whose fields are its arguments. The list is closed: those below, and those
-that an installed package brings by an entry point `volunteer.verifiers`; no code and no regular
+A verifier is a struct whose fields are its arguments. The list is closed: no code and no regular
 expression comes with a problem. An answer is hostile text: each verifier reads at most
 `ANSWER_CHARS_MAX` characters, in time proportional to them.
 
@@ -14,23 +13,19 @@ import re
 from collections import Counter, deque
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import lru_cache
-from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import decoder
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
-from shared.settings import check_keys, read_table
+from shared.settings import read_table
 
-ENTRY_POINTS = "volunteer.verifiers"
 ANSWER_CHARS_MAX = 128 << 10
 DIGITS_MAX = 18  # of a number in an answer
 TERMS_MAX = 128  # of an arithmetic expression
-DEPTH_MAX = 16  # of brackets and of a JSON schema
+DEPTH_MAX = 16  # of brackets
 
 _MARK = re.compile(r"answer\s{0,4}(?:is\s{0,4})?:", re.IGNORECASE)
 _NUMBER = re.compile(
@@ -40,7 +35,6 @@ _SPLIT = re.compile(r"[\s,;]+")
 _TERM = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?)|([-+*/()]))")
 _SIGNS = str.maketrans({"\u2212": "-", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"})
 
-Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 Amount = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Word = Annotated[str, Meta(pattern=r"^[^\s,;\[\]]{1,64}$")]
 
@@ -65,41 +59,6 @@ class Number(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if value is None:
             return 0.0
         return float(abs(value - _exactly(self.answer)) <= Fraction(self.tolerance))
-
-
-class Exact(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer is one of the right texts, but for white space around it."""
-
-    answer: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
-
-    def reward(self, answer: str) -> float:
-        right = (self.answer,) if isinstance(self.answer, str) else self.answer
-        return float(answer.strip() in {each.strip() for each in right})
-
-
-class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last capital letter of the choices that stands alone is the right one."""
-
-    answer: Annotated[str, Meta(pattern="^[A-Z]$")]
-    choices: Annotated[str, Meta(pattern="^[A-Z]{2,26}$")] = "ABCD"
-
-    def __post_init__(self) -> None:
-        if self.answer not in self.choices:
-            raise InvalidRunFile(f"the answer {self.answer} is none of the choices {self.choices}")
-
-    def reward(self, answer: str) -> float:
-        found = re.findall(rf"(?<!\w)[{self.choices}](?!\w)", answer)
-        return float(bool(found) and found[-1] == self.answer)
-
-
-class Expression(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer is an arithmetic expression with the right value."""
-
-    answer: Amount
-
-    def reward(self, answer: str) -> float:
-        found = evaluated(answer)
-        return float(found is not None and found[0] == _exactly(self.answer))
 
 
 class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,50 +96,22 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return float(close or _SPLIT.split(said, maxsplit=len(right)) == right)
 
 
-class Json(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer is JSON of a schema: `type`, `properties`, `required`, `items`, `enum` of
-    JSON Schema.
-    """
-
-    schema: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        _check_schema(self.schema, 0)
-
-    def reward(self, answer: str) -> float:
-        try:
-            value = decoder(Any).decode(answer.encode())
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return 0.0
-        return float(_fits(value, self.schema))
-
-
-BUILT_IN: Mapping[str, type[Verifier]] = {
+VERIFIERS: Mapping[str, type[Verifier]] = {
     "number": Number,
-    "exact": Exact,
-    "choice": Choice,
-    "expression": Expression,
     "countdown": Countdown,
     "sorted": Sorted,
-    "json": Json,
 }
-
-
-@lru_cache(maxsize=1)
-def known() -> Mapping[str, type[Verifier]]:
-    """Return the verifiers by name: the built-in ones and, of installed packages, their own."""
-    more = {each.name: each.load() for each in entry_points(group=ENTRY_POINTS)}
-    return {**more, **BUILT_IN}
 
 
 def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
     """Return a verifier with its arguments. Raises InvalidRunFile, with `place`, for an unknown
     name or arguments that cannot be.
     """
-    kinds = known()
-    if name not in kinds:
-        raise InvalidRunFile(f'{place}: there is no verifier "{name[:64]}": {hint(name, kinds)}')
-    kind = kinds[name]
+    if name not in VERIFIERS:
+        raise InvalidRunFile(
+            f'{place}: there is no verifier "{name[:64]}": {hint(name, VERIFIERS)}'
+        )
+    kind = VERIFIERS[name]
     fields = msgspec.structs.fields(kind)
     missing = [f.encode_name for f in fields if f.required and f.encode_name not in arguments]
     if missing:
@@ -274,53 +205,3 @@ def _number(text: str) -> Fraction | None:
 def _exactly(amount: float) -> Fraction:
     """Return an argument as it was written: 0.1 is a tenth."""
     return Fraction(repr(amount) if amount % 1 else int(amount))
-
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
-_KEYS = ("type", "properties", "required", "items", "enum")
-
-
-def _check_schema(schema: Any, depth: int) -> None:
-    """Raise InvalidRunFile for a schema that is none."""
-    if not isinstance(schema, dict) or depth > DEPTH_MAX:
-        raise InvalidRunFile(f"a schema is a table, at most {DEPTH_MAX} deep")
-    check_keys(schema, _KEYS, "a schema")
-    kinds = {"properties": dict, "required": list, "items": dict, "enum": list}
-    for key, kind in kinds.items():
-        if not isinstance(schema.get(key, kind()), kind):
-            raise InvalidRunFile(f"{key} of a schema is a {_SAID[kind]}")
-    if "type" in schema and schema["type"] not in tuple(_TYPES):
-        raise InvalidRunFile(f"type of a schema is one of {', '.join(_TYPES)}")
-    items = [schema["items"]] if "items" in schema else []
-    for inner in (*schema.get("properties", {}).values(), *items):
-        _check_schema(inner, depth + 1)
-
-
-_SAID: Mapping[type, str] = {dict: "table", list: "list"}
-
-
-def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    kind = schema.get("type")
-    if kind is not None:
-        flag = isinstance(value, bool) and kind != "boolean"  # a bool is an int in Python alone
-        if flag or not isinstance(value, _TYPES[kind]):
-            return False
-    if "enum" in schema and not any(
-        type(value) is type(each) and value == each for each in schema["enum"]
-    ):
-        return False
-    if isinstance(value, dict):
-        inner = schema.get("properties", {})
-        present = all(name in value for name in schema.get("required", ()))
-        return present and all(_fits(value[name], inner[name]) for name in inner if name in value)
-    if isinstance(value, list) and "items" in schema:
-        return all(_fits(each, schema["items"]) for each in value)
-    return True

@@ -12,22 +12,12 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidRunFile
 from shared.workloads.rollouts.problems import GENERATORS, Problem, drawn, reward
-from shared.workloads.rollouts.verifiers import BUILT_IN, evaluated, verifier
+from shared.workloads.rollouts.verifiers import VERIFIERS, evaluated, verifier
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "number": {"answer": 4},
-    "exact": {"answer": ["four", "4"]},
-    "choice": {"answer": "B"},
-    "expression": {"answer": 1.5},
     "countdown": {"target": 24, "numbers": [1, 3, 4, 6]},
     "sorted": {"items": [10, 9, -2]},
-    "json": {
-        "schema": {
-            "type": "object",
-            "properties": {"n": {"type": "integer"}, "of": {"items": {"enum": ["a", 1]}}},
-            "required": ["n"],
-        }
-    },
 }
 
 
@@ -36,7 +26,7 @@ def earned(verifier: str, answer: str) -> float:
 
 
 def test_every_verifier_is_tested() -> None:
-    assert ARGUMENTS.keys() == BUILT_IN.keys()
+    assert ARGUMENTS.keys() == VERIFIERS.keys()
 
 
 @pytest.mark.parametrize(
@@ -47,20 +37,12 @@ def test_every_verifier_is_tested() -> None:
             ["4", "it is 4.", "4.00", "8/2", "x = 10-6 = 4", "3? Answer: +4"],
             ["5", "", "-4", "4,000", "1/0", "4 or 5", "\u0664", "Answer: 5"],
         ),
-        ("exact", [" four\n", "4", "hm. the answer is: four"], ["Four", "four 4", ""]),
-        ("choice", ["B", "(B)", "A? no, B.", "Answer: B"], ["b", "AB", "B, or A", ""]),
-        ("expression", ["3/2", "(1 + 2) / (4 - 2) = 9", "-(-1.5)", "3 \u00f7 2"], ["1", "3/", "("]),
         (
             "countdown",
             ["6/(1-3/4)", "so:\n6 / (1 - 3/4) = 24", "4*6", "6*4*1"],
             ["24", "6*4*1*1", "6*(3+1)*1", "6/(1-3/4", "9" * 40],
         ),
         ("sorted", ["-2 9 10", "[-2, 9, 10]", "-2,9;10"], ["10 9 -2", "-2 9", "-2 9 10 10", ""]),
-        (
-            "json",
-            ['{"n": 1}', '{"n": 1, "of": ["a", 1], "more": null}'],
-            ['{"n": true}', '{"n": 1.5}', "{}", "[]", '{"n": 1, "of": [true]}', "{'n': 1}", "NaN"],
-        ),
     ],
 )
 def test_right_answers_earn_and_wrong_ones_do_not(
@@ -80,7 +62,6 @@ HOSTILE = [
     "answer:" * 18_000,
     "answer" + " " * 120_000,
     "[" * 120_000,
-    '{"n":' * 20_000,
     "\u0664" * 1000,
     "1e999999999",
     "9" * 17 + "*9" * 60,
@@ -90,7 +71,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("verifier", BUILT_IN)
+@pytest.mark.parametrize("verifier", VERIFIERS)
 def test_hostile_answers_cost_little_time(verifier: str) -> None:
     for answer in HOSTILE:
         began = process_time()
@@ -98,7 +79,7 @@ def test_hostile_answers_cost_little_time(verifier: str) -> None:
         assert process_time() - began < 2.0
 
 
-@given(st.text(max_size=200), st.sampled_from(sorted(BUILT_IN)))
+@given(st.text(max_size=200), st.sampled_from(sorted(VERIFIERS)))
 def test_any_text_has_a_reward(answer: str, verifier: str) -> None:
     assert 0.0 <= earned(verifier, answer) <= 1.0
 
@@ -144,9 +125,6 @@ def test_drawn_problems_can_be_solved() -> None:
         ("numbr", {"answer": 3}, 'it: there is no verifier "numbr": did you mean "number"'),
         ("number", {"answer": "x"}, "it answer: expected a number"),
         ("sorted", {"answer": 3}, "it: a problem needs items for its"),
-        ("choice", {"answer": "Z"}, "it: the answer Z is none of the"),
-        ("exact", {"answr": 1}, "it: a problem needs answer"),
-        ("json", {"schema": {"type": "strin"}}, "it: type of a schema is one of object"),
     ],
 )
 def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any], sentence: str) -> None:
