@@ -19,6 +19,7 @@ from coordinator.ttl_cache import REST, CachedValue, KeyedCache
 from shared.errors import NotFound
 from shared.nearest import nearest
 from shared.text import escaped
+from shared.workloads.base import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,8 +64,13 @@ def shown(run: RunRow, settings: Settings) -> bool:
 
 
 def may_be_had(run: RunRow) -> bool:
-    """Return True if the licence of a run's model is one that gives it to everybody."""
-    return run_file.decode(run.file).licence.strip().lower() in KNOWN_LICENCES
+    """Return True if the licences of a run's model, and of the one it begins from, give it to
+    everybody.
+    """
+    file = run_file.decode(run.file)
+    base = load(file.workload).origin(file.model)
+    licences = (file.licence, *((base.licence,) if base is not None else ()))
+    return all(each.strip().lower() in KNOWN_LICENCES for each in licences)
 
 
 async def check_shown(db: Database, settings: Settings, name: str) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import transformers
 
+from coordinator.database import runs
+from coordinator.runs.public import may_be_had
 from shared.decoding import decode
 from shared.protocol.leases import ClaimReply
 from shared.protocol.versions import VersionInfo
@@ -95,6 +97,17 @@ async def test_a_model_of_a_hub_comes_from_there_and_else_from_the_coordinator(
                     )
                 assert any(weights in path for path in process.network.seen) != from_hub
         assert hub.fetched.count(WEIGHTS) == 3
+
+
+@pytest.mark.parametrize(("licence", "free"), [("apache-2.0", True), ("for research only", False)])
+async def test_a_model_is_given_to_everybody_only_where_its_base_is(
+    tmp_path: Path, hub: FakeHub, licence: str, free: bool
+) -> None:
+    hub.models["ann/tiny"].licence = licence
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        run = await home.start_run(RUN.format(model='from = "hub:ann/tiny@main"'))
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
+    assert may_be_had(row) == free
 
 
 @pytest.mark.parametrize("trained", ["lora", "lora, 4 bits", "head"])
