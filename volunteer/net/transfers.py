@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -26,6 +27,7 @@ from volunteer.storage.blob_cache import Cache, Partial
 SEND_BYTES = 512 << 10  # a piece of half the size takes a third more CPU
 MEASURED_BYTES = 256 << 10  # a smaller file says nothing about the connection
 DAMAGED_MAX = 3  # downloads of one blob with a wrong hash
+MIRROR_REST_S = 60.0  # after a piece that a mirror had not
 
 OnBytes: TypeAlias = Callable[[int], None]  # bytes done so far
 
@@ -41,6 +43,7 @@ class Transfers:
         self._cache = cache
         self.store = False  # the coordinator says that volunteers reach its store
         self.mirrors: dict[str, float] = {}  # bytes a second; inf = not tried, 0 = bad
+        self._resting: dict[str, float] = {}  # mirrors by the moment until which none is asked
         self.up_bytes_per_s = 0.0  # of the last file that was large enough to tell
         self.down_bytes_per_s = 0.0
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -117,23 +120,30 @@ class Transfers:
                 return None
 
     async def _mirrored(self, sha256: str, span: tuple[int, int], wanted: str) -> bytes | None:
-        """Return one piece of a blob from a mirror; one that has it not is not asked again."""
+        """Return one piece of a blob from a mirror.
+
+        A mirror without it is asked again after a rest, one with other bytes is not.
+        """
         start, stop = span
+        now = self._client.clock.monotonic
         for mirror in sorted(self.mirrors, key=self.mirrors.__getitem__, reverse=True):
             url = f"{mirror}/{sha256[:2]}/{sha256}"
-            if not self.mirrors[mirror] or not self._client.may_go_to(url):
+            rests = self._resting.get(mirror, -math.inf) > now()
+            if rests or not self.mirrors[mirror] or not self._client.may_go_to(url):
                 continue
-            began, data = self._client.clock.monotonic(), bytearray()
+            began, data = now(), bytearray()
             headers = {"Range": f"bytes={start}-{stop - 1}"}
-            with suppress(Unreachable):
+            try:
                 async with self._client.elsewhere(url, headers) as reply:
                     async for some in reply.body:
                         data += some
                         if len(data) > stop - start:
                             break
-            spent = self._client.clock.monotonic() - began
+            except Unreachable:
+                self._resting[mirror] = now() + MIRROR_REST_S
+                continue
             right = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest() == wanted
-            self.mirrors[mirror] = len(data) / max(spent, 1e-6) if right else 0.0
+            self.mirrors[mirror] = len(data) / max(now() - began, 1e-6) if right else 0.0
             if right:
                 return bytes(data)
         return None

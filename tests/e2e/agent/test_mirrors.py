@@ -28,6 +28,7 @@ class Mirror(ThreadingHTTPServer):
     blobs = Path()
     wrong = False  # it serves other bytes
     slow_s = 0.0
+    lacking = 0  # so many requests are answered with 404
     seen = 0
 
     @property
@@ -40,6 +41,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.seen += 1
+        if self.server.seen <= self.server.lacking:
+            self.send_error(404)
+            return
         first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
         data = (self.server.blobs / self.path[1:]).read_bytes()[int(first) : int(last) + 1]
         if self.server.wrong:
@@ -125,3 +129,19 @@ async def test_without_a_right_mirror_the_coordinator_serves(
         await machine.join()
         assert await fetched_here(home, machine)
     assert [each.seen for each in mirrors] == [1, 1, 1]
+
+
+async def test_a_mirror_without_a_piece_is_asked_again_after_a_rest(
+    home: LocalCoordinator,
+    mirrors: list[Mirror],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfers, "MIRROR_REST_S", 0.0)
+    late, slow, bad = mirrors
+    late.lacking, slow.slow_s, bad.wrong = 1, 0.2, True
+    machine = LocalMachine(tmp_path / "machine", home)
+    async with home.coordinator.working():
+        await machine.join()
+        await fetched_here(home, machine)
+    assert late.seen > 20 > slow.seen
