@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+SERVER_THRESHOLDS = (50_000, 20, 20)
+
 
 def spare() -> None:
     """Exclude all present objects from later collections.
@@ -14,6 +16,18 @@ def spare() -> None:
     150 ms; of a busy coordinator's time they took 8 %.
     """
     gc.freeze()
+
+
+def settle() -> None:
+    """Collect once, spare what is left, and make later collections rare: for a server's start.
+
+    Each waiting claim is some forty objects. With Python's own thresholds the full collections
+    of a server with 7,000 idle volunteers took 1.3 s each, and a heartbeat's p95 was 1.3 s; with
+    these it is 6 ms.
+    """
+    gc.collect()
+    spare()
+    gc.set_threshold(*SERVER_THRESHOLDS)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ its own.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,6 +65,9 @@ class ConnectionGuard:
         self._trusted = _trusted(settings)
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
+        # Idle connections with the request each had begun last, longest idle first.
+        self._idlest: deque[tuple[Any, ConnectionProgress, int]] = deque()
+        self._ranked_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -78,7 +82,7 @@ class ConnectionGuard:
         proxy = self._trusted(address)
         if not proxy and self._addresses[key] >= self._per_address:
             return None
-        if len(self._connections) >= self._connections_max and not self._make_room():
+        if len(self._connections) >= self._connections_max and not self._make_room(now):
             return None
         self._addresses[key] += 1
         watch = self._connections[connection] = ConnectionProgress(key, now)
@@ -86,19 +90,24 @@ class ConnectionGuard:
             self._timer = connection.loop.call_later(SWEEP_S, self._tick, connection.loop)
         return watch
 
-    def _make_room(self) -> bool:
-        """Close the connection that has been idle for longest. False when none is."""
-        idle = [
-            (watch.since, number, connection)
-            for number, (connection, watch) in enumerate(self._connections.items())
-            if watch.closing_since is None and connection.phase() == "idle"
-        ]
-        if not idle:
-            return False
-        longest = min(idle)[2]
-        self.leave(longest)
-        longest.transport.abort()
-        return True
+    def _make_room(self, now: float) -> bool:
+        """Close the connection that has been idle for longest. False when none is.
+
+        All are ranked once a second at most: a crowd at the door of a full server costs it little.
+        """
+        if not self._idlest and now >= self._ranked_at + SWEEP_S:
+            self._ranked_at = now
+            idle = [(one, watch) for one, watch in self._connections.items() if _idle(one, watch)]
+            idle.sort(key=lambda pair: pair[1].since)
+            self._idlest = deque((one, watch, watch.request) for one, watch in idle)
+        while self._idlest:
+            longest, watch, request = self._idlest.popleft()
+            if self._connections.get(longest) is watch and watch.request == request:
+                if _idle(longest, watch):
+                    self.leave(longest)
+                    longest.transport.abort()
+                    return True
+        return False
 
     def leave(self, connection: Any) -> None:
         watch = self._connections.pop(connection, None)
@@ -138,6 +147,10 @@ class ConnectionGuard:
                 return f"fewer than {BODY_RATE_MIN} bytes a second came over {self._window_s:g} s"
             watch.since, watch.bytes_then = now, moved
         return ""
+
+
+def _idle(connection: Any, watch: ConnectionProgress) -> bool:
+    return watch.closing_since is None and connection.phase() == "idle"
 
 
 _PHRASES = {

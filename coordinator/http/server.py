@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import ipaddress
 import os
 import signal
@@ -156,8 +155,7 @@ async def _serve(
     async with opened(settings, exclusive=True, separate=True) as coordinator:
         await coordinator.server.set_address(address(settings, listener, certificate))
         server = _Server(uvicorn_config(coordinator, certificate), coordinator, say)
-        gc.collect()
-        gc_freeze.spare()
+        gc_freeze.settle()
         await server.serve(sockets=[listener])
     return 0
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 JOINED_MAX = 256  # claims in one transaction
-SPREAD = 0.25  # of its wait, by which a claim may end before it
+SPREAD = 0.5  # of its wait, by which a claim may end before it
 TODO_SPARE = 32  # waiting tasks looked at beyond two a waiter: it may have failed the first ones
 ABLE_S = 30.0  # how long a worker's workloads, devices and speed are believed
 WORKERS_MAX = 100_000

@@ -36,6 +36,7 @@ import psutil
 
 from coordinator.config import Constants, Settings
 from coordinator.services import opened
+from shared import gc_freeze
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.limits import API
 from tests.benchmarks.wire import MIB, Memory, until_idle
@@ -177,6 +178,7 @@ async def serve(folder: Path) -> None:
     listener = listen("127.0.0.1", 0)
     async with opened_app(settings, exclusive=True) as coordinator:
         print(listener.getsockname()[1], flush=True)
+        gc_freeze.settle()
         await uvicorn.Server(uvicorn_config(coordinator)).serve(sockets=[listener])
 
 

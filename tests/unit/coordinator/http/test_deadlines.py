@@ -423,6 +423,30 @@ async def test_when_all_places_are_taken_the_longest_idle_makes_room(lines: Any)
     idle._unset_keepalive_if_required()
 
 
+async def test_a_crowd_at_the_door_of_a_full_server_does_not_have_all_connections_looked_at() -> (
+    None
+):
+    class Open:
+        """Connection that waits for its next request."""
+
+        looked = 0
+        loop = asyncio.get_running_loop()
+        transport = Wire()
+
+        def phase(self) -> str:
+            Open.looked += 1
+            return "idle"
+
+    guard = ConnectionGuard(Settings(constants=Constants(connections_max=400)))
+    now = asyncio.get_running_loop().time()
+    admitted = [guard.admit(Open(), f"10.0.{n // 250}.{n % 250}", now) for n in range(800)]
+    assert all(admitted)
+    assert len(guard) == 400
+    assert Open.looked < 3 * 800
+    for connection in list(guard._connections):
+        guard.leave(connection)
+
+
 async def test_neighbours_of_one_home_are_one(lines: Any) -> None:
     _, connect = lines
     wires = [connect(f"2001:db8:1:2::{i}")[1] for i in range(4)]
