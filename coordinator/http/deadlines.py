@@ -102,11 +102,11 @@ class ConnectionGuard:
             self._idlest = deque((one, watch, watch.request) for one, watch in idle)
         while self._idlest:
             longest, watch, request = self._idlest.popleft()
-            if self._connections.get(longest) is watch and watch.request == request:
-                if _idle(longest, watch):
-                    self.leave(longest)
-                    longest.transport.abort()
-                    return True
+            same = self._connections.get(longest) is watch and watch.request == request
+            if same and _idle(longest, watch):
+                self.leave(longest)
+                longest.transport.abort()
+                return True
         return False
 
     def leave(self, connection: Any) -> None:
