@@ -93,6 +93,7 @@ class Postgres:
     """A private server on a socket in its own directory."""
 
     directory: Path
+    start: Callable[[], subprocess.Popen[bytes]]
     process: subprocess.Popen[bytes]
     count: int = 0
     free: list[str] = field(default_factory=list)
@@ -134,6 +135,28 @@ class Postgres:
             database=name,
         )
         self.free.append(url)
+
+    async def crash(self, down_s: float) -> None:
+        """End it without a word to anybody, and start it again."""
+        self.process.send_signal(signal.SIGQUIT)
+        await asyncio.to_thread(self.process.wait, 20)
+        await asyncio.sleep(down_s)
+        self.process = self.start()
+        await self.answers("SELECT 1")
+
+    async def answers(self, statement: str) -> None:
+        """Execute a statement as soon as the server takes one."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + START_S
+        while True:
+            try:
+                await self.admin(statement)
+                return
+            except (OSError, asyncpg.CannotConnectNowError):
+                if self.process.poll() is not None or loop.time() > until:
+                    log = (self.directory / "log").read_text(errors="replace")
+                    raise RuntimeError(f"PostgreSQL did not start: {log}") from None
+                await asyncio.sleep(0.05)
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)  # fast shutdown
@@ -178,6 +201,20 @@ def _initialise(bin_path: Path, data: Path, who: dict[str, object]) -> None:
     )
 
 
+def _started(line: list[Any], log: Path, who: dict[str, object]) -> subprocess.Popen[bytes]:
+    with open(log, "ab") as out:
+        started: subprocess.Popen[bytes] = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd="/",
+            preexec_fn=_end_with_parent,
+            **who,  # type: ignore[call-overload]
+        )
+    return started
+
+
 def start_postgres(*options: str) -> Postgres:
     """Start a server; `options` are settings such as "fsync=on"."""
     who = _unprivileged()
@@ -198,17 +235,9 @@ def start_postgres(*options: str) -> Postgres:
             "max_connections=200",
         ]
         settings += ["shared_buffers=64MB", "log_min_messages=fatal", *options]
-        with open(directory / "log", "wb") as log:
-            process = subprocess.Popen(
-                [bin_path / "postgres", "-D", directory / "data", *(f"--{s}" for s in settings)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                preexec_fn=_end_with_parent,
-                **who,  # type: ignore[call-overload]
-            )
-        return Postgres(directory, process)
+        line = [bin_path / "postgres", "-D", directory / "data", *(f"--{s}" for s in settings)]
+        start = functools.partial(_started, line, directory / "log", who)
+        return Postgres(directory, start, start())
     shutil.rmtree(directory, ignore_errors=True)
     raise RuntimeError(
         "no PostgreSQL can be started here: " + "; ".join(problems or ["none found"])
@@ -217,17 +246,7 @@ def start_postgres(*options: str) -> Postgres:
 
 async def prepare_postgres(server: Postgres) -> None:
     """Wait until a server answers and make the database that `fresh` copies."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + START_S
-    while True:
-        try:
-            await server.admin(f"CREATE DATABASE {TEMPLATE}")
-            break
-        except (OSError, asyncpg.CannotConnectNowError):
-            if server.process.poll() is not None or loop.time() > until:
-                log = (server.directory / "log").read_text(errors="replace")
-                raise RuntimeError(f"PostgreSQL did not start: {log}") from None
-            await asyncio.sleep(0.05)
+    await server.answers(f"CREATE DATABASE {TEMPLATE}")
     await migrate(server.url(TEMPLATE))
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -94,7 +93,12 @@ def wayward_store(target: str) -> Iterator[WaywardStore]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """An S3-compatible server in this process."""
+    """An S3-compatible server in this process, or the one that TEST_S3_SERVER names, whose key and
+    secret are TEST_S3_KEY.
+    """
+    if given := os.environ.get("TEST_S3_SERVER"):
+        yield given
+        return
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(port=0, verbose=False)
@@ -105,17 +109,18 @@ def s3_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     import urllib.request
 
+    key = os.environ.get("TEST_S3_KEY", "test")
     for name, value in {
         "AWS_ENDPOINT_URL": s3_server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": key,
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    bucket = f"b{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:20]}"
+    bucket = f"b{secrets.token_hex(10)}"
     make = urllib.request.Request(f"{s3_server}/{bucket}", method="PUT")
     with urllib.request.urlopen(make) as reply:
         assert reply.status == 200

@@ -10,8 +10,10 @@ import itertools
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,13 @@ from coordinator.http.app import opened
 from coordinator.runs.definition import definition
 from coordinator.storage import sparse_copy
 from shared.decoding import convert
+from shared.errors import VolunteerError
+from tests.support.databases import Postgres
 from tests.support.failpoints import Fault, Faults, fail, faults, install, kill
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 from tests.support.merged_again import Remerge
 from tests.support.virtual_clock import VirtualClock
+from tests.support.wayward_store import WaywardStore
 
 PRESET = 'preset = "fedavg"\nquorum = 2'
 SHARDED = RUN.replace(
@@ -337,48 +342,68 @@ CHAOS = RUN.replace(
 ) + ("[evaluation]\nevery = 0\n")
 LEASE_S = 0.3
 BACKLOG = 6
+REPLICAS = 3
 
 
-def merge_for_ever(settings: dict[str, Any]) -> None:
+def merge_for_ever(settings: dict[str, Any], store: str) -> None:
     """In a process of its own: a coordinator that does nothing but merge."""
+    os.environ["AWS_ENDPOINT_URL"] = store
 
     async def merge() -> None:
         async with opened(convert(settings, Settings)) as coordinator:
-            await coordinator.merger.run(asyncio.Event())
+            await coordinator._keep_running("merger", coordinator.merger.run)
 
-    asyncio.run(merge())
+    while True:
+        with suppress(VolunteerError):  # it was started while the database was away
+            asyncio.run(merge())
 
 
 class Replicas:
-    """Two coordinators that are paused for longer than their leases last, or killed and
-    replaced.
+    """Three coordinators that are paused for longer than their leases last, or killed and
+    replaced; their database and their store fail now and then.
     """
 
-    def __init__(self, processes: Any, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, processes: Any, home: LocalCoordinator, postgres: Postgres, store: WaywardStore
+    ) -> None:
+        self.suffered: Counter[str] = Counter()
         self._moments = random.Random(4)
         self._processes = processes
-        self._settings = settings
-        self._living = [self._make() for _ in range(2)]
-        for one in self._living:
-            one.start()
+        self._home, self._postgres, self._store = home, postgres, store
+        self._living = [self._started(index) for index in range(REPLICAS)]
 
-    def _make(self) -> Any:
-        return self._processes.Process(target=merge_for_ever, args=(self._settings,), daemon=True)
+    def _started(self, index: int) -> Any:
+        settings = msgspec.to_builtins(self._home.coordinator.settings)
+        folder = Path(settings["data_dir"]).with_name(f"replica{index}")
+        folder.mkdir(exist_ok=True)
+        shutil.copy(self._home.coordinator.settings.signing_key_file, folder)
+        given = (settings | {"data_dir": str(folder)}, self._store.url)
+        process = self._processes.Process(target=merge_for_ever, args=given, daemon=True)
+        process.start()
+        return process
 
     async def suffer(self) -> None:
+        """Cause one trouble after another."""
         while True:
             await asyncio.sleep(self._moments.uniform(0.0, 1.0))
-            index = self._moments.randrange(2)
+            kind = self._moments.choices(("freeze", "kill", "store", "database"), (55, 35, 7, 3))[0]
+            index = self._moments.randrange(REPLICAS)
             victim = self._living[index]
             assert victim.exitcode is None, f"a coordinator ended: {victim.exitcode}"
-            if self._moments.random() < 0.6:
+            self.suffered[kind] += 1
+            if kind == "freeze":
                 os.kill(victim.pid, signal.SIGSTOP)
                 await asyncio.sleep(2 * LEASE_S)
                 os.kill(victim.pid, signal.SIGCONT)
-                continue
-            victim.kill()
-            self._living[index] = self._make()
-            self._living[index].start()
+            elif kind == "kill":
+                victim.kill()
+                self._living[index] = self._started(index)
+            elif kind == "store":
+                self._store.refuse = True
+                await asyncio.sleep(1.0)
+                self._store.refuse = False
+            else:
+                await self._postgres.crash(down_s=0.5)
 
     def end(self) -> None:
         for one in self._living:
@@ -386,34 +411,67 @@ class Replicas:
             one.join(30)
 
 
+async def handed_in(worker: Worker, seed: int) -> int | None:
+    """The number of a contribution that was acknowledged; None where there was trouble."""
+    try:
+        verdict = await worker.work(seed)
+    except (AssertionError, VolunteerError):
+        await asyncio.sleep(0.1)
+        return None
+    assert verdict.state == "accepted"
+    return verdict.contribution
+
+
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(120 + 5 * STEPS)
-async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
-    tmp_path: Path, postgres: Any, processes: Any
+async def test_three_coordinators_in_trouble_never_merge_a_step_twice(
+    tmp_path: Path, postgres: Postgres, processes: Any, s3_url: str, wayward: WaywardStore
 ) -> None:
     url = await postgres.fresh()
-    async with local_coordinator(
-        tmp_path, database=url, constants=Constants(merge_threads=1, merge_lease_s=LEASE_S)
-    ) as home:
+    given: dict[str, Any] = {"database": url, "blobs": s3_url}
+    constants = Constants(merge_threads=1, merge_lease_s=LEASE_S)
+    async with local_coordinator(tmp_path / "home", **given, constants=constants) as home:
         await home.start_run(CHAOS)
-        crew, seeds = await joined(home), itertools.count()
-        replicas = Replicas(processes, msgspec.to_builtins(home.coordinator.settings))
+        crew, seeds, acknowledged = await joined(home), itertools.count(), set[int]()
+        replicas = Replicas(processes, home, postgres, wayward)
         suffering = asyncio.create_task(replicas.suffer())
         try:
             async with asyncio.timeout(60 + 5 * STEPS):
-                while (await home.coordinator.runs.queries.info("tiny")).version < STEPS:
+                while await merged_steps(home) < STEPS:
                     assert not suffering.done(), suffering.exception()
-                    if await waiting(home) < BACKLOG:
+                    if await backlog(home) < BACKLOG:
                         seed = next(seeds)
-                        assert (await crew[seed % 3].work(seed)).state == "accepted"
+                        if (number := await handed_in(crew[seed % 3], seed)) is not None:
+                            acknowledged.add(number)
                     else:
                         await asyncio.sleep(0.01)
         finally:
             suffering.cancel()
             replicas.end()
+            print(dict(replicas.suffered), len(acknowledged), "acknowledged")
+        await postgres.answers("SELECT 1")
         await merged_once(home)
+        query = select(contributions_table.c.id).where(
+            contributions_table.c.state.in_(("accepted", "merged"))
+        )
+        kept = await home.coordinator.db.read(lambda conn: set(conn.execute(query).scalars()))
+        assert acknowledged <= kept
     await postgres.recycle(url)
+
+
+async def merged_steps(home: LocalCoordinator) -> int:
+    while True:
+        with suppress(VolunteerError):
+            return (await home.coordinator.runs.queries.info("tiny")).version
+        await asyncio.sleep(0.1)
+
+
+async def backlog(home: LocalCoordinator) -> int:
+    try:
+        return await waiting(home)
+    except VolunteerError:
+        return BACKLOG
 
 
 async def merged_once(home: LocalCoordinator) -> None:
