@@ -55,7 +55,7 @@ def given(cert: Path, key: Path) -> Certificate:
     try:
         pem = read_text(cert)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key, password=lambda: "")  # which asks nobody
+        context.load_cert_chain(cert, key, password=lambda: "")  # never asks for a passphrase
     except ssl.SSLError as error:
         other = error.reason == "KEY_VALUES_MISMATCH"
         raise Configuration(

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# of the child: (True, what was returned), or (False, (class of the error, its message))
+# Reply of the child: (True, the result), or (False, (class of the error, its message)).
 Reply = tuple[bool, Any]
-Stop = Callable[[], bool]  # work that lasts asks it now and then, and ends early
-PAUSE_S = 0.05  # between looks whether a pause has ended
-RESTART_S = 1.0  # a child that died is not started again before
+Stop = Callable[[], bool]  # long work asks it now and then whether to end early
+PAUSE_S = 0.05  # between two checks whether a pause has ended
+RESTART_S = 1.0  # shortest time before a dead child is started again
 NICENESS = 5  # below the server's: sockets go first
 EXPENDABLE = "500"  # short of memory, the kernel ends this process before the server
 

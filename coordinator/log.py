@@ -23,7 +23,7 @@ _SECRET_TEXT = re.compile(
 )
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]"
-)  # renderers escape line feeds, not these
+)  # characters that renderers do not escape
 
 
 def hide(value: Any) -> Any:
@@ -157,6 +157,6 @@ def configure(level: str, *, as_json: bool) -> None:
     root.setLevel(number)
     server = logging.getLogger("uvicorn.error")
     server.filters = [Sparing()]
-    # They tell of every connection and plugin; what matters of it is said by our own lines.
+    # These log every connection and plugin; our own lines say what matters.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "alembic"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))

@@ -106,7 +106,7 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     except RecursionError as error:
         raise BadRequest(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels") from error
     except msgspec.MsgspecError as error:
-        raise BadRequest(f"the JSON does not fit: {error}") from error
+        raise BadRequest(f"the JSON does not match the schema: {error}") from error
     _check_depth(body)
     if _NUL.search(body) is not None:
         raise BadRequest("the JSON holds the character NUL, which no text needs")

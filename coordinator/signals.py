@@ -25,8 +25,7 @@ class Signals:
         self._moment = 0  # how often something was notified
         self._everything = 0  # the moment when anything may have changed
         self._last: dict[str, int] = {}  # topic -> the moment when it was notified last
-        # In the order in which they came, so that a simulation wakes them in the same order every
-        # time.
+        # Ordered by arrival, so that a simulation wakes them in the same order every time.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         self._send: Callable[[str], None] = lambda topic: None
 

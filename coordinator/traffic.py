@@ -28,7 +28,7 @@ class TrafficCounter:
 
     def answered(self) -> tuple[int, int]:
         """Return the number of answered requests, and of those with a status of 5xx."""
-        requests = dict(self.requests)  # it grows meanwhile
+        requests = dict(self.requests)  # a copy: it grows while it is read
         failed = sum(count for (_, _, status), count in requests.items() if status >= 500)
         return sum(requests.values()), failed
 

@@ -11,8 +11,8 @@ from shared.clock import Clock
 K = TypeVar("K")
 T = TypeVar("T")
 
-REST = 20.0  # sums over all history take long once it is long: at most a twentieth of the time
-AHEAD = 0.75  # of its age: from then on the next value is loaded while this one is still given
+REST = 20.0  # a slow value is loaded at most for one twentieth of the time
+AHEAD = 0.75  # share of its age from which on the next value is loaded, while this one is served
 
 
 class CachedValue(Generic[T]):

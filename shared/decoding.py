@@ -104,7 +104,7 @@ def choices(kind: Any, key: str) -> tuple[str, ...]:
     found: list[Any] = [type_info(kind)]
     for name in ("", *re.findall(r"[^.\[\]]+", key)):
         inner = [part for one in found for part in _inside(one, name)] if name else found
-        bare = [getattr(part, "type", part) for part in inner]  # without what else is said of it
+        bare = [getattr(part, "type", part) for part in inner]  # without its bounds
         found = [one for part in bare for one in getattr(part, "types", (part,))]
     return tuple(str(v) for one in found for v in getattr(one, "values", ()))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.protocol.versions import BlobRef, Link, Snapshot, VersionManifest
 
-LINK_CODECS = frozenset({"int8", "topk-int8"})  # what a link may be written in
+LINK_CODECS = frozenset({"int8", "topk-int8"})  # codecs that a link may use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

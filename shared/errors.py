@@ -210,7 +210,7 @@ def why(error: Exception) -> str:
         errno.EROFS: Sentence("read-only file system"),
         errno.ETIMEDOUT: Sentence("connection timed out"),
     }
-    counts = not isinstance(error, SSLError)  # whose numbers are the library's own
+    counts = not isinstance(error, SSLError)  # TLS has numbers of its own
     if isinstance(error, OSError) and counts and error.errno in known:
         return known[error.errno]
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -8,8 +8,8 @@ from shared.sentences import Sentence
 from shared.text import SHOWN_CHARS_MAX
 
 ALIKE = 0.7  # share of the letters that two names have in common, in order
-SLIP_LETTERS = 2  # that one may have more than the other
-BEGUN_LETTERS = 3  # of a name's beginning, from which on the rest is guessed
+SLIP_LETTERS = 2  # largest difference in length of two names
+BEGUN_LETTERS = 3  # fewest letters of a name's beginning that are completed
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

@@ -50,7 +50,9 @@ def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
     False. Raises BadRequest for a difficulty that no honest server asks for.
     """
     if not 0 <= bits <= BITS_MAX:
-        raise BadRequest(f"a proof of work of {bits} bits is not to be done ({BITS_MAX} at most)")
+        raise BadRequest(
+            f"a proof of work of {bits} bits is too hard: at most {BITS_MAX} are computed"
+        )
     prefix, nonce = sha256(given.encode()), 0
     limit = 1 << (256 - bits)
     while True:

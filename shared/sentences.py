@@ -94,7 +94,7 @@ def _heard(value: Any) -> object:
     return heard(Sentence, value) if isinstance(value, list) else value
 
 
-# A field of a struct that may hold a sentence; for who reads it, it is a text.
+# Type of a field that may hold a sentence; readers of the field see a text.
 if TYPE_CHECKING:
     Words: TypeAlias = str
 else:

@@ -100,7 +100,7 @@ class Headless:
         if isinstance(event, events.Connection):
             if event.online and self._online is not False:
                 self._online = event.online
-                return None  # being online is only news after having been offline
+                return None  # online is news only after offline
             self._online = event.online
         said = words(event)
         if said is None or (isinstance(event, events.Credits) and said == self._account):
@@ -108,7 +108,7 @@ class Headless:
         line = f"{_time(event.at)}  {printable(said)}"
         if isinstance(event, events.Credits):
             self._account = said
-            if event.verdicts:  # first the verdicts, which follow, then what comes of them
+            if event.verdicts:  # verdicts first, then the credits that follow from them
                 self._behind = (event.verdicts[-1].contribution, line)
                 return None
         elif isinstance(event, events.Judged) and event.verdict.contribution == self._behind[0]:

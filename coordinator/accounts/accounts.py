@@ -55,10 +55,10 @@ __all__ = ["Principal", "Shown", "Volunteers"]
 T = TypeVar("T")
 
 LINK_S = 600.0
-REISSUE_S = DAY_S  # the organiser passes this one on
+REISSUE_S = DAY_S  # longer, since the organiser passes the link on
 ORDERS_A_MINUTE = 60  # of an account, for its machines
 WORK_MAX = 4096  # volunteers whose counts are remembered
-COUNTED_S = 60.0  # an account is added up anew; what changed since is added each time
+COUNTED_S = 60.0  # between two full counts of an account; changes since are added each time
 
 
 class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):

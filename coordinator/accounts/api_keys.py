@@ -171,7 +171,7 @@ class ApiKeys:
                 raise Forbidden("a suspended account gives nothing")
             taker = _taker(conn, request.to[:256], to)
             if taker.id == giver.id:
-                raise BadRequest("credits are given to somebody else")
+                raise BadRequest("an account cannot give credits to itself")
             sides = (giver.id, taker.id)
             given, count = gifts.given_since(conn, giver.id, now - DAY_S)
             has = payments.balances(conn, giver.id).earned_micro

@@ -74,9 +74,7 @@ class Tokens:
         """Return the worker with this secret. Raises Unauthorized or Banned."""
         codes.check_credentials(worker_id, secret)
         header = f"Bearer {worker_id}.{secret}".encode()
-        stamp = (
-            await self._stamp.get()
-        )  # before the account is read: what changes later has another
+        stamp = await self._stamp.get()  # before the account: a later change has another stamp
         if (known := self.recall(header)) is not None:
             return known
         found = await self._look(worker_id, secret)

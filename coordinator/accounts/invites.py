@@ -155,7 +155,7 @@ def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | Non
     if not 1 <= uses <= USES_MAX:
         raise BadRequest(f"an invite lets in between 1 and {USES_MAX} people")
     if expires_s is not None and not 0 < expires_s <= EXPIRES_S_MAX:
-        raise BadRequest("an invite expires later than now and within ten years")
+        raise BadRequest("an invite must expire in the future, within ten years")
 
 
 def _alike(labels: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FRESH_S = 5.0
 ROWS = 100
-SELDOM_REST = 200.0  # for whom it may be older: read anew at most a two-hundredth of the time
+SELDOM_REST = 200.0  # for readers who take an older one: at most 1/200 of the time
 DAYS_MAX = 3650
 WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer one
 SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # how long a change of visibility is remembered, and how many
@@ -144,7 +144,7 @@ class Leaderboard:
             run_id = None if run is None else runs.by_name(conn, run).id
             since = None if days is None else self._clock.now() - days * DAY_S
             rows = statistics.standings(conn, run_id, since)
-            return Standings(rows=rows, event=last_event(conn))  # no pay is counted twice
+            return Standings(rows=rows, event=last_event(conn))  # later pay is added
 
         return await kept.get((run or "", days or 0), lambda: self._db.read(read))
 

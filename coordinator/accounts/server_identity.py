@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.engine.open_database import Database
 
-ADMIN = "admin"  # whose secret follows it in a token
+ADMIN = "admin"  # name before the secret in the organiser's token
 NONCE_CHARS_MAX = 64
 RUNS_S = 1.0  # how long a listing of the runs is served again
 
@@ -93,7 +93,7 @@ class ServerIdentity(PlatformService):
         now = {
             name: without_password(value) if isinstance(value, str) and "://" in value else value
             for name, value in msgspec.structs.asdict(self._settings).items()
-            if name != "constants"  # which nobody sets
+            if name != "constants"  # nobody sets those
         }
         before = key_values.get(conn, key_values.SETTINGS)
         if before is not None:

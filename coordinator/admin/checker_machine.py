@@ -217,7 +217,7 @@ class Checker:
             self._tell(CheckerStep(contribution=contribution, run=run, step=step, steps=steps))
 
         try:
-            lacking = missing_library(task.case)  # its workload itself is installed here
+            lacking = missing_library(task.case)  # of an extra of the workload
             if lacking is not None:
                 raise Unavailable(f"the library {lacking} is not installed here")
             files = await RecomputeFiles.of(task.case, task.given, self._blobs)
@@ -227,11 +227,11 @@ class Checker:
         work = redo, task.case, files, data, self._device, tell
         try:
             found, seconds = await self._compute.timed(*work)
-        except (NotFound, InvalidFrame) as error:  # of what was revealed: the rest is checked
+        except (NotFound, InvalidFrame) as error:  # in a revealed file: everything else was checked
             return CheckerOutcome(unusable=error.message)
         except Unavailable as error:
             return self._given_back(error, failed=not ended.is_set())
-        except Exception as error:  # of the device, as like as not
+        except Exception as error:  # probably a fault of the device
             return self._given_back(error)
         return CheckerOutcome(found=found, seconds=seconds)
 

@@ -124,7 +124,9 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
         raise BadRequest(NAME_FILES)
     kind = here[0] if here else ask.kind
     if (kind == "files") != bool(ask.workload):
-        raise BadRequest("a workload builds a dataset itself from --for WORKLOAD --files PATH")
+        raise BadRequest(
+            "--for WORKLOAD and --files PATH go together: the workload builds its own dataset"
+        )
     datasets = coordinator.datasets
     builders = {
         "text": datasets.add_text,

@@ -31,7 +31,7 @@ from shared.tensors.slices import aligned
 if TYPE_CHECKING:
     from coordinator.plan.plan_tables import Plan
 
-CLIP_EPSILON = 1e-6  # torch's
+CLIP_EPSILON = 1e-6  # the same as torch's
 
 
 class Aggregator(Protocol):

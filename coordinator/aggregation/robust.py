@@ -20,11 +20,12 @@ from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, T
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # of the radius
-VOICES = 8  # of equal weight that it takes to say so: two fifths and one that they copy are no
-# majority of so many
-AGREED = 0.6  # usual cosine to the others from which on contributions have a direction in common
-ASTRAY = 0.25  # of it: what points elsewhere
-HALF = 1e-9  # of the weight: rounding of a sum
+# Equal voices that a common direction needs: among fewer, hostile two fifths and one contribution
+# that they copy would be a majority.
+VOICES = 8
+AGREED = 0.6  # median cosine to the others from which on contributions have a common direction
+ASTRAY = 0.25  # share of that cosine below which a contribution points elsewhere
+HALF = 1e-9  # rounding error of a sum of weights
 ROUNDING = 1e-6  # of the norms: contributions nearer to each other than this are the same
 
 
@@ -204,7 +205,7 @@ def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.b
     cosines = (cross - place * norms) / np.sqrt(np.maximum(norms, 1e-300) * others)
     usual = _middle(cosines, weights)
     voices = math.fsum(weights.tolist()) ** 2 / math.fsum((weights**2).tolist())
-    if voices < VOICES or not usual >= AGREED:  # or it is no number
+    if voices < VOICES or not usual >= AGREED:  # also where it is NaN
         return np.ones(len(weights), bool)
     short = np.sqrt(np.minimum(1, weights / _middle(weights, weights)))
     found: NDArray[np.bool_] = cosines >= ASTRAY * usual * short

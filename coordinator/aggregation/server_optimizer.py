@@ -171,9 +171,9 @@ class DelayedNesterov:
         window = counters.get("window", 0.0) if before > 0 else 0.0
         window = window or float(self.window or max(1, push.workers))
         mass = before + push.work
-        # At the nearest push: where all of a crowd push at once and one of them little, a window of
-        # whole contributions would hold two of their rounds, and momentum would come every second.
-        closing = mass + push.work / 2 > window - 1e-3  # float32: thirds never meet exactly
+        # The window closes at the push nearest to its end. If it waited for whole contributions, a
+        # round with one small push would leave it open, and momentum would act every other round.
+        closing = mass + push.work / 2 > window - 1e-3  # float32 rounds thirds
         after = {"mass": 0.0, "window": 0.0} if closing else {"mass": mass, "window": window}
         return _tick(
             after,

@@ -52,8 +52,8 @@ from shared.tensors.spec import Schema, TensorSpec, grid
 STEPS_MAX = 1 << 40
 COUNTS_A_STEP = 16  # at most: a batch norm counts each forward pass of a step
 MOMENTUM = "momentum"  # slot of every optimiser that has it
-HEARD = 1 << 16  # elements of a piece by which contributions are held against the momentum
-BUFFER_REACH = 100.0  # x (1 + the base's largest): a statistic moves so far in a merge
+HEARD = 1 << 16  # elements of a piece in which contributions are compared with the momentum
+BUFFER_REACH = 100.0  # times (1 + the base's largest): how far a merge may move a statistic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         is the one that the worker registered, never the one told with the result.
         """
         worker = rules.ComputeDevice(kind=rules.device_kind(self.device), model=self.model)
-        # Portions of a batch that were cut for lack of memory are the worker's word, too.
+        # Only the worker says where it halved its portions, so halved work proves nothing.
         return rules.comparable(worker, on) and not self.job.halved
 
     async def data(self, blobs: Local) -> LocalData:

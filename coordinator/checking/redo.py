@@ -213,7 +213,7 @@ def likeness(ours: bytes, theirs: bytes) -> Likeness:
         norms = float(np.linalg.norm(mine)), float(np.linalg.norm(other))
         dot = float(mine @ other)
     if not any(norms):
-        return Likeness(cosine=1.0, norm_ratio=1.0)  # nothing moved there, as both say
+        return Likeness(cosine=1.0, norm_ratio=1.0)  # neither update moved anything
     cosine = dot / max(1e-300, norms[0] * norms[1])
     return Likeness(cosine=cosine, norm_ratio=norms[1] / max(1e-300, norms[0]))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 THREADS_MAX = 1024
 TIMEOUT_S = 120.0  # for one answer of a server
 
-app = App(name="checker", help="Do tasks of volunteers again that were drawn, on this machine.")
+app = App(name="checker", help="Recompute drawn tasks of volunteers on this machine.")
 
 
 @app.command
@@ -28,16 +28,16 @@ def work(
     ] = "auto",
     threads: Annotated[int, Parameter(help="Threads of PyTorch; 0 = one a core.")] = 0,
     once: Annotated[
-        bool, Parameter(help="End when none waits that this device may do.", negative="")
+        bool, Parameter(help="Exit when no task waits for this device.", negative="")
     ] = False,
     where: Where = HERE,
     json: Json = False,
 ) -> int:
-    """Do tasks of volunteers again that were drawn for a check, on this machine, until a stop
+    """Recompute tasks of volunteers that were drawn for a check, on this machine, until a stop
     signal.
 
-    What was computed on this class of device comes first: the server, which has a processor,
-    cannot compare it. Exit code 1 where one failed: its account is suspended.
+    Tasks from devices of this machine's class come first, since the server's processor cannot
+    compare them. Exit code 1 if a recompute failed, which suspends the account.
     """
     import asyncio
 
@@ -45,7 +45,7 @@ def work(
     from shared.machine_limits import threads as usable
 
     if threads < 0 or threads > THREADS_MAX:
-        raise BadRequest(f"--threads is 0 to {THREADS_MAX}")
+        raise BadRequest(f"--threads must lie between 0 and {THREADS_MAX}")
     screen = _Lines(json=json)
     done = asyncio.run(_work(where, device, threads or usable(), once, screen))
     screen.end(done)

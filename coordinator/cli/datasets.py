@@ -55,7 +55,9 @@ class DatasetOptions:
     ] = None
     suite: Annotated[
         Path | None,
-        Parameter(help="Examples as .jsonl that language models are measured on, instead of data."),
+        Parameter(
+            help="A suite of examples (.jsonl) to measure language models on, in place of data."
+        ),
     ] = None
 
 

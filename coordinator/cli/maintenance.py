@@ -24,13 +24,13 @@ SCHEME = "s3://"  # of a store, where else a folder is named
 T = TypeVar("T")
 
 alerts = App(
-    name="alerts", help="Alerts to the organiser: those that stand, a test of the webhook."
+    name="alerts", help="Alerts to the organiser: list those that stand, test the webhook."
 )
 
 
 @alerts.command(name="list")
 def list_alerts(*, where: Where = HERE, json: Json = False) -> None:
-    """Alerts that were said and are not over."""
+    """List the alerts that were sent and still stand."""
     found = call(where, "alerts.list")
     if json:
         as_json(found)
@@ -60,7 +60,7 @@ def settings(*, where: Where = HERE, json: Json = False) -> None:
     from coordinator.config import setting_rows
 
     if where.remote:
-        raise BadRequest("settings are those of this machine: leave --server out")
+        raise BadRequest("`coordinator settings` shows those of this machine: leave --server out")
     rows = setting_rows(where.flags, where.config)
     if json:
         as_json(rows)
@@ -92,7 +92,9 @@ def top(*, where: Where = HERE) -> int:
     import sys
 
     if not sys.stdout.isatty():
-        raise BadRequest("this is no terminal: `coordinator status` prints one picture")
+        raise BadRequest(
+            "`coordinator top` needs a terminal: `coordinator status` prints the same once"
+        )
     from coordinator.top.watch import watch
 
     return watch(lambda: connected(where))
@@ -132,8 +134,10 @@ def backup(
         ),
     ],
     *,
-    every: Annotated[str, Parameter(help="Go on until stopped, so often: 1d, 6h.")] = "",
-    keep: Annotated[int, Parameter(help="Delete all but the newest so many.")] = 0,
+    every: Annotated[str, Parameter(help="Repeat at this interval until stopped: 1d, 6h.")] = "",
+    keep: Annotated[
+        int, Parameter(help="Keep this many of the newest backups, delete the others.")
+    ] = 0,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
@@ -145,7 +149,7 @@ def backup(
     import time
 
     if keep < 0:
-        raise BadRequest("--keep is at least 1")
+        raise BadRequest("--keep must be at least 1")
     wait_s = _seconds(every) if every else 0.0
     while True:
         began = time.time()
@@ -266,12 +270,12 @@ def verify_backup(folder: Series, *, json: Json = False) -> None:
 def prune_backups(
     folder: Series,
     *,
-    keep: Annotated[int, Parameter(help="How many stay.")] = 7,
+    keep: Annotated[int, Parameter(help="Number of backups to keep.")] = 7,
     json: Json = False,
 ) -> None:
     """Delete all but the newest backups of a folder."""
     if keep < 1:
-        raise BadRequest("--keep is at least 1")
+        raise BadRequest("--keep must be at least 1")
     gone = _pruned(folder, keep)
     if json:
         as_json({"deleted": gone})

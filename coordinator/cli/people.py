@@ -176,7 +176,7 @@ def grant(
 ) -> None:
     """Give an account credits to spend, from the organiser's account."""
     if not 0 < amount <= GRANT_MAX:
-        raise BadRequest(f"a grant is more than 0 and at most {GRANT_MAX:,.0f} credits")
+        raise BadRequest(f"a grant must be above 0 and at most {GRANT_MAX:,.0f} credits")
     done = call(where, "grant", name=name, amount_micro=round(amount * MICRO), reason=reason)
     if json:
         as_json(done)
@@ -322,7 +322,7 @@ def unban(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 def suspend(
     name: Who,
     *,
-    reason: Annotated[str, Parameter(help="The reason, which its owner reads.")],
+    reason: Annotated[str, Parameter(help="The reason, which the owner of the account reads.")],
     where: Where = HERE,
     json: Json = False,
 ) -> None:
@@ -376,13 +376,13 @@ def forget(name: Who, *, yes: Yes = False, where: Where = HERE, json: Json = Fal
 
 
 def announce(
-    text: Annotated[str, Parameter(help="The sentence; none: those that stand.")] = "",
+    text: Annotated[str, Parameter(help="The sentence; without it, list what is shown.")] = "",
     *,
-    run: Annotated[str, Parameter(help="The run that it is about.")] = "",
+    run: Annotated[str, Parameter(help="Run that the sentence is about.")] = "",
     until: Annotated[
-        datetime | None, Parameter(help="Its end, UTC (default: until it is withdrawn).")
+        datetime | None, Parameter(help="When it ends, UTC (default: when withdrawn).")
     ] = None,
-    withdraw: Annotated[int | None, Parameter(help="Number of the one that ends now.")] = None,
+    withdraw: Annotated[int | None, Parameter(help="Number of one to withdraw.")] = None,
     where: Where = HERE,
     json: Json = False,
 ) -> None:

@@ -21,7 +21,8 @@ def listing(
     *,
     limit: Annotated[int, Parameter(help="Number of lines, 1 to 500.")] = 100,
     before: Annotated[
-        int | None, Parameter(help="Only lines below this number: the last of a page goes on.")
+        int | None,
+        Parameter(help="Only lines below this number, such as the last of the page before."),
     ] = None,
     where: Where = HERE,
     json: Json = False,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
 Run = Annotated[str, Parameter(help="Name of the run.", name="--run")]
 Yes = Annotated[bool, Parameter(help="Do it.", negative="")]
-Reason = Annotated[str, Parameter(help="Why, for the record.")]
+Reason = Annotated[str, Parameter(help="The reason, for the record.")]
 REPORT = ("nickname", "label", "state", "first_seen", "last_seen", "accepted", "merged", "rejected")
 TOTALS = ("device_seconds", "credits_earned", "credits_pending")
 
@@ -591,14 +591,14 @@ def _fetched(where: Where, chosen: dict[str, Any], to: Path) -> Any:
 
 
 def preview(sentence: str, json: bool) -> int:
-    """Print the effect of a command that nothing undoes. Exit code 1: nothing was done."""
+    """Print the effect of a command that cannot be undone, without doing it; return exit code 1."""
     from coordinator.runs.wind_down import Deed
 
     return deed(Deed(says=(sentence,), done=False), json)
 
 
 def deed(done: Deed, json: bool) -> int:
-    """Print the deed, or its preview. Exit code 1 where nothing was done."""
+    """Print what a command did or would do; return the exit code, 1 where nothing was done."""
     if json:
         as_json(done)
     else:

@@ -37,10 +37,18 @@ URLS = ("database", "blobs")  # which may hold a password
 class Where:
     """Coordinator of a command: a data directory (the default), a database, or a running server."""
 
-    data_dir: Annotated[str | None, Parameter(group=TARGET, help="Its data directory.")] = None
-    database: Annotated[str | None, Parameter(group=TARGET, help="Its database URL.")] = None
-    blobs: Annotated[str | None, Parameter(group=TARGET, help="Its blob store.")] = None
-    config: Annotated[Path | None, Parameter(group=TARGET, help="Its settings file.")] = None
+    data_dir: Annotated[
+        str | None, Parameter(group=TARGET, help="The coordinator's data directory.")
+    ] = None
+    database: Annotated[
+        str | None, Parameter(group=TARGET, help="The coordinator's database URL.")
+    ] = None
+    blobs: Annotated[str | None, Parameter(group=TARGET, help="The coordinator's blob store.")] = (
+        None
+    )
+    config: Annotated[
+        Path | None, Parameter(group=TARGET, help="The coordinator's settings file.")
+    ] = None
     server: Annotated[
         str | None, Parameter(group=TARGET, help="A running server: its address or join link.")
     ] = None
@@ -129,7 +137,7 @@ async def reached(
     from importlib import import_module
 
     for heavy in ("coordinator.admin.registry", "coordinator.services"):
-        await asyncio.to_thread(import_module, heavy)  # a second, in which the screen is drawn
+        await asyncio.to_thread(import_module, heavy)  # a second; the screen is drawn meanwhile
     from coordinator.admin.registry import COMMANDS
 
     if where.remote:
@@ -166,7 +174,7 @@ def _here(where: Where, command: OrganiserCommand, ask: Any) -> Any:
     async def run() -> Any:
         with await _place(settings, command.needs) as (place, keyless):
             async with opened(place, keyless=keyless) as coordinator:
-                if command.needs == "nothing":  # it stores more
+                if command.needs == "nothing":  # such a command stores more
                     coordinator.space.check_command()
                 return await command.run(coordinator, ask)
 

@@ -10,7 +10,7 @@ from coordinator.cli.listing import as_json, facts, table, when
 from coordinator.cli.runs import Json, Reason
 from coordinator.cli.target import HERE, Where, call
 
-app = App(name="task", help="Tasks: list the open and failed ones, queue those again.")
+app = App(name="task", help="Tasks: list open and failed ones, requeue failed ones.")
 
 OfRun = Annotated[str, Parameter(help="Only tasks of this run.")]
 

@@ -38,7 +38,7 @@ from shared.protocol.versions import BlobRef
 from shared.workloads.base import DatasetManifest, Job
 
 NONE, OTHER = -1, -2  # no invite of an account, and of one that must differ from it
-SEEN_S = 86_400.0  # a machine of an auditor to be
+SEEN_S = 86_400.0  # a candidate's machine was seen within this time
 
 
 class AuditLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +88,11 @@ _ABOUT = _MARKS.add_columns(_V.accepted).where(among(_V.id, "ids"), _V.standing 
 _HAD = (
     select(_T.volunteer_id, func.count())
     .where(among(_T.volunteer_id, "ids"))
-    .where(one_of(_T.kind, (AUDIT,)))  # what it gave back, too: it had it
+    .where(one_of(_T.kind, (AUDIT,)))  # also those it gave back
     .group_by(_T.volunteer_id)
 )
 _CHANGE = update(recomputes).where(its(_R.contribution_id))
-# Of recomputes that have ended otherwise.
+# Audits whose recompute has ended in another way.
 _ASTRAY = (
     update(tasks)
     .where(one_of(_T.kind, (AUDIT,)), one_of(_T.state, ("todo",)), ~awaits_verdict())

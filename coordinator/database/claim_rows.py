@@ -76,7 +76,7 @@ _DOING = literal_column("tasks.state") == literal_column("'doing'")
 _LOADS = (
     select(
         tasks.c.run_id,
-        func.sum(case((tasks.c.kind == AUDIT, 0), else_=1)).label("open"),  # no pass waits for one
+        func.sum(case((tasks.c.kind == AUDIT, 0), else_=1)).label("open"),  # audits are in no pass
         func.sum(case((_DOING, tasks.c.price_micro), else_=0)).label("price_micro"),
         func.count(case((_DOING, None), else_=1)).label("waiting"),
     )

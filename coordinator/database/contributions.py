@@ -222,8 +222,8 @@ _COHORT = (
     .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
     .where(_C.vetted.is_(True))
-    # What was refused for its norm has its voice too: only so can a cohort heal whose first voices
-    # were far from all others.
+    # Contributions refused for their norm count too; without them a cohort whose first members were
+    # outliers would never recover.
     .where(
         one_of(_C.state, ("accepted", "merged", "superseded"))
         | (one_of(_C.state, ("rejected",)) & one_of(_C.reason, (Reason.NORM.value,)))
@@ -236,7 +236,7 @@ _COHORT = (
 def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
     """Return vetted accounts' newest contributions: accepted, or refused for their norm."""
     given = {"its_run_id": run_id, "its_kind": kind, "most": limit}
-    # Rows have its fields in its order: to make a struct of each took as long as the query.
+    # Rows have the struct's fields in order; building structs took as long as the query.
     return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, given).all())
 
 

@@ -176,7 +176,7 @@ def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list
     """Return the losses of these versions, where measured, and of the newest one, oldest first."""
     columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
     newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
-    # What was measured is picked out here: SQLite would read an index of all losses for it.
+    # Measured rows are picked here: in the query SQLite would read an index of all losses.
     rows = {*conn.execute(columns.where(_E.version.in_(numbers))), *conn.execute(newest.limit(1))}
     return [
         VersionLoss(version, loss, at or 0.0)

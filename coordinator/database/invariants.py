@@ -106,7 +106,7 @@ def _merged(conn: Connection) -> Iterator[str]:
     said: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     per_task: defaultdict[int, int] = defaultdict(int)
     c, t = contributions.c, tasks.c
-    own = func.coalesce(t.id, c.task_id)  # a part has a task of its own
+    own = func.coalesce(t.id, c.task_id)  # a split-off part has a task of its own
     query = select(c.id, c.run_id, c.version, own).select_from(
         contributions.outerjoin(tasks, t.contribution_id == c.id)
     )

@@ -18,7 +18,7 @@ OPEN = "open"  # "yes" where the last server admitted strangers
 ANNOUNCEMENTS = "announcements"  # JSON
 ALERTS = "alerts"  # what stands and what is still to be delivered, JSON
 BACKUP = "backup"  # when the newest one was made, UTC epoch seconds
-ACCOUNTS = "accounts"  # another text whenever somebody was shut out, let in again or renamed
+ACCOUNTS = "accounts"  # changes whenever an account is shut out, let in again or renamed
 
 
 _GET = select(meta.c.value).where(its(meta.c.key))

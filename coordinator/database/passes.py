@@ -65,8 +65,8 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     pace = median(step_s for step_s, _, _ in voices)
     if min(flops for *_, flops in voices) <= 0:
         return RunPace(step_s=pace, flops=0.0)
-    # Of each step what it took of its own machine: the median of the times of unequal machines is
-    # nobody's time.
+    # Times of unequal machines have no common median: operations a step, by the median speed, give
+    # the time.
     speed = median(flops for *_, flops in voices)
     return RunPace(step_s=median(work for _, work, _ in voices) / speed, flops=speed)
 

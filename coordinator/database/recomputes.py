@@ -52,11 +52,11 @@ from shared.decoding import decode
 from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.workloads.base import DatasetManifest, Job
 
-FORGOTTEN_S = 30 * 86_400.0  # a checker that was not seen since
+FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long
 State = Literal["asked", "revealed", "done"]
-COUNTED = ("accepted", "merged")  # what others overtook is as if it had never been made
+COUNTED = ("accepted", "merged")  # superseded work counts as never made
 CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
-SPEED_OF = 32  # newest recomputes, by which the time that others take is told
+SPEED_OF = 32  # newest recomputes that estimate how long others take
 
 
 class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +154,8 @@ def _line(free: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-# Left to checkers: what was computed on their classes of devices, until some could not do it, or
-# while one is at something much larger.
+# Recomputes left to checkers: those of their classes of devices, unless enough checkers failed at
+# one, or a checker of the class is busy with a much larger one.
 _H = recomputes.alias("held").c
 _BUSY = exists().where(
     _H.kind == _R.kind,
@@ -346,7 +346,7 @@ _OF_MACHINE = (
         its(contributions.c.worker_id),
         its(contributions.c.run_id),
         contributions.c.id < bindparam("before"),
-        contributions.c.state != literal_column("'rejected'"),  # of those none is drawn
+        contributions.c.state != literal_column("'rejected'"),  # none of those is drawn
     )
     .order_by(contributions.c.id.desc())
     .limit(CHAIN_MAX)

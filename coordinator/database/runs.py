@@ -91,7 +91,7 @@ def add(conn: Connection, values: dict[str, Any]) -> int:
     return int(conn.execute(insert(runs).values(**values).returning(runs.c.id)).scalar_one())
 
 
-# What a run has that was not started.
+# Columns of a run before its start.
 UNSTARTED: dict[str, Any] = {
     "head": -1,
     "best": None,

@@ -19,7 +19,7 @@ LISTING_MAX = 1000
 REASONS_MAX = 100
 ACCEPTED = ("accepted", "merged", "superseded")
 PLAYED = ("games", "evaluation")
-NEWEST = 200  # decisions that the share of refusals is of
+NEWEST = 200  # decisions that the share of refusals counts
 
 
 class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):

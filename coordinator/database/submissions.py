@@ -188,7 +188,7 @@ def background(conn: Connection, row: ContributionRow) -> Background:
 def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
     """Return the part that this submission has to be. Raises Conflict for another."""
     if found.checked:
-        raise Conflict(f"something else of task {task.id} is still being checked")
+        raise Conflict(f"another submission of task {task.id} is still being checked")
     if (request.part, request.tries) != (found.part, found.tries):
         raise Conflict(
             f"part {request.part}, try {request.tries} of task {task.id} is not wanted: "

@@ -46,7 +46,7 @@ prompt = "{prompt}"
 
 GPT_PROMPT = "def "
 
-# Beside a random model the head needs an adapter, too: frozen, it can say nothing with certainty.
+# With a random frozen model the head needs an adapter too, or no prediction becomes certain.
 CAUSAL = """
 name = "demo-causal-lm"
 workload = "causal-lm"
@@ -89,7 +89,7 @@ codec = "int8"
 prompt = "{prompt}"
 """
 
-# The digits were drawn on 8 x 8 pixels, so 16 x 16 loses nothing. A discriminator as wide as the
+# The digits have 8 x 8 pixels, so 16 x 16 loses nothing. A discriminator as wide as the
 # generator tells every fake from the beginning, and for the first five hundred steps the generator
 # learns nothing (measured: 28 x 28, 16 channels each).
 DCGAN = """
@@ -259,7 +259,7 @@ def _causal(volunteers: int) -> DemoRun:
 
 
 def _dcgan(volunteers: int) -> DemoRun:
-    # A pass ends when all of it is done, so each volunteer gets an equal part of it.
+    # A pass ends with its last task, so each volunteer gets an equal part.
     steps = max(1, DIGITS_STEPS // volunteers)
     return DemoRun(
         name="demo-dcgan",

@@ -64,7 +64,7 @@ class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskRow
     job: Job
     known: tuple[KnownVersion, ...]
-    drawn: bool  # every search is made again, not a few
+    drawn: bool  # every search is repeated, not just a few
 
     @property
     def match(self) -> bool:
@@ -84,7 +84,7 @@ def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) 
             raise NotFound(f"version {number} may not play here")
         return files[number]
 
-    # The secret is drawn when the games are in: no client knows which will be checked.
+    # The secret is drawn after submission, so that no client knows which games are checked.
     return experience_of(case.run).inspect(
         case.job, path.read_bytes(), case.known, weights, secrets.randbits(63), whole=case.drawn
     )
@@ -139,7 +139,7 @@ class Harvest(PlatformService):
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
         if row.state != "checking":
-            return  # another replica was faster
+            return  # another replica has decided it
         run = runs.by_id(conn, row.run_id)
         play = definition(run).play
         flops = found.evaluations * (play.evaluation_flops if play else 0.0)

@@ -43,12 +43,12 @@ POLL_S = 2.0
 SEAL_S = 20.0  # games wait no longer than this for a full chunk
 FILES_MAX = 512  # in one chunk
 CHUNKS_MAX = 4096  # in one window: what a lease can list
-WARM_STEPS = 1000  # of one task before all experience, whose rate falls to its end
+WARM_STEPS = 1000  # of the one warm-start task, whose rate falls towards its end
 
 log = structlog.get_logger("replay")
 
 
-CERTAIN = 0.9  # likelihood that the challenger is the stronger one: then it is the best from now on
+CERTAIN = 0.9  # likelihood that a challenger is stronger from which on it becomes the best
 ANCHOR = 0  # the version whose rating is zero
 
 
@@ -64,7 +64,7 @@ class Replay(PlatformService):
         """Tend every running run until `stop` is set."""
         watch = self._signals.watch()
         while not stop.is_set():
-            watch.topics = ("runs",)  # while none makes its own data, nothing else concerns us
+            watch.topics = ("runs",)  # enough while no run makes its own data
             for row in await self._db.read(lambda conn: runs.every(conn, ("running",))):
                 try:
                     await self.tend(row.id)

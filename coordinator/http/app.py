@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator", "create_app", "opened"]
 
-# Counted by name; what else a client makes up is counted as one, or it would fill the memory.
+# Methods counted by name; all others count as one, so that made-up ones fill no memory.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-STOPPING_S = 5.0  # after a stop volunteers come back so late
-BROKEN_S = 60.0  # and after a failure that the organiser has to mend
+STOPPING_S = 5.0  # volunteers retry this long after a stop
+BROKEN_S = 60.0  # and this long after a failure that the organiser has to mend
 
 log = structlog.get_logger("http")
 
@@ -61,12 +61,12 @@ class Door:
         except asyncio.CancelledError:
             if not self._coordinator.stopping.is_set() or scope.get("status"):
                 raise
-            # The time to finish is up; the server cancels a request once.
+            # The time to finish is over; the server cancels each request once.
             error = Unavailable("the coordinator is stopping", retry_after_s=STOPPING_S)
             await self._refuse(scope, receive, send, error)
         except (
             LOCAL
-        ) as error:  # about this machine: of no use to a volunteer, and none of its fault
+        ) as error:  # errors of this machine, which a volunteer neither caused nor can use
             log.error(
                 "refused", request_id=scope["request_id"], path=scope["path"], error=error.message
             )
@@ -87,7 +87,7 @@ class Door:
         error: VolunteerError,
         cause: Exception | None = None,
     ) -> None:
-        if scope.get("status"):  # the reply had begun: it must break, or it would look complete
+        if scope.get("status"):  # a reply that had begun must break off, or it would look complete
             raise cause or error
         if error.status == 500 and cause is None:  # 503 and 507 say what their jobs log once
             log.warning(

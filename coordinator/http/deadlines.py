@@ -265,8 +265,8 @@ class _Watched:
         if self.transport.is_closing():
             return
         cycle, silent = self.cycle, self.watch is not None and not self.watch.received
-        # A request of its own has a cycle only while its body comes; before, the last one is
-        # another's.
+        # The current request has a cycle only once its body arrives; until then `cycle` is that of
+        # the previous request.
         waiting = cycle is not None and not cycle.response_complete
         begun = waiting and (cycle.response_started or self.phase() != "body" or self._queued())
         if not begun and not silent:
@@ -274,12 +274,12 @@ class _Watched:
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, "this is not HTTP/1.1 as it should be")
+        self.refuse(400, "this is not valid HTTP/1.1")
 
     def _check_framing(self) -> None:
         most = FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
         if self._framing > most and not self._refused:
-            self.refuse(431, "the chunks and trailers of this body outweigh it")
+            self.refuse(431, "the chunk headers and trailers are too large for this body")
 
     phase: Callable[[], Phase]
     _queued: Callable[[], bool]  # True while requests that came before wait for their answers
@@ -294,7 +294,7 @@ class _WatchedHttptools(_Watched):
     pipeline: deque[Any]
 
     _phase: Phase = "headers"
-    _header_bytes = 0  # of the message that is coming in, as far as they are known
+    _header_bytes = 0  # header bytes of the incoming message so far
 
     def phase(self) -> Phase:
         return self._while(self._phase)
@@ -305,7 +305,7 @@ class _WatchedHttptools(_Watched):
         self.watch.received += len(data)
         request, phase, body = self.watch.request, self._phase, self._body
         super().data_received(data)  # type: ignore[misc]
-        same = self.watch.request == request  # else a part of the data was of another message
+        same = self.watch.request == request  # False: some data was of another message
         if self._phase == "idle" and same and phase == "idle":
             self._phase, self._header_bytes = "headers", 0  # bytes that begin no request
         if self._phase == "headers":

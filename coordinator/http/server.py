@@ -103,7 +103,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise Configuration(f"{host} is not an address of this machine: {why(error)}") from error
     try:
-        if os.name != "nt":  # there it would let two servers share a port
+        if os.name != "nt":  # on Windows it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.set_inheritable(False)
@@ -239,7 +239,7 @@ class _Server(uvicorn.Server):
         self.started = True
         for line in await welcome(
             self._coordinator
-        ):  # it listens: who reads the link may use it at once
+        ):  # printed once the server listens, so that the link works at once
             self._say(line)
 
     def _connection(self) -> asyncio.Protocol:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
-WAITING_MAX = 10_000  # machines; beyond them the one that waits longest goes without
-FIRST_S, NEXT_S = 20.0, 5.0  # without a token, then it is asked elsewhere
-PACE_S = 1.0  # a token beyond the first wait: who sends one every few seconds holds an answer up
+WAITING_MAX = 10_000  # machines; beyond this the one that waited longest is dropped
+FIRST_S, NEXT_S = 20.0, 5.0  # without a first or next token, before another machine is asked
+PACE_S = 1.0  # a token, after the first wait: one token every few seconds is too slow
 REST_S = 60.0  # for a machine that did not answer in time
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 AT_ONCE = 8  # comparisons under way
-KEPT_MAX = 10_000  # requests that are under way; the oldest go
-WAITING_MAX = 8  # draws of an account that wait; until one is compared it gets no prompt
+KEPT_MAX = 10_000  # requests under way; the oldest are dropped
+WAITING_MAX = 8  # waiting draws of an account from which on it gets no prompt
 CAUGHT = "answers of its machine were not those of the model"
 
 log = structlog.get_logger("answers")
@@ -175,7 +175,7 @@ class AnswerDraws:
         looked = wrong = 0
         try:
             if self._compare is None:
-                raise Unavailable("nothing compares answers here")
+                raise Unavailable("no engine compares answers here")
             for request, part in made.parts:
                 found = await self._compare(request, part.tokens, ended=part.finish == "stop")
                 looked, wrong = looked + found[0], wrong + found[1]

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 BEAT_S = 20.0  # between beats of a request that streams nothing
 GONE_S = 60.0  # a process that beats no longer is gone after this
-WAIT_S = 5.0  # until an account may ask again that has too many tokens under way
-KEPT_S = 90 * DAY_S  # of the record of use; the ledger is for good
+WAIT_S = 5.0  # before an account with too many tokens under way may ask again
+KEPT_S = 90 * DAY_S  # how long the record of use is kept; the ledger stays
 EARN = "train with `volunteer`: each merged contribution earns credits"
 
 log = structlog.get_logger("metering")
@@ -128,7 +128,7 @@ class Meter:
         except VolunteerError:
             self._forget(metered)
             raise
-        except BaseException:  # the asker left: if it is written down, a tick settles it
+        except BaseException:  # the asker left: a request that was stored is settled by a tick
             metered.ended = True
             raise
         self.requests[order.run] += 1

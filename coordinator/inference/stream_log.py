@@ -22,7 +22,7 @@ from shared.decoding import decode
 
 FOLDER = "streams"  # of the data directory
 SLOT_BYTES = 2048  # half a page: a kill cuts no slot in two
-SLOTS_MAX = 8192  # requests under way at once; of more the database's record counts
+SLOTS_MAX = 8192  # requests under way at once; beyond this the database's record counts
 FILES_MAX = 1000  # of processes that died, read at once
 
 log = structlog.get_logger("metering")

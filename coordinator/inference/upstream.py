@@ -52,10 +52,10 @@ SILENT_S = 60.0  # without a token, or the whole of a reply that is not streamed
 USAGE_S = 5.0  # for what follows the end of a text
 REST_S = 2.0  # after the server was not reached, before it is tried again
 STREAMS_MAX = 256  # at once; more wait for CONNECT_S, then come back
-STOPS_MAX = 4  # that OpenAI's interface takes; all are looked for here
+STOPS_MAX = 4  # stop strings that OpenAI's interface takes; all are searched for here
 SEEDS = 1 << 31
-UNKNOWN = -1  # a token whose number is not told
-SPARE_CHUNKS = 8  # with text, beyond a token each
+UNKNOWN = -1  # a token of unknown number
+SPARE_CHUNKS = 8  # chunks with text allowed beyond one for each token
 LINE_BYTES_MAX, CHUNK_BYTES = 1 << 18, 8192
 IMAGE_BYTES_MAX = 4 << 20
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -153,9 +153,9 @@ class UpstreamEngine:
         self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
     ) -> PreparedPrompt:
         if isinstance(prompt, TokenPrompt) or probe is not None:
-            raise BadRequest("a server of your own is asked by text, and echoes no probabilities")
+            raise BadRequest("this engine takes prompts as text only, and echoes no probabilities")
         if not isinstance(prompt, str):
-            raise BadRequest("a server of your own writes no conversations by a template")
+            raise BadRequest("this engine cannot apply the chat template of a run")
         rest = self._rest_until - self._clock.monotonic()
         if rest > 0:
             raise Unavailable("answers are not computed at the moment", retry_after_s=rest)

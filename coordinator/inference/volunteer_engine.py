@@ -83,7 +83,7 @@ class VolunteerEngine:
         await self._own.close()
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
-        # Probabilities are not on the wire, so who wants them asks the engine at hand.
+        # The wire carries no probabilities: the local engine answers requests for them.
         if not request.volunteers or request.logprobs is not None or not self._answerers.waiting:
             async with aclosing(self._own.generate(request)) as pieces:
                 async for piece in pieces:
@@ -102,7 +102,7 @@ class VolunteerEngine:
             try:
                 async with aclosing(part.arriving()) as tokens:
                     async for token in tokens:
-                        if token >= request.vocabulary > 0:  # nothing could go on from it
+                        if token >= request.vocabulary > 0:  # no later token could follow it
                             raise Silent
                         yield answer.add(token, part.volunteer_id)
                         if answer.over:

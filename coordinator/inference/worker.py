@@ -55,10 +55,11 @@ from shared.workloads.generation.sampling import agrees, probed, uniform
 
 SLOTS = 16
 LOOKED_MAX = 128  # tokens of an answer that are compared
-MEMORY_SHARE = 0.5  # of the machine's, or of the GPU's; beyond that a version is too large
-ROOM = 0.9  # of it is filled before versions that nobody asks are dropped
-LOADING = 3.0  # memory that loading a version takes, beside the size of its file: its parts are
-# there twice for a moment, and the keys and values of its slots
+MEMORY_SHARE = 0.5  # share of the memory (the GPU's, where there is one) that versions may use
+ROOM = 0.9  # share of that memory in use from which on idle versions are dropped
+# Memory to load a version, as a multiple of its file: parts exist twice for a moment, and slots
+# need keys and values.
+LOADING = 3.0
 NICENESS = 10  # sockets go first, then checks and evaluation
 EXPENDABLE = "900"  # short of memory, the kernel ends this process first
 

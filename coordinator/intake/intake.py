@@ -226,15 +226,15 @@ class Intake(PlatformService):
 
     def _decide(self, conn: Connection, contribution_id: int, measured: Measurement) -> None:
         now = self._clock.now()
-        # Locked: after a restart the sender and the recheck may both be at it.
+        # Locked: after a restart the sender and the recheck may both decide.
         row = contributions.by_id(conn, contribution_id, lock=True)
         if row.state != "checking":
-            return  # somebody else was faster
+            return  # decided elsewhere
         found = submissions.background(conn, row)
         plan = phases.at_head(found.run)
-        if plan.in_flight == "redo":  # whether it is late must not change any more
+        if plan.in_flight == "redo":  # the head must not move any more
             runs.by_id(conn, row.run_id, lock=True)
-            found = submissions.background(conn, row)  # a merge may have been waited for
+            found = submissions.background(conn, row)  # the lock may have waited for a merge
             plan = phases.at_head(found.run)
         judgement = self._judge(conn, row, found, plan, measured)
         if judgement.state != "rejected" and found.standing == "suspended":
@@ -262,7 +262,7 @@ class Intake(PlatformService):
             self._reject(conn, row, found.run, judgement, now)
             return
         drawn: Drawn = ""
-        if judgement is not validation.SUSPENDED:  # before its part is split off its task
+        if judgement is not validation.SUSPENDED:  # must come before the part is split off its task
             drawn = self._recomputes.order(conn, row, found.run)
         submissions.through(conn, row, task, now)
         self._take(conn, row, found, judgement, drawn)

@@ -60,9 +60,9 @@ BATCH_BYTES = 2 << 20
 SMALL_BYTES = 256 << 10  # an upload, or the rest of one, that is received before it is written
 UPLOAD_TTL_S = DAY_S  # an upload that is not finished then is deleted
 WAITING_MAX = 1024  # uploads of one volunteer that were not submitted yet
-PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file computes it anew once
+PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file may compute it again once
 UNVETTED_SHARE = 0.5  # of the free disk above the floor, for all volunteers that are not vetted
-ABANDONED_S = 60.0  # after which an upload goes with its lease: a submission may be on its way
+ABANDONED_S = 60.0  # from a lease's end to its upload's: a submission may be on its way
 # hash states kept between two requests; an older one is computed again from the file
 HASHES_MAX = 512
 EXPIRE_MAX = 500

@@ -90,7 +90,7 @@ class Evaluation(PlatformService):
 
     async def evaluate_next(self) -> bool:
         """Measure the newest waiting version. False when none waits."""
-        # Seen without a transaction that writes: this is asked after every merge.
+        # Read outside of a write transaction, since every merge asks for it.
         waits, left = await self._db.read(self._look)
         if not waits:
             if left is not None:
@@ -193,7 +193,7 @@ class Evaluation(PlatformService):
             number = 0 if evaluations.last_version(conn, run.id) is None else run.head
             if (run.id, number) in self._tried or (number and run.state != "completed"):
                 continue
-            self._tried.add((run.id, number))  # once in the life of this process
+            self._tried.add((run.id, number))  # tried once in the life of this process
             kept = not evaluations.evaluation(conn, run.id, number).pruned
             if kept and due(conn, run, number):
                 return run, versions.get(conn, run.id, number)
@@ -236,7 +236,7 @@ class Evaluation(PlatformService):
                 at=now,
             )
             best = evaluations.best(conn, run.id)
-            if about.play is not None:  # there matches decide, once there is one
+            if about.play is not None:  # matches decide there, from the first on
                 best = 0 if run.best is None else None
             if best is not None:
                 runs.set_values(conn, run.id, best=best)

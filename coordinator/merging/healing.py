@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.engine.open_database import Database
 
-RECENT = 20  # versions back from the head, along those that it was made of
+RECENT = 20  # versions back from the head along its ancestors
 POLL_S = 30.0
 
 log = structlog.get_logger("healing")

@@ -105,7 +105,7 @@ class Merger(PlatformService):
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make due merges until `stop` is set."""
-        if self._db.dialect == "sqlite":  # there is one server: a lease is of a dead one
+        if self._db.dialect == "sqlite":  # one server: a lease is of a dead process
             await self._db.write(lambda conn: merges.abandon(conn, self._clock.now()))
         watch = self._signals.watch("contributions", "queue", TOPIC)
         while not stop.is_set():
@@ -117,7 +117,7 @@ class Merger(PlatformService):
                 busy |= await self.merge_if_due(run.id)
             if any(definition(run).plan.shards > 1 for run in running):
                 busy |= await self.help()
-            # What a merge of ours told everybody is no news; but more may be due.
+            # Our own merge notified this watch too; look again at once only if more may be due.
             await watch.wait(0 if busy else POLL_S)
 
     async def help(self) -> bool:
@@ -349,7 +349,7 @@ class Merger(PlatformService):
         datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
         if content.state_sha256:
             part_rows.add_state(conn, content.state_sha256, draft.states)
-        if job.merge.fence > 1 or job.recipe.terms.shards > 1:  # else there never were any
+        if job.merge.fence > 1 or job.recipe.terms.shards > 1:  # otherwise there were none
             part_rows.drop(conn, job.merge.id)
         every = definition(run).file.evaluation.every
         versions.add(
@@ -398,7 +398,7 @@ class Merger(PlatformService):
             ours = merges.end(
                 conn, job.merge, "failed", now, failures=failures, message=str(error)[:2000]
             )
-            if not ours:  # somebody has taken over, and finds out for himself
+            if not ours:  # the process that took over finds the culprit itself
                 return []
             for row, why in culprits:
                 settlement.set_aside(conn, job.run, row, why, now)

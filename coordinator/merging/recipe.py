@@ -39,7 +39,7 @@ class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
     shards: int = 1
     shard_by: Literal["size", "name"] = "size"
     outer_scale: float = 1.0  # part of the plan's outer rate
-    cooling: float = 1.0  # likewise, by how near the end of the run is
+    cooling: float = 1.0  # the same, by the distance to the end of the run
     rate: float = 0.0  # by the schedule of `[train]`
 
 

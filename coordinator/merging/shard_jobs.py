@@ -102,7 +102,7 @@ class Parts(PlatformService):
         ends = await asyncio.gather(
             *(self._see_through(merge.id) for _ in slots), return_exceptions=True
         )
-        for end in ends:  # raised when no thread is at work any more
+        for end in ends:  # errors are raised only after every thread has ended
             if end is not None:
                 raise end
         rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge.id))

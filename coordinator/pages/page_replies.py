@@ -37,7 +37,7 @@ class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     body: bytes
-    zipped: bytes  # b"" where it gains nothing
+    zipped: bytes  # b"" where gzip saves nothing
     tag: bytes
     status: int = 200
     keep: str = "no-cache"  # asked again each time, by its tag
@@ -110,7 +110,7 @@ async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
     status, body = document.status, document.body
     zipped = document.zipped and b"gzip" in request_header(scope, b"accept-encoding")
     if status == 200:
-        # The same tag with and without gzip: a weak one, for what is compared is the content.
+        # One weak tag with and without gzip, since it stands for the content.
         headers.append((b"etag", b"W/" + document.tag))
         if document.tag in request_header(scope, b"if-none-match"):
             status, body, zipped = 304, b"", b""

@@ -160,7 +160,7 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
 
 
 def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
-    # Where the rule is never left with few, few are no mistake.
+    # A small quorum is allowed where the rule is applied to enough contributions only.
     rule, quorum = plan.aggregate, max(plan.quorum, plan.aggregate_from)
     least = 5 if rule in ("krum", "multi-krum") else 3
     capped = rule not in ("mean", "norm-clip") and quorum < least and not plan.quorum_share

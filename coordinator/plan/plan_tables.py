@@ -58,32 +58,32 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # for a third.
     quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
     quorum_share: Share = 0.0  # or this share of the live workers, if that is more
-    # With a quorum the merge still waits for the other live workers, for this share of the time
-    # since the last version. Of four equal machines, merged by threes, one is always left waiting.
+    # Share of the time since the last version for which a merge with a quorum still waits for the
+    # other live workers. Without it one of four equal machines would always miss a quorum of three.
     grace: Share = 0.1
     deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
     min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1  # for the deadline and the work
     work_target: CountOrOff = 0  # steps (deltas) or samples (gradients); 0 = off
     in_flight: Literal["continue", "cancel", "redo"] = "continue"  # leases at a merge
-    # A worker may begin its next task before its last contribution is merged. Without it
-    # every task begins from a model that its own last work is part of; with it no device waits, and
-    # all work is a version late.
+    # A worker may begin its next task before its last contribution is merged. With overlap no
+    # device waits, and all work is one version late; without it every task begins from a model
+    # that contains the worker's last work.
     overlap: bool = False
 
-    # What a late contribution counts. Staleness is in versions.
+    # Weight of a late contribution. Staleness is counted in versions.
     max_staleness: Annotated[int, Meta(ge=0, le=100_000)] = 10
     table: Literal["linear", "s4", "polynomial", "constant", "inverse"] = "linear"
     damping: bool = False  # staleness shortens the step too, not only the share in the mean
     # A merge of n of K live workers moves the model by n / K of a step, by (n / K)^1/2 or by a
-    # whole one. Of eight who began at one version three merge, then three, then two: with whole
-    # steps that goes nearly three times as far as one merge of all.
+    # whole one. If eight workers that began at one version merge as three, three and two, whole
+    # steps move the model nearly three times as far as one merge of all eight.
     arrival_scale: Literal["share", "sqrt", "one"] = "share"
 
-    # How they become one update.
+    # How contributions become one update.
     aggregate: Literal[
         "mean", "trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip"
     ] = "mean"
-    # Contributions from which on it holds; fewer are merged by the mean.
+    # Least number of contributions for this rule; fewer are merged by the mean.
     aggregate_from: Count = 1
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share cut off at each end
     byzantine: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share that may be hostile

@@ -16,15 +16,15 @@ WARM_UP: dict[str, Any] = {
     "until_versions": 60,
     "overrides": {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "window": 0, "local_steps": 10},
 }
-# With momentum the step to 30 local steps is taken late: half as many versions of averaging, then
-# momentum at few local steps. At 0.4 of a step, not 0.7, all of it kept more of the gain, and with
-# every seed (docs/decisions/0021-steady-defaults.md).
+# Presets with momentum raise local steps to 30 late: half as many versions of averaging, then
+# momentum at few local steps. An outer rate of 0.4 kept more of the gain than 0.7, with every seed
+# (docs/decisions/0021-steady-defaults.md).
 EARLY_MOMENTUM: tuple[dict[str, Any], ...] = (
     WARM_UP | {"until_versions": 30},
     {"until_versions": 70, "overrides": {"local_steps": 10}},
 )
-# From nothing, merging arrivals as they come was no better than one worker alone
-# (docs/experiments.md): begin in step.
+# Asynchronous presets begin in step: an untrained model that merged every arrival learnt no faster
+# than with one worker (docs/experiments.md).
 _IN_STEP: dict[str, Any] = {
     "quorum": 3,
     "quorum_share": 0.5,
@@ -72,20 +72,20 @@ _EVERY_ARRIVAL: dict[str, Any] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "fedavg": _AVERAGING,
     "fedprox": _AVERAGING | {"prox_mu": 0.01},
-    # Heavy-ball momentum has no look ahead: at 0.9 and 0.7, which suit Nesterov's, it kept less.
+    # Heavy-ball momentum lacks Nesterov's look-ahead, and kept less of the gain at 0.9 and 0.7.
     "fedavgm": _AVERAGING | {"lr": 0.35, "momentum": 0.8, "phases": [WARM_UP]},
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
     "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov", "phases": [*EARLY_MOMENTUM]},
-    # What is not sent yet stays at the worker and decays there by 0.95 a task, in place of outer
-    # momentum. Some of a model waits so long that much of its movement is lost: the rate makes up.
+    # Movement that was not sent stays at the worker and decays by 0.95 a task, in place of outer
+    # momentum; the rate above 1 makes up for what decays before it is sent.
     "sparseloco": _AVERAGING
     | {"codec": "topk-2bit", "lr": 2.5, "local_steps": 10, "snapshot_every": 1_000_000},
     "fedbuff": _OUTER_MOMENTUM
     | {
         "optimizer": "nesterov",
         "quorum": 2,
-        "quorum_share": 0.6,  # more than half: two halves of a crowd come into step
+        "quorum_share": 0.6,  # above one half, so that two halves of the workers cannot alternate
         "table": "polynomial",
         "damping": True,
         "phases": [*ASYNC_EARLY_MOMENTUM],
@@ -93,10 +93,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedasync": _AVERAGING
     | _EVERY_ARRIVAL
     | {"lr": 0.6, "table": "polynomial", "max_staleness": 50, "phases": [ASYNC_WARM_UP]},
-    # By threes: who is out of step with the others waits for them once, and is in step from then
-    # on; merged one by one, machines stay a round apart for ever, and so do their bases, and in
-    # twos four machines may stay two pairs. A version of a slow machine's short task is no age of
-    # the others' work, so nothing is damped.
+    # Merges of three bring workers into step: one that is out of step waits once. Merged singly,
+    # equal machines stay a round apart for ever, and merged in twos four may stay two pairs.
+    # Nothing is damped, since versions made by a slow machine's short tasks age nobody's work.
     "async-diloco": _OUTER_MOMENTUM
     | {
         "optimizer": "delayed-nesterov",

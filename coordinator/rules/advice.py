@@ -16,7 +16,7 @@ from shared.text import printable, size
 # rate updates went on along it; at 1.4 they turned back, and the run had to lower its rate.
 LR_STEADY, LR_UNSTEADY = 0.9, 1.4
 MOMENTUM_MIN = 0.5
-LEAST_AFTER = 0.25  # of the versions are made by the plan's own optimiser, at the least
+LEAST_AFTER = 0.25  # least share of the versions that the plan's own optimiser makes
 
 
 def advice(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> tuple[str, ...]:

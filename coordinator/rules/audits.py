@@ -22,9 +22,9 @@ from coordinator.rules.likeness import LOOSE, bound, difference
 
 AUDIT = "audit"  # a task of another volunteer that is done again
 OPEN_MAX = 16  # audits offered at once
-OFFERED_AFTER_S = 600.0  # that a recompute has waited; what is too large for the server at once
+OFFERED_AFTER_S = 600.0  # after so long in the queue; too large for the server: at once
 LEASES_PER_AUDIT = 10  # accepted contributions of an account for each audit that it may have
-CONFIRM_MIN = 0.1  # of the answers that agree, done again by the organiser all the same
+CONFIRM_MIN = 0.1  # share of agreeing answers that the organiser still recomputes
 
 
 class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
 class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
     """Audit without an auditor yet."""
 
-    kind: str  # of the task that is done again
+    kind: str  # kind of the task that is repeated
     worker: AccountMarks
     declined: frozenset[str] = frozenset()  # accounts that gave it back
 

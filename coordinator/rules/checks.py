@@ -26,18 +26,18 @@ Kind = Literal["recompute", "audit"]
 Result = Literal["passed", "failed", "unproven"]
 
 FLOOR = 0.03  # of the contributions of an account on an open server
-REVEAL_S, REVEAL_MAX_S = 3600.0, 604_800.0  # for each draw that passed, and one more; at most
+REVEAL_S, REVEAL_MAX_S = 3600.0, 604_800.0  # to reveal: per passed draw, and at most
 KIND_CHARS_MAX = 16  # of the class of a device
 HERE = "cpu"  # class of the device on which a server makes its recomputes
 RECOMPUTE_FLOPS_MAX = 5e13  # of a task that a server does: about twenty minutes of a core
-CORE_FLOPS = 1e10  # a second, of the processor by which the places in the line are told
-SHARED_S = 86_400.0  # over which capacity is shared
-OVERTAKES_FROM = 4.0  # times as small
-POSTPONED_S = 600.0  # until a recompute that this server could not make is tried again
-HOLD_S = 600.0  # a checker has a recompute for so long, and longer by renewing
-CHECKER_TRIES_MAX = 2  # by checkers that could not do it; then the server does
-# What the server compares itself waits for a checker only while one is at work; what it cannot,
-# for one that comes once a day.
+CORE_FLOPS = 1e10  # operations a second of the processor that estimates waiting times
+SHARED_S = 86_400.0  # window in which newcomers and others share capacity
+OVERTAKES_FROM = 4.0  # a recompute this many times smaller overtakes
+POSTPONED_S = 600.0  # before the server tries a failed recompute again
+HOLD_S = 600.0  # a checker holds a recompute this long, and longer by renewing
+CHECKER_TRIES_MAX = 2  # failed tries of checkers, before the server takes over
+# How recently a checker must have been seen for recomputes to wait for it: those that the server
+# can compare itself, and those that only a checker can.
 CHECKER_HERE_S, CHECKER_AWAY_S = 600.0, 93_600.0
 DRAWS = float(1 << 64)
 

@@ -92,7 +92,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     assignments: tuple[Assignment, ...]
     moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, where they changed
     refusals: dict[int, Refusal]
-    more: bool  # a task was split: its rest is there for those who were refused
+    more: bool  # a task was split, and its rest may suit a refused waiter
     left: frozenset[int] = frozenset()  # tasks that somebody left to a faster machine
 
 
@@ -105,7 +105,7 @@ class _Share:
         self.cursor = run.cursor
         self.todo: list[Todo] = []
         self.open = 0  # tasks that have not ended
-        # in flight: device time, told in operations so that all runs can be compared
+        # work in flight, in operations so that runs can be compared
         self.work = 0.0
         self.lately = run.lately
         self.near: set[str] = set()  # workers that hold or want its work
@@ -171,7 +171,7 @@ class _Batch:
         while queue:
             count, index = heapq.heappop(queue)
             waiter = self._waiters[index]
-            if count != self._by_volunteer[waiter.volunteer_id]:  # has got something meanwhile
+            if count != self._by_volunteer[waiter.volunteer_id]:  # its load has grown meanwhile
                 heapq.heappush(queue, (self._by_volunteer[waiter.volunteer_id], index))
                 continue
             found = self._serve(index, waiter)
@@ -211,7 +211,7 @@ class _Batch:
                 message=f"{waiter.device} holds {mine} tasks already, as many as it may",
             )
         free.sort(key=lambda share: share.given)
-        for again in (False, True):  # what it failed itself only when there is nothing else
+        for again in (False, True):  # tasks that it failed itself come last
             for share in free:
                 found = self._reissued(share, index, waiter, again) or self._cut(
                     share, index, waiter
@@ -251,7 +251,7 @@ class _Batch:
             stop = split_at(share.run, task.start, task.stop, speed(share.run, waiter))
             if stop < task.stop:
                 share.open += 1
-                self._more = True  # the rest has no number before it is stored
+                self._more = True  # the rest gets its number when it is stored
             return _assign(share.run, index, waiter, task, stop)
         return None
 

@@ -27,11 +27,11 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     codecs: frozenset[str] = frozenset()
     versions: Mapping[str, int] = {}  # of its workloads, as far as it told them
     libraries: frozenset[str] = frozenset()  # that only some runs need
-    leases_max: int = 0  # of its volunteer at once, on probation; 0 = as everybody
+    leases_max: int = 0  # most leases of its volunteer on probation; 0 = no such limit
     vouched: bool = True  # False: its speed is believed within bounds only
     step_s: Mapping[int, float] = {}  # seconds a step of each run took its device lately
     audits: bool = False  # its program knows how to
-    auditor: Auditor | None = None  # of an account that may
+    auditor: Auditor | None = None  # set for an account that may do audits
 
 
 class Todo(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Todo(msgspec.Struct, frozen=True, kw_only=True):
     beside: str = ""  # its kind, where it is not a range of the pass; then it stays as it is
     steps: int = 0
     price_micro: int = 0
-    audit: WaitingAudit | None = None  # on which it is given out, if it is one
+    audit: WaitingAudit | None = None  # terms of the audit, where the task is one
 
 
 def misfit(run: Run, waiter: Waiter) -> str:

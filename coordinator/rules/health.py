@@ -29,7 +29,7 @@ from shared.units import DAY_S, HOUR_S
 BEAT_S = 5.0  # a serving process is heard of this often
 SILENT_S = 4 * BEAT_S
 VERDICTS_MAX = 200  # contributions that wait for a verdict
-GONE_S = HOUR_S  # silent for so long beside others, a server outranks no other trouble
+GONE_S = HOUR_S  # a server silent for this long beside others is no longer the worst trouble
 CLOCK_S = 60.0  # clocks that differ by less are good enough
 CHECK_S = DAY_S  # a failed check is told for a day
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
@@ -82,7 +82,7 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
         if living and not alive(each, seen.at):
             silent_s = seen.at - each.beat_at
             yield Trouble(
-                level="bad" if silent_s < GONE_S else "watch",  # for good, it seems
+                level="bad" if silent_s < GONE_S else "watch",  # probably for good
                 subject="server",
                 text=f"{where} was not heard of for {duration(silent_s)}",
                 todo="look at its log, and start it again",

@@ -35,16 +35,16 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 - self.difference**2 / 2.0
 
 
-# By the precision that computed (`precision_of`); how they were measured: decision 28.
+# Bounds by the precision of the computation (`precision_of`); decision 28 has the measurements.
 TIGHT = {
     "float32": Bound(difference=0.01, state=0.999),
     "bfloat16": Bound(difference=0.05, state=0.9),
 }
 LOOSE = Bound(difference=0.2, state=0.5)
-NUDGES = {"float32": 1e-4, "bfloat16": 1e-2}  # of each number of a base, by its own size
+NUDGES = {"float32": 1e-4, "bfloat16": 1e-2}  # relative change of each number of a base
 DRIFT_TIMES = 2.0
-WIDEST = 0.9  # difference that is proof of anything: of noise it is 1 at least
-WRITTEN_MIN = 0.999  # of what was sent, beside what its codec makes of what it says it was given
+WIDEST = 0.9  # largest bound that proves anything: noise differs by 1 or more
+WRITTEN_MIN = 0.999  # least cosine of the sent update to our encoding of its declared input
 
 
 def difference(cosine: float, norm_ratio: float) -> float:
@@ -59,7 +59,7 @@ def within(found: Redone, bound: Bound) -> bool:
     states = 1.0 if found.state_cosine is None else found.state_cosine
     return (
         difference(found.cosine, found.norm_ratio) <= bound.difference
-        and found.written >= WRITTEN_MIN  # as is False of no number
+        and found.written >= WRITTEN_MIN  # False for NaN
         and states >= bound.state
     )
 

@@ -23,7 +23,7 @@ SKELETON_MAX = 128  # the column's width
 RAW_MAX = 256  # longer names are refused unread
 PSEUDONYM = "forgotten"
 
-# Words that would let a volunteer speak as the organiser, and the mark of a forgotten account.
+# Names that pass for the organiser's, and the mark of a forgotten account.
 _RESERVED = (
     "admin",
     "administrator",

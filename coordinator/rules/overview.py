@@ -225,7 +225,7 @@ class Census(OverviewPart, frozen=True, kw_only=True):
     pushed: dict[int, Flow]  # by run
     pulled: dict[int, Flow]
     staleness: dict[str, tuple[float, int]]  # by "run version"
-    newest_refused: int  # of the newest decisions, whenever those were
+    newest_refused: int  # among the newest decisions, however old
     newest_decided: int
     refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts
@@ -250,7 +250,7 @@ class Overview(OverviewPart, frozen=True, kw_only=True):
     machines: tuple[WorkerLine, ...]
     volunteers: dict[str, int]
     window: ContributionWindow
-    newest_refused: int  # of the newest decisions, whenever those were
+    newest_refused: int  # among the newest decisions, however old
     newest_decided: int
     refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts

@@ -15,8 +15,8 @@ import msgspec
 from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
 from coordinator.rules.sizing import OPTIMISM, Run, work_of
 
-WORTH_WAITING = 2.0  # times as soon, before a task is left to another machine
-PATIENCE_S = 600.0  # no task is left to others for longer
+WORTH_WAITING = 2.0  # a task is left to a machine that would end it this many times sooner
+PATIENCE_S = 600.0  # longest time for which a task is left to others
 THERE_S = 45.0  # a worker that asks for work does so again within its long poll of 30 s
 MACHINES_MAX = 4096  # devices that are remembered
 

@@ -45,7 +45,7 @@ class TaskSettings(Settings):
     """`[task]`: how the pass is cut into leases."""
 
     local_steps: Steps = 50  # optimiser steps of one task
-    by_speed: bool = True  # a worker much slower than the median gets as many as take the same time
+    by_speed: bool = True  # a much slower worker gets fewer, which take the same time
     # if > 0, every task is sized to its worker's measured speed instead
     target_seconds: Seconds = 0.0
     batch_size: Steps = 16
@@ -78,7 +78,7 @@ class ValidationSettings(Settings):
     # refuse above median + max(norm_limit x 1.4826 MAD, norm_room x median) of the cohort
     norm_limit: Factor = 6.0
     norm_room: Factor = 2.0
-    # ... but up to this many times that limit, scale down to it instead
+    # up to this many times that limit, scale down to it, do not refuse
     clip_until: Annotated[float, Meta(ge=1, le=1e9)] = 1.0
     loss_limit: Factor = 3.0  # refuse a reported loss above this many times the global one
 
@@ -108,9 +108,9 @@ class TrustSettings(Settings):
     """`[trust]`: least recomputed share of contributions; on open servers at least 0.03."""
 
     recompute: Share = 0.0
-    # of a version's weight: more of it by accounts suspended since, and a rollback is proposed
+    # share of a version's weight from accounts suspended later that leads to a proposed rollback
     heal_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    auto_rollback: bool = False  # and made
+    auto_rollback: bool = False  # make the rollback too, not only propose it
 
 
 class RetentionSettings(Settings):
@@ -161,7 +161,8 @@ class ServeSettings(Settings):
         _tier(100_000, 120, 1024),
         _tier(1_000_000, 300, 2048),
     )
-    # Who computes: the organiser's machines, or also those of vetted volunteers, who can read.
+    # Machines that compute answers: the organiser's, or also those of vetted volunteers, who can
+    # read them.
     answered_by: Literal["organiser", "volunteers"] = "organiser"
     house_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of what an asker pays volunteers
     chat: ChatSettings = ChatSettings()
@@ -170,7 +171,7 @@ class ServeSettings(Settings):
 class PageSettings(Settings):
     """`[page]`: the public web page of the run."""
 
-    # Not given: shown, except on a server that lets people in by invitation only.
+    # None: shown, except on a server by invitation only.
     visible: bool | None = None
 
 

@@ -13,7 +13,7 @@ from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile
 from shared.nearest import nearest
 
-# Words that other programs use, and what says the same here.
+# Keys of other programs, and the same settings of a run file.
 WORDS = {
     "learning_rate": "[train] lr",
     "max_lr": "[train] lr",

@@ -14,9 +14,9 @@ MICRO = 1_000_000
 NANO = 1000  # in a micro-credit
 FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forward pass
 WRONG_MIN, WRONG_SHARE = 3, 0.05  # of the tokens of an answer that were compared
-ODD_SHARE = 0.01  # of all compared tokens of an account: one alone in an answer is no sign
+ODD_SHARE = 0.01  # of all compared tokens of an account: one wrong token proves nothing
 TOKEN_FLOPS = 2.0  # a parameter
-DRAWN_SHARE = 0.1  # of the pay of an account that has often agreed
+DRAWN_SHARE = 0.1  # least share of pay that is drawn, for an account that has often agreed
 
 
 def tier_of(serve: ServeSettings, earned_micro: int) -> TierSettings:

@@ -18,21 +18,21 @@ LEASE_MAX_S = DAY_S
 UNKNOWN_FACTOR = 10  # x the floor, while the duration of a task is unknown
 OPTIMISM = 2.0  # a benchmark knows nothing of downloads, evaluation, other programs
 LATE_FACTOR = 3.0  # x the expected time, then the lease ends
-# of the median speed: only below it is a task made smaller, for a benchmark is no better than that
+# Share of the median speed below which tasks are made smaller; benchmarks are no more exact.
 SLOWER = 0.75
 SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
 UPLOAD_SLACK_BYTES = MIB
-CLAMP = 16.0  # a newcomer counts as so much faster or slower than the median at most
-# A schedule may be so much longer than its run, which then ends above the lowest rate: merges of
-# several workers average the noise out that a low rate would. More is too much, and of a long run a
-# third more already is (measured, docs/decisions/0025-async-in-step.md).
+CLAMP = 16.0  # a newcomer counts as at most this many times faster or slower than the median
+# A schedule may be this much longer than its run, which then ends above the lowest rate: merging
+# several workers averages noise out as a low rate would. In long runs a third more is already too
+# much (measured, docs/decisions/0025-async-in-step.md).
 LONGER = 1.5
 LONGER_STEPS = 600
 STEPS_MAX = (1 << 31) - 1  # of a run, as a message tells it
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 
 
-BENCHMARK_LEAST = 0.25  # of the time that the own benchmark lets expect
+BENCHMARK_LEAST = 0.25  # of the time that a worker's own benchmark predicts
 
 
 class RunPace(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,14 +19,14 @@ State = Literal["probation", "vetted", "suspended"]
 
 PROOFS_MIN = 10
 # Trust, 0 to 1, multiplies the weight of a contribution in a merge; one bad result takes ten good
-# ones to mend. What a volunteer cannot help (late, overtaken, cancelled) does not move it.
+# ones to mend. Late, overtaken or cancelled work does not change it.
 TRUST_START = 1.0
 GAIN, LOSS = 0.01, -0.1  # for accepted work, and for work refused for its content
 LOSS_FAILED = -0.02  # for a task given back as failed
 TRUST_MIN = 0.3  # below it: no leases and no pay
 PROBATION_LEASES = 2  # at once, over all machines
 PROBATION_MACHINES = 3
-FAILURES_FREE = 3  # in a row, which a machine may have without a fault of its own
+FAILURES_FREE = 3  # in a row that a machine may have without a rest
 REST_S, REST_MAX_S = 10.0, 3600.0
 
 

@@ -19,16 +19,16 @@ from itertools import takewhile
 from statistics import median
 from typing import NamedTuple
 
-ROUNDS = 4  # of all live workers that are looked at together
-LEAST = 0.05  # median cosine of a run that is let alone
+ROUNDS = 4  # rounds of all live workers that are judged together
+LEAST = 0.05  # median cosine from which on the rate is left alone
 FACTOR = 0.5
 SCALE_MIN = 0.125  # of the plan's rate
 WINDOW_MAX = 256  # versions
 REST = 16  # windows at a lower rate, before the one above is tried again
 REST_MAX = 4096  # versions
-COOLS_FROM = 0.75  # of a run: from then on outer momentum steps by less
+COOLS_FROM = 0.75  # share of a run after which the outer rate falls
 COOLS_TO = 0.1  # of the outer rate, at the end
-LONG = 160  # versions of a run that cools: of 87 versions it made the end worse
+LONG = 160  # least versions of a run that cools: a run of 87 ended worse with it
 
 
 class Heading(NamedTuple):

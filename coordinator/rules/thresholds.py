@@ -19,7 +19,7 @@ REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
 LOW_FLOORS, ENOUGH_FLOORS = 4, 5  # of free disk
 CERTIFICATE_S, CERTIFICATE_SOON_S = 21 * DAY_S, 7 * DAY_S
 WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
-USUAL_TIMES = 5  # a run that makes a version an hour is not stalled after an hour
+USUAL_TIMES = 5  # a run stalls after this many times its usual time for a version
 
 
 ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # requests answered with 5xx

@@ -33,11 +33,11 @@ MAD_TO_SIGMA = 1.4826
 # an Adam step moves an element by about lr; this many lr a step is beyond honest work
 ADAM_REACH = 4.0
 COHORT, COHORT_MIN = 32, 8  # newest volunteers with a voice; below the least none is refused
-VOICE_OF = 8  # newest norms that a volunteer's voice in the cohort is the median of
-# A random walk of Adam's steps has the norm lr sqrt(steps parameters); a hundredth of it is the
-# norm of work in which one parameter of ten thousand took part.
+VOICE_OF = 8  # newest norms whose median is a volunteer's voice in the cohort
+# A random walk of Adam's steps has the norm lr sqrt(steps parameters); a hundredth of it means that
+# one parameter of ten thousand was trained.
 ADAM_LEAST = 0.01
-COHORT_LEAST = 0.02  # of the cohort's median: no honest task learns so little beside the others
+COHORT_LEAST = 0.02  # share of the cohort's median: honest tasks change more than this
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

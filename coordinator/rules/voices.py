@@ -18,11 +18,11 @@ from collections.abc import Hashable, Sequence
 import msgspec
 
 SHARE_MAX = 1 / 3
-GROUPS_MIN = 4  # fewer cannot keep below a third each
+GROUPS_MIN = 4  # with fewer, each has more than a third
 PROBATION_MAX = 0.2
 ROUNDS = 100  # the cuts converge by a third or more each
 ROUNDING = 1e-12
-VANISHED = 1e-9  # limits under which so little is left contradict each other
+VANISHED = 1e-9  # if limits leave less weight than this, they contradict each other
 
 
 class Voice(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
-# Hears the progress of a build, in the command that waits for it.
+# Receives the progress of a build for the command that waits for it.
 progress: ContextVar[Callable[[Any], None] | None] = ContextVar("progress", default=None)
 
 

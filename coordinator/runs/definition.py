@@ -34,16 +34,14 @@ GB = 1e9
 
 CREDIT_FLOPS = 1e10  # one credit by default: equal device time earns alike on every workload
 MICRO = 1_000_000
-CHAIN_BYTES_MIN = (
-    1 << 20
-)  # of a model whose versions travel as a chain by default: a smaller one is here at once
+CHAIN_BYTES_MIN = 1 << 20  # a smaller model is sent whole by default, not as a chain
 
-# Of a run that strangers may join: two of five hostile volunteers move it little, and honest work
-# loses less than a hundredth of the loss (measured, docs/experiments.md).
+# Defaults of a run that strangers may join: with two of five volunteers hostile the model moves
+# little, and honest work costs less than 1 % of the loss (measured, docs/experiments.md).
 OPEN_RULE: Mapping[str, Any] = {"aggregate": "centred-clip", "aggregate_from": 5}
-# Fewer, drawn from a crowd of whom two fifths are hostile, have a hostile majority too often.
+# With a smaller quorum and two fifths hostile, hostile majorities are too frequent.
 OPEN_QUORUM: Mapping[str, Any] = {"quorum": 5, "quorum_share": 0.75}
-# An update is scaled down from 1.5 times its cohort's median on, and refused where it always was.
+# Updates above 1.5 times the cohort's median are scaled down; the limit of refusal is unchanged.
 OPEN_TABLES: Mapping[str, Mapping[str, Any]] = {
     "validation": {"norm_room": 0.5, "clip_until": 2.0},
     "evaluation": {"gate": True},

@@ -44,7 +44,7 @@ class Landmarks(msgspec.Struct, frozen=True, kw_only=True):
     """Landmarks of one run, the oldest first."""
 
     milestones: tuple[VersionMilestone, ...] = ()
-    phases: tuple[PhaseStart, ...] = ()  # none for a plan without phases
+    phases: tuple[PhaseStart, ...] = ()  # empty for a plan without phases
 
 
 def milestones_until(head: int) -> list[int]:

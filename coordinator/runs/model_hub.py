@@ -61,7 +61,7 @@ class HubRepository:
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        def told(error: Exception) -> str:  # a mirror may say again what it was sent
+        def told(error: Exception) -> str:  # a mirror may repeat what it was sent, such as a token
             return why(error).replace(self._token, "***")
 
         disable_progress_bars()
@@ -72,9 +72,7 @@ class HubRepository:
             api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
         except HfHubHTTPError as error:
             raise self._refused(error.response.status_code, told(error)) from None
-        except (
-            Exception
-        ) as error:  # what goes wrong on the way it tells by httpx, which is not ours to import
+        except Exception as error:  # httpx raises others, which only volunteer.net may import
             if not type(error).__module__.startswith("httpx"):
                 raise VolunteerError(f"the hub refused {self.repository}: {told(error)}") from None
             where = re.sub("//[^/@]*@", "//", api.endpoint)  # it may hold a password

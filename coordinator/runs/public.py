@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shared.protocol.heartbeat import Announcement
 
 FRESH_S = 1.0
-# What is summed over all history is read anew at most a five-hundredth of the time.
+# Sums over all history take at most one five-hundredth of the time.
 HISTORY_REST = 500.0
 CURVE = 120  # points of a curve, at most twice as many
 STRETCH_S_MIN = 60.0

@@ -125,7 +125,7 @@ def prepare(order: Publication) -> PreparedVersion:
     )
     files[weights.sha256] = published
     made = {each.blob.sha256: path for each, path in ((step, link), (packed, snapshot)) if each}
-    # Of a very small model the whole file is fewer bytes than any way to it.
+    # The whole file of a very small model may be smaller than any link or snapshot.
     files |= {ref.sha256: made[ref.sha256] for ref in content.ways if ref.sha256 in made}
     return PreparedVersion(content, published, files)
 
@@ -138,7 +138,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
     chosen = codec(LINK_CODECS.get(order.plan.codec, LINK_CODEC))
     how = Following(codec=chosen, rounded=rounded, sync=True)
     encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
-    if written.sha256 == order.base.weights.sha256:  # nothing that a volunteer would see
+    if written.sha256 == order.base.weights.sha256:  # volunteers would see no change
         return written, None
     step = Link(
         base=order.base.weights.sha256,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shared.workloads.experience import Pacing
 
 LIVE_S = 4 * HEARTBEAT_S
-PATIENCE_S = 300.0  # with vetted volunteers that send nothing, where the plan has no deadline
+PATIENCE_S = 300.0  # wait for silent vetted volunteers, where the plan has no deadline
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
 

@@ -156,7 +156,7 @@ class Runs(PlatformService):
             "dataset_id": dataset.id if dataset else None,
             "seed": file.seed,
             "parameters": about.parameters,
-            # Of a run that makes its own data: games that may begin before a learner needs them.
+            # For a run that makes its own data: games that may begin ahead of the learners.
             "samples_total": _allowed(about.play) if about.play else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),

@@ -63,7 +63,7 @@ def overtake(
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
     """Supersede and pay the accepted, unmerged contributions of an ended run. Counts them."""
     count = 0
-    while rows := contributions.left_over(conn, run_id):  # so many at a time
+    while rows := contributions.left_over(conn, run_id):  # in batches
         for row in rows:
             verdicts.decide(
                 conn,

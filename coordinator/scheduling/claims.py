@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 JOINED_MAX = 256  # claims in one transaction
-SPREAD = 0.5  # of its wait, by which a claim may end before it
-TODO_SPARE = 32  # waiting tasks looked at beyond two a waiter: it may have failed the first ones
+SPREAD = 0.5  # share of its wait by which a claim may end early
+TODO_SPARE = 32  # waiting tasks read beyond two a waiter, who may have failed some
 ABLE_S = 30.0  # how long a worker's workloads, devices and speed are believed
 WORKERS_MAX = 100_000
 PACE_S = 30.0  # how long a run's measured pace is believed
@@ -107,9 +107,7 @@ class _ClaimResults:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     shut_out: dict[str, VolunteerError] = field(default_factory=dict)
     runs: dict[int, JobBase] = field(default_factory=dict)
-    audits: Mapping[int, AuditLease] = field(
-        default_factory=dict
-    )  # of those that are audits, by task
+    audits: Mapping[int, AuditLease] = field(default_factory=dict)  # audits, by task
     fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
     given: Counter[int] = field(default_factory=Counter)  # operations by run

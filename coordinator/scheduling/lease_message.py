@@ -47,10 +47,10 @@ UPDATES = {
     "evaluate": "evaluation",
     "learn": "delta",
     AUDIT: AUDIT,
-}  # but "train": the plan's
+}  # for "train" the plan says it
 
 
-DATA = "data"  # among the options of a task beside the pass: the manifest of what it reads
+DATA = "data"  # option of a task outside the pass: the manifest of its data
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
     )
     if play is None:
         return run
-    # Its pass is a row of episodes without an end, as far as learners keep up; each is a step.
+    # The pass of such a run is an endless row of episodes, paced by the learners; each is a step.
     settings = msgspec.structs.replace(spec.file.task, batch_size=1, min_steps=1)
     return msgspec.structs.replace(
         run,

@@ -72,7 +72,7 @@ class Renewals:
     async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
         """Renew the reported leases of a worker, and order each to continue or stop."""
         if len(request.tasks) > TASKS_MAX:
-            raise BadRequest(f"a heartbeat may speak of {TASKS_MAX} tasks at most")
+            raise BadRequest(f"a heartbeat may name {TASKS_MAX} tasks at most")
         self.saw(principal.worker_id, _state(request))
         if not all(map(self._knows, request.tasks)):
             await self._learn(principal.worker_id, request.tasks)

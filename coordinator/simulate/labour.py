@@ -16,7 +16,7 @@ from shared.tensors.quantize import codec
 from shared.workloads.base import Job
 
 SETTLED = ("accepted", "merged")
-STEP_SHARE = 0.3  # of lr that an element moves in a step of pretended work
+STEP_SHARE = 0.3  # share of lr by which an element moves in a simulated step
 
 
 class Handed(msgspec.Struct, frozen=True, kw_only=True):

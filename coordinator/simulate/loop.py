@@ -17,8 +17,8 @@ from shared.errors import Internal
 
 T = TypeVar("T")
 
-# Above every time that a file of today has: what is written meanwhile is never "from the future" to
-# the coordinator.
+# Later than the time of any file of today, so that files written during a simulation are never
+# "from the future" to the coordinator.
 EPOCH = 4_000_000_000.0
 
 

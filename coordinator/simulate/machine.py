@@ -308,7 +308,7 @@ class SimulatedMachine:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(halt.wait(), takes_s)
         if halt.is_set():
-            raise Gone("the coordinator has called it back")
+            raise Gone("the coordinator cancelled the task")
         job = msgspec.structs.replace(
             manifest.scheduled(lease.job),
             global_step=begun.global_step,
@@ -336,7 +336,7 @@ class SimulatedMachine:
             self.trace.verdicts[error.code] += 1
         else:
             self.trace.tasks += turn.last and not verdict.redo
-            settled = verdict.state in SETTLED  # the merge may be faster than the answer
+            settled = verdict.state in SETTLED  # the merge may come before the answer
             self.trace.verdicts[verdict.reason or ("accepted" if settled else verdict.state)] += 1
             assert self.labour is not None
             self.labour.judged(lease.task, verdict)

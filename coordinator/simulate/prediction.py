@@ -28,7 +28,7 @@ SIGNS: dict[State, str] = {
     "away": " ",
 }
 LEGEND = "# trains   v downloads   ^ uploads   - prepares   . waits for a merge   ? waits for work"
-BUSY_ENOUGH = 0.9  # of the time online: then nothing but the devices limits the run
+BUSY_ENOUGH = 0.9  # share of the time online from which on only the devices limit the run
 WORST: dict[State, tuple[str, str]] = {
     "wait": (
         "the wait for slower volunteers before each merge",

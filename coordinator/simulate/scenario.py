@@ -70,7 +70,7 @@ class Workers(ScenarioTable):
     name: str = "volunteer"
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
     steps_per_s: Positive = 1.0
-    spread: Share = 0.0  # between machines of the kind: each has up to so much more or less speed
+    spread: Share = 0.0  # speed of each machine of the kind differs by up to this share
     jitter: Share = 0.03  # between the tasks of one machine
     up_mbit: Positive = 20.0
     down_mbit: Positive = 50.0
@@ -80,7 +80,7 @@ class Workers(ScenarioTable):
     leave_after_minutes: NotNegative = 0.0  # for good; 0 = never
     waits: bool = False  # for the merge of its last work, however long that takes
     lost_share: Share = 0.0  # of its tasks in which it vanishes without a word
-    back_after_minutes: NotNegative = 5.0  # ... and how long it stays away then
+    back_after_minutes: NotNegative = 5.0  # how long it stays away after that
 
 
 class Server(ScenarioTable):

@@ -32,7 +32,7 @@ from shared.decoding import decode
 from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 
-RAM_DISK = Path("/dev/shm")  # where there is one nothing has to reach a disk
+RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing has to reach a disk
 TICKS = 250.0  # the chores of the server happen about this often in a simulation
 TICK_MAX_S = 15.0
 PARAMETERS_MAX = 3_000_000  # a larger model is simulated by a stand-in
@@ -101,8 +101,8 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
         )
         coordinator = await Coordinator.build(settings, clock, database=in_memory())
         try:
-            # Of their own: the coordinator clears what lies for long in its folder, and to a clock
-            # of the future that is whatever lies there.
+            # A folder apart from the coordinator's, which removes old files: by its virtual clock
+            # every file is old.
             (scratch := Path(folder) / "machines").mkdir()
             return await _Simulation(scenario, hooks, coordinator, clock, scratch).run()
         finally:

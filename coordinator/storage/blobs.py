@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
-# Finds the bytes [start, stop) that are needed of a file by reading it.
+# Finds the needed bytes [start, stop) of a file by reading it.
 FindSpans: TypeAlias = Callable[[BinaryIO], Iterable[tuple[int, int]]]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BROKEN = {errno.EROFS, errno.EIO}  # a disk after an error of its own
 
-# Of its own, so that a long merge in the default pool never makes a download wait.
+# A pool apart, so that downloads never wait for a long merge in the default pool.
 _POOL = ThreadPoolExecutor(max_workers=8, thread_name_prefix="blob")
 
 

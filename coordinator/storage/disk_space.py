@@ -18,7 +18,7 @@ from shared.text import size
 
 LOOK_S = 2.0
 RETRY_S = 30.0
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # which the free bytes tell better
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # the free bytes say more than these errors
 
 log = structlog.get_logger("space")
 

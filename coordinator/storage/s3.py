@@ -69,7 +69,7 @@ class S3Blobs:
                 retry_config={"retry_timeout": timedelta(seconds=retry_s)},
             )
         except Exception as error:
-            said = str(error).partition("\n")[0]  # its dump of itself follows
+            said = str(error).partition("\n")[0]  # the rest is a dump of the error
             raise Configuration(f"the object store {url} cannot be used: {said}") from error
         self._obstore = obstore
         public = os.environ.get("AWS_ENDPOINT_URL_PUBLIC", "")
@@ -245,7 +245,7 @@ class S3Blobs:
         try:
             await self._call(self._obstore.delete_async(self._store, key))
         except NotFound:
-            pass  # some stores say so, most do not
+            pass  # some stores report a missing blob, most do not
 
     async def entries(self) -> AsyncIterator[BlobEntry]:
         async for found in self.objects(None):

@@ -41,7 +41,7 @@ class Staging:
         for found in await self._stored(f"{FOLDER}/{upload_id}/"):
             offset, size = map(int, found["path"].rpartition("/")[2].split("-"))
             if found["size"] != size:
-                continue  # by a signed URL anything can be put there
+                continue  # a signed URL lets a client put anything there
             piece = StagedPiece(offset, size, found["path"])
             longest[offset] = max(longest.get(offset, piece), piece, key=lambda each: each.bytes)
         follow: list[StagedPiece] = []

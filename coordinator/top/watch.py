@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coordinator.rules.overview import Overview
 
 EVERY_S = 1.0
-LATE_S = 6.0  # without a newer picture for so long, it is said to be old
+LATE_S = 6.0  # a picture older than this is marked as old
 
 
 class CommandSender(Protocol):

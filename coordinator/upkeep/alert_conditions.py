@@ -64,7 +64,7 @@ Kind = Literal[
     "certificate",
     "database",
 ]
-EVENTS: frozenset[Kind] = frozenset({"failed check"})  # happen; the others last
+EVENTS: frozenset[Kind] = frozenset({"failed check"})  # kinds that happen once; all others last
 LOCAL_KINDS: frozenset[Kind] = frozenset(
     {"disk", "read only", "errors", "certificate"}
 )  # of one machine
@@ -197,8 +197,8 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
             )
             continue
         made_at, usual_s = versions.pace(conn, run.id, run.head)
-        # Half of the time from the version on, half under our eyes: a run that was paused for long
-        # has an old version, and is well.
+        # Half of the time counts from the version on, half while we watch: after a long pause the
+        # version is old although the run is well.
         half_s = limits.stalled_after(usual_s) / 2
         if limits.stalled_s and now - made_at >= half_s:
             message = (

@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from coordinator.traffic import TrafficCounter
 
 LOOK_S = 30.0
-SILENT_S = HOUR_S  # an event is over after so long without another, and not said again before
-WINDOW_LOOKS = 10  # requests are judged over so many
-GONE_S = 600.0  # what one machine saw is over when that machine looks no longer
+SILENT_S = HOUR_S  # an event is over, and may be sent again, after this long without another
+WINDOW_LOOKS = 10  # looks over which the share of failed requests is counted
+GONE_S = 600.0  # alerts of a machine that no longer looks end after this
 LATE_S = 60.0
 STANDING_MAX, LETTERS_MAX = 500, 100
-# After each failure; then a letter is given up.
+# Waits after each failed delivery; after the last one the notification is dropped.
 RETRY_S = (30.0, 120.0, 600.0, HOUR_S, 4 * HOUR_S)
 
 log = structlog.get_logger("alerts")
@@ -106,7 +106,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     """Stored memory of the alerts."""
 
-    checked_at: float  # events before it were said
+    checked_at: float  # events before it were handled
     standing: tuple[StandingAlert, ...] = ()
     letters: tuple[Letter, ...] = ()
     letter: int = 0  # number of the last one

@@ -124,7 +124,7 @@ async def backup(
     try:
         at = str(listed.created_at)
         await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
-    except VolunteerError as error:  # a backup is all the more welcome then
+    except VolunteerError as error:  # the backup goes on: it is needed most now
         log.warning("the backup is not noted for the alerts", error=error.message)
     return summary(to, listed)
 

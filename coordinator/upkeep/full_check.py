@@ -101,5 +101,5 @@ class Checks:
         verify(self._key.public_key, row.manifest.encode(), bytes.fromhex(row.signature))
         manifest = decode(row.manifest, VersionManifest)
         if (manifest.version, manifest.weights.sha256) != (row.version, row.published_sha256):
-            raise ValueError("its manifest speaks of something else")
+            raise ValueError("its manifest describes another version")
         open_frame(path, definition(run).schema).close()

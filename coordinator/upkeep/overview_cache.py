@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 OVERVIEW_S = 0.9  # a screen asks once a second, and gets another picture each time
 CENSUS_S = 5.0
-# Each is read again only after so many times as long as it took. On an idle machine these never
-# count: a picture takes 1 ms, a census of 10,000 workers 17 (2 cores, SQLite).
+# Each is read again only after this many times its own duration. On an idle machine this never
+# matters: a picture takes 1 ms, a census of 10,000 workers 17 ms (2 cores, SQLite).
 OVERVIEW_REST, CENSUS_REST = 5.0, 20.0
 
 log = structlog.get_logger("overview")

@@ -18,7 +18,7 @@ from shared.protocol.inference import (
 )
 
 STOP_CHARS_MAX = 200
-# An echo's list of tokens has the end, so that who asked for one token more can cut one off.
+# Last entry of an echo's tokens: clients that asked for one token more cut one off.
 END = TokenLogprob(text="", logprob=None)
 
 

@@ -36,7 +36,7 @@ class RunInfo(Message):
     merging: str = ""  # "merging after 2 more contributions or 3:12"
     items: str = "tokens"  # what `tokens` counts
     measure: str = "held-out loss"  # what `loss` is
-    # part of the plan's outer rate that it steps by: below 1 it has lowered it by itself
+    # share of the plan's outer rate in use: below 1 the run has lowered it automatically
     outer_scale: float = 1.0
     origin: str = ""  # the model that it goes on from; empty: it begins from nothing
     origin_licence: str = ""
@@ -78,7 +78,7 @@ class ServerInfo(Message):
     proof: str = ""  # hex, signature over the nonce that was sent: the key is held by who answers
     wheel: SignedWheel | None = None  # None where the organiser's own line, `install`, replaces it
     install: str = ""
-    restored: SignedRestore | None = None  # from a backup, the last time that it was
+    restored: SignedRestore | None = None  # the last restore from a backup
     store: bool = False  # volunteers reach its object store, by signed URLs
     mirrors: tuple[str, ...] = ()  # addresses below which blobs are, as ab/abcdef...
 
@@ -198,7 +198,7 @@ class Me(Message):
 class Forfeited(Message):
     """Forfeited pay."""
 
-    questions: int  # that were open; without any nothing is given up
+    questions: int  # open ones; without any, nothing is given up
     amount_micro: int
 
 

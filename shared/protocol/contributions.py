@@ -70,8 +70,8 @@ class SubmitRequest(Message, kw_only=True):
     metrics: Metrics = msgspec.field(default_factory=dict)
     games: Word = ""  # sha256 of an uploaded games file, for self-play
     commitment: Commitment = Commitment()
-    # Turns done each time the portions of a batch were halved for lack of memory, where that
-    # changes what is learnt: the task is done again alike.
+    # Turns done before each halving of a batch's portions for lack of memory, where a halving
+    # changes what is learnt; a recompute halves at the same turns.
     halved: Annotated[tuple[Number, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 

@@ -88,7 +88,7 @@ __all__ = [
     "Parameter",
 ]
 
-_CURSOR = (Parameter(name="cursor", kind=int, help="Where the last page ended."),)
+_CURSOR = (Parameter(name="cursor", kind=int, help="Cursor of the page before."),)
 _TAGGED = ("If-None-Match",)
 
 # What a worker reports of itself.
@@ -118,8 +118,8 @@ CHALLENGE = Endpoint(
     auth="none",
     reply=Challenge,
     query=(
-        Parameter(name="volunteer", kind=str, help="Id of the account to be."),
-        Parameter(name="nickname", kind=str, help="Its name, refused before anything is computed."),
+        Parameter(name="volunteer", kind=str, help="Id of the account to register."),
+        Parameter(name="nickname", kind=str, help="Its nickname, checked before any work."),
     ),
     strict=True,
 )
@@ -317,8 +317,8 @@ LEADERBOARD = Endpoint(
     summary="Volunteers by credits earned",
     reply=tuple[LeaderRow, ...],
     query=(
-        Parameter(name="run", kind=str, help="Of one run."),
-        Parameter(name="days", kind=int, help="Of the last days."),
+        Parameter(name="run", kind=str, help="Only credits from this run."),
+        Parameter(name="days", kind=int, help="Only the last so many days."),
     ),
     bytes_max=LISTING_BYTES_MAX,
 )
@@ -386,7 +386,7 @@ USAGE = Endpoint(
     operation="api_keys.usage",
     summary="My newest 500 requests, newest first, or those of one key",
     reply=tuple[UsageRow, ...],
-    query=(Parameter(name="key", kind=int, help="Of this key."),),
+    query=(Parameter(name="key", kind=int, help="Only requests with this key."),),
     bytes_max=LISTING_BYTES_MAX,
 )
 GIVE = Endpoint(
@@ -430,7 +430,7 @@ CONSISTENCY = Endpoint(
     reply=TreeProof,
     query=(
         Parameter(name="old", kind=int, help="The smaller number of entries."),
-        Parameter(name="new", kind=int, help="The larger one."),
+        Parameter(name="new", kind=int, help="The larger number of entries."),
     ),
 )
 
@@ -443,7 +443,7 @@ SAMPLE = Endpoint(
     auth="none",
     reply=NOTHING,
     gives="image/png",
-    query=(Parameter(name="version", kind=int, help="Of this version instead."),),
+    query=(Parameter(name="version", kind=int, help="A version other than the newest."),),
     headers=_TAGGED,
 )
 TIMELAPSE_GIF = Endpoint(
@@ -469,7 +469,9 @@ SERVER = Endpoint(
     summary="Name, protocol, public key and runs of this coordinator",
     auth="none",
     reply=ServerInfo,
-    query=(Parameter(name="nonce", kind=str, help="Signed in `proof`: up to 64 characters."),),
+    query=(
+        Parameter(name="nonce", kind=str, help="Nonce to sign in `proof`, up to 64 characters."),
+    ),
 )
 WHEEL = Endpoint(
     method="GET",

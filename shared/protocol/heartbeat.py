@@ -31,7 +31,7 @@ class HeartbeatRequest(Message):
     paused: bool = False
     reason: Line = ""
     news_since: Number = 0  # the last `news` this client has stored
-    ordered_at: float = 0.0  # of the last order of its owner that it carried out
+    ordered_at: float = 0.0  # time of the last order by its owner that this machine has carried out
 
 
 class RunBeat(Message):

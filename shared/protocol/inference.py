@@ -210,7 +210,7 @@ class ChatMessage(_Strict, frozen=True, kw_only=True):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | tuple[TextPart, ...]
-    name: str = ""  # the model is not told
+    name: str = ""  # the model never sees it
 
     @property
     def text(self) -> str:

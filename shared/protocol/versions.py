@@ -70,7 +70,7 @@ class VersionManifest(Message):
     global_step: int
     tokens: int
     created_at: float
-    expires_at: float  # a frozen head is noticed
+    expires_at: float  # makes a frozen head visible
     downlink: Downlink = Downlink()
     chunks_sha256: str = ""  # of the dataset as volunteers get it; see `chunks_digest`
     # SHA-256 of the task suites that its scores are of, by name
@@ -137,7 +137,7 @@ class VersionInfo(Message):
     picture: BlobRef | None = None  # a PNG, where the sample is one
     update_norm: float | None = None
     heading: float | None = None  # cosine of its update to the outer momentum before it
-    outer_scale: float = 1.0  # part of the plan's outer rate that was stepped by
+    outer_scale: float = 1.0  # share of the plan's outer rate that the merge used
     mine: int = 0  # contributions of the volunteer who asks
 
 

@@ -221,7 +221,7 @@ def block_peaks(numbers: F32, block: int) -> F32:
     peaks = np.empty(-(-numbers.size // block), np.int32)
     for start, stop in grid(numbers.size, SPAN):
         bits = _scratch(stop - start).view(np.int32)
-        # Without their sign float32 are in the order of the whole numbers that their bits are,
+        # The bits of float32 without the sign sort, as integers, like the numbers themselves,
         # infinity and NaN last.
         np.bitwise_and(numbers[start:stop].view(np.int32), np.int32(0x7FFFFFFF), out=bits)
         edges = np.arange(0, stop - start, block)

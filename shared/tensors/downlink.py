@@ -158,7 +158,7 @@ class _Published:
         if minus is None:
             np.copyto(into, numbers)
         else:
-            with np.errstate(over="ignore", invalid="ignore"):  # looked at next
+            with np.errstate(over="ignore", invalid="ignore"):  # checked next
                 np.subtract(numbers, minus, out=into)
         with telling(spec.name):
             refuse_nonfinite(into)

@@ -377,7 +377,7 @@ class _Feedback:
     def add(self, name: str, start: int, numbers: F32) -> F32:
         if name not in self._known:
             return numbers
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked next
+        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked next
             before = self._previous.read(name, start, start + numbers.size)
             return numbers + (before if self._decay == 1 else self._decay * before)
 
@@ -442,7 +442,7 @@ CODECS: Mapping[str, Codec] = {
     )
 }
 
-# What they lose is not worth carrying over.
+# Codecs whose rounding error is too small for error feedback.
 EXACT_CODECS = frozenset({"float32", "float32-zstd", "bf16", "bf16-zstd"})
 
 

@@ -27,7 +27,7 @@ from shared.tensors.spec import TensorSpec, grid
 INDEX = "#index"
 CHUNK = 4096
 _LIMIT = 127
-_MOST = 3.38e38  # what is rounded to a finite bfloat16
+_MOST = 3.38e38  # largest magnitude that rounds to a finite bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TopK(Decoded):
     bits); and increasing positions within the chunk.
     """
 
-    keep: int  # of a chunk; divides it, and four divides `keep`
+    keep: int  # elements kept of a chunk: a divisor of its size and a multiple of four
     coarse: bool
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:

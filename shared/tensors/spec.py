@@ -26,9 +26,7 @@ NAME_CHARS_MAX = 256
 RANK_MAX = 8
 TENSOR_BYTES_MAX = 1 << 44  # 16 TiB: far above any model, far below where offsets stop being exact
 CHUNK_ELEMENTS = 1 << 22  # the fixed grid of all streaming work: a multiple of every block size
-WALK_ELEMENTS = (
-    1 << 17
-)  # of work whose result does not depend on the grid: a thread then holds 2 MiB, not 33
+WALK_ELEMENTS = 1 << 17  # a finer grid, for results that do not depend on it: 2 MiB a thread
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

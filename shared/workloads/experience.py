@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shared.workloads.base import Job
 
 
-# an actor hears of a version with its next heartbeat; that long nobody can know of it
+# Time until an actor hears of a new version, with its next heartbeat.
 NOTICE_S = 60.0
 
 
@@ -38,14 +38,14 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     episodes: int  # of one actor's task
     episode_flops: float  # about what one costs to make
     evaluation_flops: float  # what one evaluation by the network costs
-    chunk: int  # sealed together
-    window: int  # newest that learners draw from
-    window_min: int  # before the first learn task
+    chunk: int  # sealed into one file
+    window: int  # newest episodes that learners draw from
+    window_min: int  # episodes before the first learn task
     reuse: float  # how often a sample is learnt from
     queue: int  # that may wait for a learner; above it no more are handed out
     lag: int  # versions that an episode may be behind when it begins
     learners: int  # learn tasks at once
-    fresh: int = 0  # versions since which what learners draw from was sealed; 0 = any
+    fresh: int = 0  # learners draw from chunks sealed within this many versions; 0 = any
     unit: str = "game"  # what people call an episode
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
     match_games: int = 0  # of one match

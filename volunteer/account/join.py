@@ -38,7 +38,7 @@ from volunteer.settings.settings import Settings
 from volunteer.text import nobody_at
 
 PATIENCE_S = 15.0
-REGISTER_S = 60.0  # a crowd that joins at once is let in one after the other
+REGISTER_S = 60.0  # long: many that join at once are registered one by one
 NAMES_TRIED = 3
 CHALLENGES_TRIED = 3  # one that expired meanwhile is replaced
 

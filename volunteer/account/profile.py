@@ -86,7 +86,7 @@ class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
     shortages: tuple[Shortage, ...] = ()  # of memory, by run and device
     tasks: int = 0  # submitted, ever
     read: tuple[int, ...] = ()  # announcements that were read and may still stand
-    show_name: bool | None = None  # the value of `public` that the coordinator does not have yet
+    show_name: bool | None = None  # a change of `public` that the coordinator does not know yet
 
 
 class Home:
@@ -127,7 +127,7 @@ class Home:
         try:
             return read_record(path, ProfileState) or ProfileState()
         except Configuration:
-            set_aside(path)  # nothing in it is worth refusing to work
+            set_aside(path)  # without its contents work can still begin
             return ProfileState()
 
 
@@ -167,7 +167,7 @@ class Profile:
         try:
             identity = self.current()
         except Configuration:
-            return ()  # said when the work is to begin
+            return ()  # reported when work begins
         return self.home(identity).memory.verdicts if identity is not None else ()
 
     def home(self, identity: Identity) -> Home:
@@ -177,7 +177,7 @@ class Profile:
     def lock(self) -> Iterator[None]:
         """Hold a running instance's lock. Raises Configuration if another does, StorageFull."""
         path = self.path / "lock"
-        with storing(path):  # what a buffer held would fail a second time when it is closed
+        with storing(path):  # unbuffered: a buffer would fail a second time on close
             opened = path.open("a+b", buffering=0)
         with opened as file:
             if not _try_lock(file):

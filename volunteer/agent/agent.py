@@ -76,7 +76,7 @@ class Machine:
     load: Callable[[str], Workload] = load_any  # by name; only what the owner has enabled
     detect: Callable[[], tuple[Device, ...]] = detect
     measure: bool = True  # benchmark a device that has not been measured
-    read: Read | None = None  # what else goes on here; None: by the sensors of this machine
+    read: Read | None = None  # reads the sensors; None: those of this machine
     sense: Sense = field(default_factory=lambda: Sensors().read)
 
 
@@ -102,7 +102,7 @@ class Agent:
         self._started = timing.clock.monotonic()
         self._trainers: dict[str, Trainer] = {}
         self._lent: tuple[str, ...] = ()  # ids of the devices that work
-        self._working: list[LentDevice] = []  # and they themselves
+        self._working: list[LentDevice] = []  # the devices that work
         self._life = life = Lifecycle(timing.clock)
         self._held = HeldLeases(life, settings.max_tasks)
         self._pauses = PauseBoard(life, hub)
@@ -310,7 +310,7 @@ class Agent:
 
     async def _first_news(self) -> None:
         """Ask for the news at once: the devices are known only after torch was imported."""
-        with contextlib.suppress(VolunteerError):  # the loop of heartbeats comes to it
+        with contextlib.suppress(VolunteerError):  # the heartbeat loop tries again
             await self.heartbeat.alive(self.store.leases.stored())
 
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:

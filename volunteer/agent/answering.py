@@ -62,7 +62,7 @@ class Answering:
                 work = await self.life.unless(lambda: self._free() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)
-            except (Forbidden, NotFound) as error:  # also of a coordinator that has no such work
+            except (Forbidden, NotFound) as error:  # a coordinator without such work answers so too
                 if not self._told:
                     self._told = True
                     self.hub.notice(Sentence("no prompts yet: {error}", error=error.message))

@@ -114,11 +114,11 @@ class BaseVersions:
             raise InvalidFrame(
                 Sentence("the coordinator sent no manifest of the version to begin from")
             )
-        # An earlier base is right for a task that began before, here too where nobody answers.
+        # A task that began before, even without the coordinator, keeps its earlier base.
         newest = _newest(lease) and before is None and not held.stored.early
         manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
         if before is None or before.version != begun.version:
-            self.leases.snapshot(lease).unlink(missing_ok=True)  # of another base
+            self.leases.snapshot(lease).unlink(missing_ok=True)  # it belongs to another base
         held.change(begun=begun, lease=_bound(lease, begun, manifest))
         self.leases.keep(held.stored)
         weights = await self.downloads.held_weights(held, manifest, stack)

@@ -61,7 +61,7 @@ class Benchmarks:
             if device.id in known:
                 self.hub.emit(events.Benchmarked(benchmark=known[device.id]))
             elif measure:
-                # From the moment it is known, it is shown as being measured.
+                # A device is shown as being measured as soon as it is known.
                 first = events.BenchmarkProgress(stage=FIRST_STAGE, done=0.0, device=device.id)
                 self.hub.emit(first)
                 await self.measure(device, trainer, quick=True)

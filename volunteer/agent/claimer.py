@@ -27,7 +27,7 @@ from volunteer.storage.outbox import Outbox
 WAIT_S = 30.0  # how long one claim may wait at the coordinator
 REFUSED_WAIT_S = 60.0
 DISK_WAIT_S = 60.0
-SHORT_WAIT_S = 60.0  # the list of runs may have changed
+SHORT_WAIT_S = 60.0  # short, since the list of runs may have changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

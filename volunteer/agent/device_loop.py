@@ -96,12 +96,12 @@ class DeviceLoop:
                 await self.pipeline.downloads.prefetch_data(held)
                 await self.life.unless(lambda: self.life.winding_up, self._fetch_weights(held))
             except VolunteerError:
-                pass  # it comes up again when the task is done
+                pass  # the error is raised again at the end of the task
         return held
 
     async def _claim_ahead(self) -> LeaseInWork | None:
         """Claim; a pause cancels the claim, which is repeated when the task continues."""
-        # Claiming a task that is late would take it away from ourselves.
+        # A claim could get our own late task and so void its result.
         while not self.claimer.held.late:
             held = await self._claim()
             if held is not None or not self._kept():
@@ -225,11 +225,11 @@ class DeviceLoop:
             freed.cancel()
             self.news.ends()
             self._at_end.set()
-        await self._settle()  # one model more in memory, not two
+        await self._settle()  # at most one further model in memory
         self._behind = asyncio.create_task(self._conclude(held, held.work))
         if held.work.done():
             await self._settle()
-        # after the wait that follows a failure: others may do the next task meanwhile
+        # after the wait that follows a failure, in which others may take the next task
         self._near_end.set()
 
     async def _settle(self) -> None:
@@ -311,8 +311,8 @@ class DeviceLoop:
             self.life.give_up(error)
         else:
             with self._rest():
-                # Not the task's fault: the workload is missing here, or of another version; and an
-                # audit is the work of another machine, which could do it.
+                # A workload that is missing here or of another version is not the task's fault, nor
+                # is an audit's failure, since another machine has done that task.
                 own = held.lease.audit is None and not isinstance(error, NotFound)
                 how = "failed" if own else "released"
                 await ends.without_result(held, how, message)

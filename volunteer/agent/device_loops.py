@@ -69,7 +69,7 @@ class DeviceLoops:
                 try:
                     self.loaded[name] = self.load(name)
                 except (VolunteerError, ImportError):
-                    continue  # a task of it would fail; the coordinator does not check it
+                    continue  # its tasks would fail, and the coordinator does not check
         return self.loaded
 
     def loop(self, device: LentDevice) -> DeviceLoop:

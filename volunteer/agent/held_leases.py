@@ -81,7 +81,7 @@ class HeldLeases:
         self._life = life
         self._leases: dict[LeaseKey, LeaseInWork] = {}
         self._left = max_tasks if max_tasks > 0 else None
-        self._counted: set[LeaseKey] = set()  # taken against `max_tasks`
+        self._counted: set[LeaseKey] = set()  # leases counted for `max_tasks`
 
     def __iter__(self) -> Iterator[LeaseInWork]:
         return iter(tuple(self._leases.values()))

@@ -26,7 +26,7 @@ class Lifecycle:
         self.finishing = False  # no new work after the tasks in work
         self.closing: How | None = None
         self.fatal: VolunteerError | None = None
-        self.retries = 0  # how often the owner cut the waits short
+        self.retries = 0  # retries that the owner asked for
         self._changed = asyncio.Event()
 
     @property

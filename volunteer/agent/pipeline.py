@@ -94,7 +94,7 @@ class _LeaseRun:
         self._base: BaseVersion
         self._pulled_at = 0  # the step before which the base was bound
         self._grip = ExitStack()  # on the weights that are trained from
-        self._borrowed: Carried | None = None  # of the machine whose task is done again
+        self._borrowed: Carried | None = None  # the state of the machine whose task is repeated
 
     def close(self) -> None:
         """Let the weights go."""
@@ -168,7 +168,7 @@ class _LeaseRun:
             if isinstance(outcome, Interrupted):
                 return outcome
             if outcome.value is not None:
-                self._pipeline.life.notify()  # it can be submitted
+                self._pipeline.life.notify()  # the part can be submitted
                 return Finished(value=outcome.value, spent=outcome.spent)
             at = end
 
@@ -183,7 +183,7 @@ class _LeaseRun:
         ends_part = steps[1] == plan.end(place.part)
         files = pipeline.files(stored, self._base, self._data)
         if self._borrowed is not None:
-            files = replace(files, carried=self._borrowed, step=None)  # its batches are cut alike
+            files = replace(files, carried=self._borrowed, step=None)  # splits its batches alike
         task = LocalTask(files, place, summed, ends_part=ends_part)
         held.steps_before = steps[0]
         try:

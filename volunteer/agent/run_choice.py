@@ -31,7 +31,7 @@ class WantedWork(msgspec.Struct, frozen=True):
 
     runs: tuple[str, ...]  # () is any run
     kinds: tuple[str, ...]  # of tasks
-    short: str = ""  # nothing is: no run that may be helped fits the memory of the device
+    short: str = ""  # why no run may be helped: none fits the memory of the device
 
 
 class RunChoice:

@@ -100,7 +100,7 @@ class RunWatcher:
         balance = (reply.earned_micro, reply.pending_micro)
         if balance != (None, None) and balance != self._balance:
             self._balance = balance
-            if reply.me is None:  # a coordinator of before
+            if reply.me is None:  # the coordinator sent no account
                 self.request_balance()
 
     def read_announcements(self) -> None:
@@ -118,7 +118,7 @@ class RunWatcher:
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         names = frozenset(beat.run for beat in beats)
         if names - self._open:
-            self._due_listing = True  # a run that is new, however many are followed
+            self._due_listing = True  # a new run, even beyond the followed ones
         self._open = names
         for beat in beats[:FOLLOWED_MAX]:
             before = self._beats.get(beat.run)

@@ -140,7 +140,7 @@ class StretchRunner:
         try:
             return await asyncio.wrap_future(handle.future)
         finally:
-            handle.stop(Sentence("the task was given up"))  # without effect on one that is over
+            handle.stop(Sentence("the task was given up"))  # no effect on finished work
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
@@ -171,7 +171,7 @@ class StretchRunner:
         lease, newest = task.files.held.lease, task.files.manifest.version
         if lease.job.kind != "selfplay":
             return
-        holds: dict[int, ExitStack] = {}  # of files that the work has yet to go on with
+        holds: dict[int, ExitStack] = {}  # files that the work still has to continue with
 
         def let_go(version: int) -> None:
             """Release a version; runs on any thread."""

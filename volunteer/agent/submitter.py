@@ -66,7 +66,7 @@ class Submitter:
             await self.life.clock.sleep(ODD_S)
         except VolunteerError as error:
             if passing(error):
-                return  # it stays, and has its turn again
+                return  # the result stays and is tried again
             if type(error) is VolunteerError:
                 self.hub.notice(
                     Sentence(
@@ -99,7 +99,7 @@ class Submitter:
         try:
             await self.transfers.upload(request, payload, lambda done: self._progress(entry, done))
         except Gone:
-            # Perhaps it was submitted before and the reply was lost: `submit` finds out.
+            # The reply to an earlier submission may be lost: `submit` finds out.
             pass
         try:
             return await self.api.submit(entry.task, submit)

@@ -101,7 +101,7 @@ class Verdicts:
     def expect(self, name: str) -> asyncio.Future[Verdict]:
         """Return the future verdict on a result that is about to be submitted."""
         answer = self._expected[name] = asyncio.get_running_loop().create_future()
-        # Its error may stay unread: the work may have ended.
+        # The error counts as read, since the work that waited for it may have ended.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return answer
 

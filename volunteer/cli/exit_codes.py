@@ -74,7 +74,7 @@ def say(sentence: str, code: int) -> int:
 
 
 def renamed(directories: Directories) -> Directories:
-    """Return the directories; remark where the machine's mark found them after a rename."""
+    """Return a profile's directories; print a remark if the machine was renamed since."""
     if directories.before:
         remark(_('this machine was "{name}" before: its account goes on', name=directories.before))
     return directories
@@ -89,7 +89,7 @@ def end(code: int) -> NoReturn:
     """End the process at once: leaving Python while a thread trains in torch aborts (measured)."""
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
-    flushing.join(FLUSH_S)  # a pipe that is full and that nobody reads would take for ever
+    flushing.join(FLUSH_S)  # a full pipe without a reader would block for ever
     os._exit(code)
 
 

@@ -9,7 +9,7 @@ from shared.sentences import english
 
 
 def print_json(value: Any) -> int:
-    """Print one JSON document; the exit code."""
+    """Print one JSON document; return the exit code."""
     import msgspec
 
     from shared.text import ascii_json

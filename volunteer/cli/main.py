@@ -108,7 +108,7 @@ def join(
             _("the link is missing: `volunteer join 'LINK'`, with the link of your organiser"),
             EXIT_USAGE,
         )
-    # A link that was wrapped and came without quotes arrives in pieces.
+    # An unquoted link that a mail wrapped arrives as several arguments.
     joined = _run(join_now(_directories(profile), " ".join(link), name))
     if json:
         return print_json(joined)

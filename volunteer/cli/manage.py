@@ -196,7 +196,7 @@ def uninstall(
 
 
 def add_to(app: App) -> None:
-    """Make these commands of the program."""
+    """Add these commands to the program."""
     app.command(service)
     app.command(name)
     app.command(update)

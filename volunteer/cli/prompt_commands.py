@@ -42,7 +42,10 @@ MaxTokens = Annotated[
 Temperature = Annotated[float, Parameter(help="0 takes the likeliest token; up to 2.")]
 Private = Annotated[
     bool,
-    Parameter(help="Ask the organiser's machines only: no volunteer can read it.", negative=""),
+    Parameter(
+        help="Ask the organiser's machines only, so that no volunteer can read the prompt.",
+        negative="",
+    ),
 ]
 Seed = Annotated[int | None, Parameter(help="The same seed gives the same answer.")]
 
@@ -51,12 +54,12 @@ key = App(name="key", help="Keys for programs that speak OpenAI's interface.")
 
 @key.command
 def create(
-    name: Annotated[str, Parameter(help="For you to tell keys apart.")] = "",
+    name: Annotated[str, Parameter(help="A label to tell keys apart.")] = "",
     *,
-    cap: Annotated[float | None, Parameter(help="Most credits it may ever spend.")] = None,
+    cap: Annotated[float | None, Parameter(help="Most credits the key may ever spend.")] = None,
     days: Annotated[float | None, Parameter(help="Valid this long (default: always).")] = None,
     run: Annotated[
-        tuple[str, ...], Parameter(help="A run it may ask; may be repeated.", negative="")
+        tuple[str, ...], Parameter(help="A run the key may ask; may be repeated.", negative="")
     ] = (),
     json: Json = False,
     profile: Profile = "",

@@ -272,10 +272,10 @@ async def _without_screen(engine: Engine, front: Headless) -> int:
     watchdog.watch(asyncio.get_running_loop())
     _obey_signals(engine)
     drawing = asyncio.create_task(front.run())
-    drawing.add_done_callback(lambda _: engine.stop("save"))  # it fails, or all has ended anyway
+    drawing.add_done_callback(lambda _: engine.stop("save"))  # the screen failed, or all has ended
     await asyncio.sleep(0)  # subscribed before the first event
     code = await engine.run()
-    await asyncio.wait({drawing}, timeout=LAST_LINES_S)  # nobody has to read them
+    await asyncio.wait({drawing}, timeout=LAST_LINES_S)  # at most this long, in case nobody reads
     if drawing.done():
         drawing.result()
     return code

@@ -31,7 +31,7 @@ class Control:
     """Control of one volunteer, made by `Engine` in this process, else by `local_socket.attach`."""
 
     def __init__(self, hub: EventBus, execute: Execute, *, remote: bool = False) -> None:
-        self.remote = remote  # leaving a remote volunteer does not end it
+        self.remote = remote  # closing the screen does not end a remote volunteer
         self._hub = hub
         self._execute = execute
 

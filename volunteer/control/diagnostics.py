@@ -14,7 +14,7 @@ from volunteer.control.status import Status
 from volunteer.i18n.formats import size
 
 EVENTS_MAX = 60
-# Whatever looks like a code, a token or the way to somebody's home.
+# Patterns of codes, tokens and paths of homes.
 _SECRETS = (
     (re.compile(r"(code|token|secret|key|pin)=[^\s+&;]+", re.IGNORECASE), r"\1=***"),
     (re.compile(r"[0-9a-f]{32,}", re.IGNORECASE), "***"),

@@ -16,7 +16,7 @@ from volunteer.i18n.formats import credit, duration_words, size
 from volunteer.text import loss
 
 YOU = "you"  # who pauses by hand
-OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that need no words
+OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that are not shown
 START = N_("press space to start")  # the reason of the pause before the first start
 # Words that the coordinator or a workload sends, and that a sentence shows.
 SENT = (
@@ -141,7 +141,7 @@ def _claimed(e: events.Claimed) -> str:
             e.steps,
             **told,
         )
-    if e.counted:  # paid by what they take
+    if e.counted:  # such tasks are paid by their work
         return _(
             "task {task} of {run} on {device}: {n} {things}, pays about {credits} credits",
             n=e.steps,

@@ -24,7 +24,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     needed_bytes: int  # taken and asked for when it ran out; 0: not known
     had_bytes: int  # that a task could use; 0: not known
-    fitted: bool  # tasks of this model had been done there: other programs may be the reason
+    fitted: bool  # tasks of this model ran there before, so that other programs may be the reason
     at: float
 
     def stands(self, runs: Iterable[RunInfo], lent: Mapping[str, int], now: float) -> bool:

@@ -126,11 +126,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[events.Notice, ...] = ()
     announcements: tuple[Announcement, ...] = ()  # of the organiser, not read yet
     work: tuple[WorkDone, ...] = ()  # newest last
-    broken_at: float = 0.0  # last begin or end of a pause: no time of a task reaches over it
+    broken_at: float = 0.0  # last begin or end of a pause; times of tasks are measured since
     done: int = 0  # tasks submitted since the start
     sent_bytes: int = 0
     received_bytes: int = 0
-    up_bytes_per_s: float = 0.0  # of the last transfers that tell
+    up_bytes_per_s: float = 0.0  # of the last transfers large enough to measure
     down_bytes_per_s: float = 0.0
 
     def problem(self, device: Device) -> str:
@@ -294,7 +294,7 @@ def _asked_at(me: Me) -> float:
 def _judged(status: Status, verdict: Verdict) -> Status:
     known = next((v for v in status.verdicts if v.contribution == verdict.contribution), None)
     if known is not None and is_news(known, verdict):
-        return status  # a later word was heard with the credits
+        return status  # newer figures came with the credits
     older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
     judged = PLAIN(
         status,

@@ -229,7 +229,7 @@ def _signs(locale: str) -> _Signs:
 
     try:
         point, comma = get_decimal_symbol(locale), get_group_symbol(locale)
-    except UnknownLocaleError:  # a country that does not speak it, or a language of nobody's
+    except UnknownLocaleError:  # an unknown language, or one not spoken in that country
         language = locale.partition("_")[0]
         return _signs(language if language != locale else ENGLISH)
     # CLDR's minimumGroupingDigits, which Babel leaves out: 2 in Spain, 1 in America.

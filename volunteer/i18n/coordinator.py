@@ -66,7 +66,7 @@ VERDICTS = {
     Reason.CANCELLED: N_("its task was taken back: nothing is counted against you"),
     Reason.GAMES: N_("some of its games are not valid"),
 }
-SAYS = N_('coordinator: "{words}"')  # of what has no code
+SAYS = N_('coordinator: "{words}"')  # sentence for an error without a code
 
 
 def refused(code: str, words: str) -> str:
@@ -82,7 +82,7 @@ def idle(reason: str, words: str) -> str:
 def judged(verdict: Verdict) -> str:
     """Return the reason of a verdict; empty where state and version tell it all."""
     words = verdict.message
-    if verdict.state == "merged":  # behind this may stand why it is not paid
+    if verdict.state == "merged":  # the message may say why it is not paid
         words = words.removeprefix(f"merged into version {verdict.version}").removeprefix("; ")
     if words in ("", verdict.state):
         return Sentence("waiting for the merge") if verdict.state == "accepted" else ""

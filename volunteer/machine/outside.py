@@ -40,7 +40,7 @@ def begin(jobs: Mapping[Job, Job]) -> None:
         theirs.close()
         _helper = ours
         return
-    os.setsid()  # keys of the terminal are not for it
+    os.setsid()  # signals from the terminal's keys do not reach it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -85,7 +85,7 @@ def _serve(requests: socket.socket, jobs: Mapping[str, Job]) -> None:
 
 
 def _answer(peer: socket.socket, jobs: Mapping[str, Job]) -> None:
-    with peer, suppress(Exception):  # no answer: the other side says so
+    with peer, suppress(Exception):  # without an answer the other side reports the error
         try:
             name, arguments = decode(_all(peer), tuple[str, list[Any]])
             if name not in jobs:

@@ -38,8 +38,7 @@ class Rule(StrEnum):
     DISK = N_("disk")
 
 
-# What saying "go on" can lift until the reason has passed; heat and a full disk are no matter of
-# taste.
+# Rules that "go on" lifts until their reason has passed; heat and a full disk stay in force.
 LIFTABLE = frozenset({Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY, Rule.PROGRAM, Rule.METERED})
 
 
@@ -105,7 +104,7 @@ def decide(
     heat = _temperature(rules, facts, devices, standing.hot)
     lifted = standing.lifted & {
         hold.rule for hold in holds
-    }  # what has passed counts anew next time
+    }  # a rule whose reason has passed holds again next time
     kept = [hold for hold in holds if hold.rule not in lifted]
     return Decision(
         holds=(*kept, *heat),

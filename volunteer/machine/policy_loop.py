@@ -117,7 +117,7 @@ class PolicyGuard:
             if key not in new:
                 self._pausing.resume(hold.device, by=hold.rule.value)
         for key, hold in new.items():
-            # A message may carry a number that moves; only another end is worth saying again.
+            # Numbers in a message may change; it is sent again only for another end.
             if key not in old or old[key].until != hold.until:
                 self._pausing.pause(
                     hold.device, by=hold.rule.value, message=hold.message, until=hold.until

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-LOW = 10  # nice, of all work where the owner left `priority = "low"`
-LOWEST = 15  # of work that may wait; not 19, since such a thread may hold what the others wait for
+LOW = 10  # nice of all work with `priority = "low"`, the default
+LOWEST = 15  # nice of work that may wait; not 19, since other threads may wait for its locks
 OF_THREADS = sys.platform == "linux"  # elsewhere a priority is the process's
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 LOOK_S = 5.0
 TOLD_S = 45.0  # after so long without a turn it is told, with what every thread does
 ENDED_S = 180.0  # twice the time in which a lease must be renewed: everything held is lost by then
-ASLEEP_S = 4 * LOOK_S  # a look that comes so late: the whole process slept, not the loop
+ASLEEP_S = 4 * LOOK_S  # a look this late means that the whole process slept, not only the loop
 
 
 def complain(silent_s: float) -> None:

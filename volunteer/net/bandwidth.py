@@ -10,7 +10,7 @@ MBIT = 125_000  # bytes
 BYTES_PER_S_MIN = 6_250  # slower than this a coordinator takes an honest upload for an attack
 PIECE_S = 0.5  # a piece takes about so long, so that the flow stays even
 PIECE_BYTES_MIN = 1024
-CREDIT_S = 1.0  # what was not used may be caught up with this much
+CREDIT_S = 1.0  # seconds of unused rate that may be used later
 
 
 class Throttle:
@@ -50,7 +50,7 @@ class Throttle:
 # The time that one request may take in all. Timeouts of a client are for single reads and writes:
 # an answer that
 
-SLOWEST_BYTES_PER_S = 1024  # what is slower has broken off
+SLOWEST_BYTES_PER_S = 1024  # a slower transfer counts as broken
 
 
 class Limit:

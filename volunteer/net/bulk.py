@@ -84,7 +84,7 @@ async def put(question: Question, body: AsyncIterator[bytes], bytes_max: int) ->
     wire = await _connect(question)
     try:
         http = _begun(wire, question, "PUT")
-        with suppress(Lost):  # perhaps it was refused first, and then cut off
+        with suppress(Lost):  # a refusal may have been sent before the connection was cut
             async for piece in body:
                 await wire.send(piece)
                 if wire.heard:
@@ -152,7 +152,7 @@ async def _head(wire: _Wire, http: h11.Connection) -> h11.Response:
     while not isinstance(event := await _event(wire, http), h11.Response):
         if event is None:
             raise Lost from ConnectionError("no reply arrived")
-    return event  # 100 and the like were not it
+    return event  # informational replies (1xx) are skipped
 
 
 async def _event(wire: _Wire, http: h11.Connection) -> h11.Event | None:

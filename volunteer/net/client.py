@@ -124,12 +124,12 @@ class Client:
                 proxy=proxy or None,
                 trust_env=False,
                 headers=HEADERS,
-                # Nobody waits for a connection of somebody else: how many there are is bounded by
-                # what the volunteer does.
+                # No limit of connections, so that none waits for another: the volunteer's work
+                # bounds their number.
                 limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
                 follow_redirects=False,
             )
-        except (ImportError, ValueError, httpx.InvalidURL) as error:  # of another kind, or a slip
+        except (ImportError, ValueError, httpx.InvalidURL) as error:  # unsupported, or mistyped
             raise errors.Configuration(
                 Sentence("the proxy {proxy} cannot be used: {why}", proxy=self._proxy, why=error)
             ) from error
@@ -371,7 +371,7 @@ class Client:
                 result = await once()
             except VolunteerError as error:
                 if not passing(error):
-                    self._tell(True)  # an answer, if not the one hoped for
+                    self._tell(True)  # any answer shows that the server is reachable
                     raise
                 wait = backoff.next(error)
                 if self.clock.monotonic() + wait > give_up:

@@ -76,7 +76,7 @@ def _seconds(text: str | None) -> float | None:
     try:
         return max(0.0, float(text)) if text else None
     except ValueError:
-        return None  # a date: the backoff is good enough
+        return None  # a date, which the backoff replaces
 
 
 def decoded(data: bytes, kind: type[T]) -> T:
@@ -111,7 +111,7 @@ def decoded(data: bytes, kind: type[T]) -> T:
 # exceptions.
 
 _NUMBER = re.compile(r"\[[A-Za-z ]*(Errno|WinError) -?\d+\] ?")
-_HTTP_CLIENT = "All connection attempts failed"  # of several addresses of one name: says nothing
+_HTTP_CLIENT = "All connection attempts failed"  # several addresses failed: says nothing
 
 
 def reason(error: BaseException) -> str:

@@ -116,7 +116,7 @@ class Transfers:
                 on_bytes(partial.offset)
             try:
                 return await asyncio.to_thread(partial.finish)
-            except InvalidFrame:  # what was here before was wrong
+            except InvalidFrame:  # the partial file was wrong
                 return None
 
     async def _mirrored(self, sha256: str, span: tuple[int, int], wanted: str) -> bytes | None:
@@ -159,7 +159,7 @@ class Transfers:
                         partial.restart()
                     await _pump(reply, partial, on_bytes)
             return await asyncio.to_thread(partial.finish)
-        except (Unreachable, InvalidFrame):  # whatever it was, the coordinator has the file too
+        except (Unreachable, InvalidFrame):  # any failure: the coordinator has the file too
             return None
         finally:
             partial.close()
@@ -183,7 +183,7 @@ class Transfers:
         except BadRequest:
             if not headers:
                 raise
-            partial.restart()  # the range was not liked: everything again
+            partial.restart()  # the range was refused: start over
             raise Unreachable(Sentence("the download has to start over")) from None
         if partial.offset < partial.size:
             raise Unreachable(Sentence("the download was interrupted"))
@@ -308,4 +308,4 @@ async def _write(partial: Partial, piece: bytes | memoryview) -> None:
     try:
         await asyncio.shield(writing)
     finally:
-        await asyncio.wait({writing})  # who is cancelled must not close its file yet
+        await asyncio.wait({writing})  # after a cancel the file must stay open until the write ends

@@ -70,7 +70,7 @@ def replace(name: str, data: bytes) -> None:
         before.write_bytes(old.data)
         try:
             _run(installing("--force-reinstall", "--no-deps", str(new)), INSTALL_S)
-            _run(installing(str(new)), INSTALL_S)  # what the new one needs and the old did not
+            _run(installing(str(new)), INSTALL_S)  # dependencies that only the new version has
             _run([sys.executable, "-c", _START], START_S)
         except VolunteerError as error:
             _run(installing("--force-reinstall", "--no-deps", str(before)), INSTALL_S)

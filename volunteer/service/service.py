@@ -51,7 +51,7 @@ def install(service: Service) -> None:
     Raises Configuration with the system's words.
     """
     if any(file.path.exists() for file in service.files):
-        _run(service.stop[0], must=False)  # launchd refuses what is loaded, systemd runs on
+        _run(service.stop[0], must=False)  # launchd refuses a loaded service
     for file in service.files:
         try:
             private_directory(file.path.parent)
@@ -73,7 +73,7 @@ def remove(service: Service) -> bool:
     """Stop it and remove its files; False when there was none."""
     if not any(file.path.exists() for file in service.files):
         return False
-    for command in service.stop[:1]:  # the rest may need the files to be gone
+    for command in service.stop[:1]:  # later commands may need the files to be gone
         _run(command, must=False)
     for file in service.files:
         try:

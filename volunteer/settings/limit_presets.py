@@ -18,7 +18,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any]
 
 
-# All of them set the same settings, so that one leaves nothing of another.
+# Each preset sets the same settings, so that nothing of another stays.
 PRESETS = (
     Preset(
         name=N_("gentle"),

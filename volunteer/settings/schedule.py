@@ -81,7 +81,7 @@ def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
         raise BadRequest(
             Sentence('"{until}" is no time of the day: write it like 22:00', until=until)
         )
-    wall = now.replace(tzinfo=None)  # the offset of the clocks may be another one by then
+    wall = now.replace(tzinfo=None)  # summer time may change the offset until then
     end = wall.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
     end = end if end > wall else end + timedelta(days=1)
     return end.astimezone() if now.tzinfo else end

@@ -56,7 +56,7 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     name: str = ""  # of the result whose residual is `current`
-    # of the one before; `previous` is its residual for as long as it can be gone back to
+    # result before that; `previous` is its residual while it can be restored
     before: str = ""
     global_step: int = 0
 
@@ -78,7 +78,7 @@ class Carried:
         self.next = self._file("next")
         self.record = self._stem.with_name(f"{self._stem.name}.json")
         self._guard = threading.RLock()
-        self._changed = False  # since the residual was read that the next one is made from
+        self._changed = False  # since the residual was read for the next update
         self._lent: InnerState | None = None
         self._lent_step = 0
         self._stored_sha256 = ""  # of `optimizer`, where it is known
@@ -156,7 +156,7 @@ class Carried:
     def advance(self, name: str, global_step: int = 0) -> None:
         """Record an encoded update and `next` written with it; `global_step` is its base's."""
         with self._guard:
-            if self._changed:  # what it was made from is gone: nobody knows what is in it
+            if self._changed:  # its source has changed, so that its contents are unknown
                 self.next.unlink(missing_ok=True)
                 self.zero()
                 return
@@ -242,7 +242,7 @@ class Carried:
     def _residue(self) -> Residue | None:
         try:
             return read_record(self.record, Residue)
-        except Configuration:  # damaged: nobody knows what the residual is of
+        except Configuration:  # damaged: the residual belongs to an unknown result
             self.zero()
             return None
 

@@ -25,7 +25,7 @@ class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     claim_id: str
     begun: BeginReply | None = None
-    early: bool = False  # begun before the coordinator could be asked: it has to be told
+    early: bool = False  # begun without the coordinator, which has to be told later
 
     @property
     def key(self) -> tuple[int, int]:

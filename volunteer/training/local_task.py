@@ -51,7 +51,7 @@ PLAYED = ("games", "evaluation")  # results that are files of games
 # task in step, 7.6 with the next one beside it.
 CPU_COPIES = 7
 DEVICE_COPIES = 4  # weights, gradient and two moments; the rest is memory of the host
-LEFT_COPIES = 1  # of a task that is being encoded, beside the next one
+LEFT_COPIES = 1  # models held by a task that is encoded beside the next one
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ class LocalTask:
         self._residual: str | None = ""
         self._kept = ""  # of the one that its codec left
         self.items = Traits().items
-        self.items_per_sample = 1.0  # for a rate that people know
+        self.items_per_sample = 1.0  # for a rate in tokens or images
 
     def begin(self) -> Work:
         """Return the work, resumed from its snapshot if there is one.
@@ -170,7 +170,7 @@ class LocalTask:
         """Pass the micro-batch of earlier tasks and the memory limit to the work."""
         step = self._files.step
         micro = step.micro_batch if step is not None else 0
-        if self._files.held.device == "cpu":  # of others' programs nothing is taken
+        if self._files.held.device == "cpu":  # other programs keep their memory
             room = min(room, free_memory_bytes() // 2)
         work.begin_with(micro, most=step is not None and step.halved, room=room)
 
@@ -390,7 +390,7 @@ class LocalTask:
 def _tensors(path: Path, schema: Schema) -> dict[str, torch.Tensor]:
     import torch
 
-    # Copy on write: torch wants to be allowed to write, the file must never change.
+    # Copy on write: torch needs writable memory, and the file must never change.
     frame = open_frame(path, schema, copy_on_write=True)
     return {name: torch.from_numpy(frame.array(name)) for name in frame}
 

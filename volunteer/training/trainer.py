@@ -152,7 +152,7 @@ class Trainer:
         """Run short torch work between two micro-batches of the running task."""
         job, future = _outcome_of(function)
         self._between.append(job)
-        self._put(_Job(self.interlude, future))  # where nothing is under way
+        self._put(_Job(self.interlude, future))  # runs once no job is under way
         return future
 
     def interlude(self) -> None:
@@ -324,7 +324,7 @@ class _Session(Generic[T]):
                 raise
             message = str(error).partition("\n")[0]
             needed = self._most() + (refused_bytes(error) or self._refused)
-        raise OutOfMemory(message, needed)  # without the trace: it keeps the failed tensors alive
+        raise OutOfMemory(message, needed)  # no traceback: it keeps the failed tensors alive
 
     def _most(self) -> int:
         return self._assignment.meter.most() if self._assignment.meter is not None else 0
@@ -337,7 +337,7 @@ class _Session(Generic[T]):
             if meter is not None:
                 meter.begin()
             work = self._assignment.begin()
-            self._began += self._clock.monotonic() - loading  # it is no training
+            self._began += self._clock.monotonic() - loading  # loading is no training time
             if isinstance(work, Listening):
                 work.listen(self._look)
             while not work.done:
@@ -390,7 +390,7 @@ class _Session(Generic[T]):
                 if not out_of_memory(error):
                     raise
                 self._refused = refused_bytes(error)
-            # Outside of the handler: there the trace would keep the failed tensors alive.
+            # Outside of the except block, whose traceback would keep the failed tensors alive.
             release_device()
             if self._assignment.meter is not None:
                 self._assignment.meter.halved()

@@ -79,7 +79,7 @@ class VolunteerApp(App[int]):
         opener: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         look = look or Look()
-        # Textual reads both from the instance; a page's module is imported when it is first opened.
+        # Textual reads both from the instance, and a page's module is imported when first opened.
         self.DEFAULT_MODE = look.page  # type: ignore[misc]
         self.MODES = {p.name: functools.partial(_new, p) for p in _pages()}  # type: ignore[misc]
         super().__init__(driver_class=lasting_driver())

@@ -16,7 +16,7 @@ from volunteer.control.status import fold
 from volunteer.i18n.catalogue import _
 from volunteer.tui.view import begin, measured, recalled, reduce
 
-# What a person waits for.
+# Events that a person waits for.
 URGENT = (
     events.Announced,
     events.Paused,

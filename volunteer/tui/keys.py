@@ -176,7 +176,7 @@ COMMANDS = (
 )
 
 
-# Of no use before the first start is over, which has no key that leads back to it.
+# Actions that are hidden during the first start, since no key leads back to it.
 LATER = frozenset({"page", "pause", "pause_for", "finish", "read"})
 
 IDS = frozenset(command.id for command in COMMANDS)

@@ -46,7 +46,7 @@ class Appearance:
         for theme in themes.THEMES:
             app.register_theme(theme)
         app.theme = look.theme if look.theme in app.available_themes else themes.DEFAULT
-        app.animation_level = "none"  # nothing moves where it can jump
+        app.animation_level = "none"  # no animation
         if look.keys:
             app.set_keymap(look.keys)
 

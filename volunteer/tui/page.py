@@ -37,7 +37,7 @@ class Page(Screen[None]):
         super().__init__()
         self._styled_for: tuple[object, ...] = ()
         chosen = self.volunteer.appearance.look.keys
-        # a key that the owner gave to an action of every page does that here, too
+        # a key that the owner chose for an action of every page keeps that action here
         held = (given for name, given in chosen.items() if name in keys.IDS)
         taken = {key for given in held for key in given.split(",")}
         for command in self.ACTIONS:

@@ -121,14 +121,14 @@ class QueryPage(Page):
         except VolunteerError as error:
             return msgspec.structs.replace(known, asking=False, error=shown(error.message))
         reply = QueryReply(value=value, at=self.volunteer.clock.now(), tried_at=known.tried_at)
-        if known.value is None:  # nothing is drawn that it could contradict
+        if known.value is None:  # nothing on the page could contradict it
             self._publish({name: reply})
         return reply
 
     def _publish(self, replies: Mapping[str, QueryReply[Any]]) -> None:
         for name, reply in replies.items():
             known = self.answer(name)
-            if reply is not known and reply.tried_at >= known.tried_at:  # else: sent again since
+            if reply is not known and reply.tried_at >= known.tried_at:  # else sent again since
                 self._answers[name] = reply
                 self.answered(name)
         if self.is_current:

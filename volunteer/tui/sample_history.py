@@ -35,7 +35,7 @@ class SampleHistory:
             self._first = min((n for n, row in self.rows.items() if row.sample), default=None)
         newest = max(head, self.head)
         if newest > 0:
-            # what is not evaluated yet is asked for again
+            # versions not evaluated yet are asked for again
             await self._load(control, max(-1, min(newest, self.last() or 0) - 1))
             await self._load(control, newest - PAGE)
         self.head = max(self.rows, default=-1)

@@ -123,7 +123,7 @@ WORDS = {
 _AT_ONCE = frozenset(
     field.name for kind in (WorkRules, Display) for field in msgspec.structs.fields(kind)
 )
-SHORT_SOURCES = (N_("flag"), N_("environment"))  # as a table names them
+SHORT_SOURCES = (N_("flag"), N_("environment"))  # short forms for tables
 SOURCES = {
     "flag": N_("the command line"),
     "environment": N_("the environment"),
@@ -229,7 +229,7 @@ def parsed(row: SettingRow, text: str) -> object:
     if row.name == "language" and (problem := choose(text).problem):
         raise Configuration(problem)
     if row.type == "float" and "." not in text:
-        text = text.replace(",", ".", 1)  # as half of the world writes it
+        text = text.replace(",", ".", 1)  # a decimal comma is accepted
     value = settings.TABLE.check(
         {row.name: settings.TABLE.listed(row.name, text)}, "this", strict=False
     )

@@ -189,7 +189,7 @@ def next_merge(view: AgentView, run: str, now: float) -> str:
     beat = view.beat(run)
     if beat is None:
         info = view.info(run)
-        # The coordinator's own words: said in its language, or not at all.
+        # The coordinator's own words are shown in its language only.
         english = info is not None and current().language == ENGLISH
         return info.merging.removeprefix("merging ") if info and english else ""
     if beat.state != "running":
@@ -222,7 +222,7 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
         return ""
     reason = (
         shown(status.connection).removeprefix(status.coordinator).strip()
-    )  # its name stands above
+    )  # the run is named above
     said = fit(reason.partition("; ")[0].rstrip("."), min(cells, REASON_CELLS), ellipsis)
     parts = []
     if status.retry_at:

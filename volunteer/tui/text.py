@@ -55,7 +55,7 @@ ROLES = {
 }
 
 FOREIGN_CHARS_MAX = 2000
-MANY, TINY = 999.5e12, 1e-4  # beyond these a number is a word
+MANY, TINY = 999.5e12, 1e-4  # beyond these a number is written as a word
 
 
 class Glyphs(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,7 +112,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ORDER = {"train": 0, "upload": 1, "fetch": 2, "claimed": 3, "checking": 4}
-# What moves all the time is no entry of a log.
+# Events that come all the time are not logged.
 _MOVING = (
     events.Training,
     events.Fetching,

@@ -39,7 +39,7 @@ RETRY_S = 0.01  # twice this at most before the second attempt; doubled each tim
 CLOCK_S = 60.0  # how often the database's clock is compared with ours
 ALIVE_S = 20.0  # how often the listening connection is tried
 CHANNEL = "volunteer"
-CLOSE_S = 30.0  # how long what is under way may take at the end
+CLOSE_S = 30.0  # how long running functions may take when closing
 TOPICS_MAX = 10_000
 
 SERVER = {
@@ -124,7 +124,7 @@ def _may_retry(error: BaseException) -> bool:
 class PostgresRunner:
     """Runs functions of a connection. Made and closed by `Database`."""
 
-    failed = ""  # a server that is away comes back: nothing here is for ever
+    failed = ""  # never set: a server that is away may come back
 
     def __init__(self, url: str, clock: SystemClock | None) -> None:
         self._engine = engine(url)
@@ -199,7 +199,7 @@ class PostgresRunner:
                 return result
         except (DBAPIError, PoolTimeout, OSError, asyncpg.InterfaceError) as error:
             if committing:
-                raise Unavailable("the database did not confirm that it kept this") from error
+                raise Unavailable("the database did not confirm the commit") from error
             if _may_retry(error):
                 raise _Lost(error) from error
             raise translate(error) from error

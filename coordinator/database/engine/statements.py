@@ -30,7 +30,7 @@ def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnEleme
     7 (the open tasks' index).
     """
     if not all(word.isidentifier() for word in words):
-        raise ValueError(f"these are no words of the program: {words}")
+        raise ValueError(f"these are not names of the program: {words}")
     written = [literal_column(f"'{word}'", column.type) for word in words]
     if len(written) == 1:  # for IN with one word SQLite takes no partial index
         return column == written[0]

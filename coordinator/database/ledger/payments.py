@@ -61,8 +61,8 @@ __all__ = [
 ]
 
 HISTORY_MAX = 500
-SKEW_S = 60.0  # events in the order of their numbers are in that of their instants up to this
-# A step comes after one of the first, and never together with any of the second.
+SKEW_S = 60.0  # most by which the order of numbers and that of instants differ
+# For each step: steps of which one must come before it, and steps that exclude it.
 ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "earn": (("pending",), ("void", "escrow", "forfeit")),
     "void": (("pending",), ("earn", "escrow", "forfeit")),
@@ -72,7 +72,7 @@ ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "withdraw": (("pending",), ("earn", "void", "escrow")),
     "reverse": (("earn", "vest"), ()),
 }
-KINDS = {"withdraw": "forfeit"}  # of events; every other step is one of its own name
+KINDS = {"withdraw": "forfeit"}  # kinds of events of steps that have another name
 # What a volunteer reads for each kind of event.
 WORDS: Mapping[str, str] = {
     "pending": "pending",
@@ -99,7 +99,7 @@ WORDS: Mapping[str, str] = {
 
 # Kinds of events that sum up to what was earned.
 EARNING = ("earn", "vest", "answered", "reverse")
-# Told by what they do to the account "earned".
+# Kinds whose amount in a listing is their effect on the account "earned".
 BY_EARNED = ("earn", "vest", "answered", "refund", "debt", "short", "repay", "hold", "release")
 
 
@@ -332,7 +332,7 @@ def last_event(conn: Connection) -> int:
 
 def earned_since(conn: Connection, volunteer_id: str, at: float, upto: int | None = None) -> int:
     """Return the credits earned from `at` on, less reversals, up to the event `upto`."""
-    after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0  # of a long history the end
+    after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0  # skips old history
     query = EARNED_SINCE if upto is None else EARNED_SINCE.where(postings.c.event_id <= upto)
     given = {"its_owner": volunteer_id, "since": at, "after": after}
     return int(conn.execute(query, given).scalar_one())
@@ -345,15 +345,15 @@ def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> lis
     for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():
         query = select(number).where(postings.c.account_id == account)
         if before is not None:
-            query = query.where(number < max(0, min(before, BALANCE_MAX)))  # whatever is sent
+            query = query.where(number < max(0, min(before, BALANCE_MAX)))  # any number may be sent
         found |= set(conn.execute(query.order_by(number.desc()).limit(limit)).scalars())
     return sorted(found, reverse=True)[:limit]
 
 
 def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:
     """Return a volunteer's ledger lines, newest first, older than the line `before`."""
-    # Each kind is told by one of its sides: a step within a volunteer's own accounts would sum to
-    # nothing.
+    # One side of each kind is summed: both sides of a step between accounts of one volunteer add up
+    # to zero.
     kind, side = events.c.kind, accounts.c.kind
     amount = func.sum(
         case(

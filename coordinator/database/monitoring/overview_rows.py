@@ -74,7 +74,7 @@ _RUNS = (
 )
 _OPEN_TASKS = (
     select(_T.run_id, _T.kind, _T.state, func.count(), func.count(_T.worker_id.distinct()))
-    .where(one_of(_T.state, ("todo", "doing")))  # as in its index
+    .where(one_of(_T.state, ("todo", "doing")))  # as in the partial index
     .group_by(_T.run_id, _T.kind, _T.state)
 )
 _WAITING = (

@@ -12,7 +12,7 @@ from coordinator.rules.overview import ReplicaFigures, ReplicaLine
 from shared.decoding import decode
 from shared.units import DAY_S
 
-FORGOTTEN_S = DAY_S  # silent for so long: it will not be missed
+FORGOTTEN_S = DAY_S  # a replica silent for this long is forgotten
 LISTING_MAX = 50
 
 _R = replicas.c

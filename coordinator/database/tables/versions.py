@@ -37,7 +37,7 @@ versions = Table(
     Column("phase", Integer, nullable=False, server_default="0"),
     Column("update_norm", Double, nullable=True),
     Column("heading", Double, nullable=True),  # cosine of the update to the momentum before it
-    # part of the plan's outer rate that was stepped by
+    # share of the plan's outer rate that the merge used
     Column("outer_scale", Double, nullable=False, server_default="1"),
     Column("created_at", Double, nullable=False),
 )

@@ -42,8 +42,8 @@ class Instrument:
     help: str
     labels: tuple[str, ...]
     read: Read
-    # Labels that are there with 0 from the first scrape on, of each run where the first is a run:
-    # rate() and increase() miss the first count of a series that begins with it.
+    # Labels that have the value 0 from the first scrape on (for each run, where the first label is
+    # the run): rate() and increase() miss the first count of a series that starts with it.
     known: tuple[tuple[str, ...], ...] = ()
 
     def samples(self, scrape: Scrape) -> Mapping[tuple[str, ...], float]:

@@ -53,7 +53,7 @@ async def ready(call: Call[None]) -> Health:
         raise Unavailable("the coordinator is stopping", retry_after_s=5.0)
     await coordinator.server.ping()
     space = coordinator.space
-    if space.broken:  # full is no reason to send volunteers elsewhere: what is there is served
+    if space.broken:  # a full disk still serves what it holds
         raise Unavailable(space.broken, retry_after_s=30.0)
     return Health(status="ready", read_only=space.read_only, why=space.why)
 

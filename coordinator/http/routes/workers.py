@@ -141,7 +141,7 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     )
     if fresh:
         coordinator.intake.count(verdict)
-    if verdict.state in UNDECIDED:  # the account and what else was decided come with the verdict
+    if verdict.state in UNDECIDED:  # the reply has the account and other new verdicts too
         me, news = None, ()
     said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
     return SubmitReply(**said, me=me, news=news)

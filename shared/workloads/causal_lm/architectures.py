@@ -39,7 +39,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "no_rope_layers": ("smollm3",),
     "original_max_position_embeddings": ("phi3",),
 }
-# Settings of which nothing is another value than the library's own.
+# Settings for which None and the library's default differ.
 _UNSET = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 _SHARED_WIDTH = ("qwen2", "granite", "smollm3", "olmo2", "phi3")
 _NORMS: Mapping[str, tuple[str, ...]] = {

@@ -41,7 +41,7 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
     if not config.frozen:
         return None
     if config.files and data is None:
-        raise InvalidRunFile("what this run trains needs the files of its model")
+        raise InvalidRunFile("this run trains a part of a model, whose files are not here")
     names = [f"{BASE}/{name}" for name in config.files]
     return frozen_in(config, {name: data.asset(name) for name in names} if data else {})
 

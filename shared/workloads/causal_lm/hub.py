@@ -89,7 +89,7 @@ def resolved(source: str) -> Found:
     if not _COMMIT.fullmatch(commit) or (wanted.pinned and commit != wanted.revision):
         raise InvalidRunFile(
             f"[model] from: the hub answers {wanted.text} with the commit {escaped(commit, 60)},"
-            f" which is another one: {_MIRROR}"
+            f" which is a different one: {_MIRROR}"
         )
     if len(files) > _LISTED_MAX:
         raise InvalidRunFile(f"{wanted.text} has more than {_LISTED_MAX:,} files")

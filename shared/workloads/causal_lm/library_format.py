@@ -65,7 +65,7 @@ def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Co
     }
     settings = _adapter_settings(config, lora)
     code = _code("AutoPeftModelForCausalLM", wanted, config.context)
-    if not settings.get("revision"):  # the base is known by the name of a folder alone
+    if not settings.get("revision"):  # only the name of the base's folder is known
         code = [
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM",
@@ -140,7 +140,7 @@ def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
     """Return every weight, with W + alpha / rank B A where there are adapters."""
     found = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
     if isinstance(config.shape, NeoxShape) and HEAD in found:
-        found["embed_out.weight"] = found.pop(HEAD)  # as its files have it
+        found["embed_out.weight"] = found.pop(HEAD)  # the name in files of GPT-NeoX
     turned = isinstance(config.shape, Gpt2Shape)
     for name in adapted(config):
         a, b = whole[f"{name}.lora_A.weight"], whole[f"{name}.lora_B.weight"]
@@ -152,7 +152,7 @@ def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
 
 
 def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
-    found = origin(config)  # of a folder only its name
+    found = origin(config)  # for a folder: its name alone
     base = found.name if found is not None else ""
     return {
         "peft_type": "LORA",

@@ -58,12 +58,12 @@ class CausalModel:
 
     def __init__(self, module: Any, samples: SampleKeys) -> None:
         self.module = module
-        self.samples = samples  # that dropout goes by
+        self.samples = samples  # seed of dropout
 
     def logits(self, tokens: Tensor, **more: Any) -> Tensor:
         """Scores (B, T, V) of tokens (B, T)."""
         seen = more.get("attention_mask")
-        if seen is not None and self.module.config._attn_implementation == "eager":  # which adds it
+        if seen is not None and self.module.config._attn_implementation == "eager":  # adds the mask
             least = torch.finfo(torch.float32).min
             more["attention_mask"] = torch.zeros(seen.shape, device=seen.device).masked_fill(
                 ~seen, least

@@ -104,8 +104,8 @@ _ROPE: Mapping[str, Mapping[str, float]] = {
     "gemma3_text": {"rope_theta": 1e6},
     "gpt_neox": {_PART: 0.25},
 }
-# Settings that training leaves as they are, beside those that no class of the library reads: a test
-# holds this list against all of its classes.
+# Settings without effect on training, beside those that no class of the library reads; a test
+# compares this list with all of its classes.
 _IDLE_TEXT = """
 attention_dropout attn_pdrop bos_token_id classifier_dropout embd_pdrop eos_token_id hidden_dropout
 initializer_range is_decoder max_window_layers n_ctx no_rope_layer_interval pad_token_id resid_pdrop
@@ -113,7 +113,7 @@ summary_activation summary_first_dropout summary_proj_to_labels summary_type sum
 use_cache
 """
 IDLE = frozenset(_IDLE_TEXT.split())
-# Settings that would, at the only value that is known here.
+# Settings with an effect on training, each with the only value that is supported.
 FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,

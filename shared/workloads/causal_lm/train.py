@@ -29,7 +29,7 @@ class CausalWork(StepWork):
         self._dropout = config.lora is not None and config.lora.dropout > 0
         frozen = frozen_of(config, data)
         self._causal = build(config, weights, frozen, device, config.base_precision)
-        self._spares = False  # memory, by computing blocks anew on the way back
+        self._spares = False  # recompute blocks in the backward pass to save memory
         super().__init__(
             job,
             self._causal.module,

@@ -165,7 +165,7 @@ def _read(
                 notes.copies += each.digest in found
                 found.setdefault(each.digest, each)
             notes.forms[read.form] += 1
-        except Endless as error:  # not on every line
+        except Endless as error:  # fails at once: every line would take as long
             raise InvalidRunFile(f"{place}: {error.message}; mend it, or take another's") from error
         except InvalidRunFile as error:
             skipped.add(f"{place}: {error.message}")

@@ -54,7 +54,7 @@ class DialogueTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[dict[str, Any], ...] = ()
     tool_call_id: str = ""
     reasoning_content: str | None = None
-    learnt: bool = True  # where it is an answer
+    learnt: bool = True  # an answer that is trained on
 
     def as_written(self) -> dict[str, Any]:
         """Return it as a template reads it."""

@@ -28,12 +28,12 @@ from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.training.seeded_random import normal
 
-SIDE = 32  # larger images are looked at in this size
+SIDE = 32  # larger images are scaled down to this size
 FEATURES = 32
 _WIDTHS = (16, 32, 64)
 _CLUSTERS = 10
 _STEPS = 400
-_PASSES = 60  # of few images, instead
+_PASSES = 60  # passes over few images, in place of _STEPS
 _BATCH = 64
 _LR = 3e-3
 _VARIANCE = 100.0

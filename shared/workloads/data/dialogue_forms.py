@@ -28,7 +28,7 @@ _PAIRS = {
     ("instruction", "response"): "instructions and responses",
 }
 _PREFERENCE = {"chosen", "rejected"}
-_BESIDE = ("input", "context")  # of an instruction
+_BESIDE = ("input", "context")  # texts that belong to an instruction
 _ALSO = ("system", "tools", "history", *_BESIDE, *_PREFERENCE)
 FIELDS = frozenset({*_LISTS, *(key for pair in _PAIRS for key in pair), *_ALSO})
 _ROLES: Mapping[str, Role] = {
@@ -52,7 +52,7 @@ class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[DialogueTurn, ...]
     tools: tuple[Any, ...] = ()
     form: str
-    unread: tuple[str, ...] = ()  # keys that say nothing here
+    unread: tuple[str, ...] = ()  # keys that are ignored
 
 
 def is_dialogue(keys: Iterable[str]) -> bool:

@@ -98,9 +98,9 @@ def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
     others: Counter[str] = Counter()
     for path in walk(root, skipped=skipped):
         if tables and (path.name == "README.md" or path.suffix == ".json"):
-            continue  # they describe the tables
+            continue  # these files describe the tables
         if path not in tables and path.suffix.lower() not in TEXT_SUFFIXES | LINES_SUFFIXES:
-            if not table_rows.is_table(path):  # of another split
+            if not table_rows.is_table(path):  # a table of another split
                 others[path.suffix] += 1
             continue
         try:

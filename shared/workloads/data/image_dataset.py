@@ -65,7 +65,7 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     size: int = 64  # pixels, both sides
     channels: int = 3  # 1 = grey
-    # images are shuffled as a whole, so a task is as well off with small chunks
+    # images are shuffled across all chunks, so small chunks cost a task nothing
     chunk_images: int = 64
     heldout_share: float = 0.05
     seed: int = 0

@@ -27,8 +27,8 @@ from shared.errors import BadRequest
 
 _WORD = (1 << 64) - 1
 MIX = 16  # chunks that are shuffled together
-# Samples that are mixed at once: 0.5 GiB while they are. 16 chunks of the most tokens that a chunk
-# may have, in windows of 16.
+# Samples that are mixed at once, in 0.5 GiB of memory: those of 16 chunks of the largest size in
+# windows of 16 tokens.
 GROUP_SAMPLES_MAX = 1 << 23
 _CHUNK_SAMPLES_MAX = 1 << 40
 _KEPT_GROUPS = 4  # a task walks forward: the last few groups are all it looks at again

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shared.errors import InvalidRunFile
 
-_REMEMBERED = 1000  # what was skipped is told one by one up to here
+_REMEMBERED = 1000  # skipped parts that are listed one by one
 _KINDS_SHOWN = 8
 
 

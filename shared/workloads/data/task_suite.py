@@ -21,12 +21,12 @@ from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.tokenizer import Put
 
-KIND = "suite"  # of a dataset that is one
+KIND = "suite"  # kind of a dataset that is a suite
 BYTES_MAX = 4 << 20
 EXAMPLES_MAX = 2000
 CHOICES_MAX = 16
 PROMPT_BYTES_MAX = 16 << 10
-ANSWER_BYTES_MAX = 512  # of a choice too
+ANSWER_BYTES_MAX = 512  # of an answer or a choice
 TOKENS_MAX = 256
 
 Kind = Literal["choice", "exact"]

@@ -21,10 +21,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
-TURNS, TURNS_EACH = 10_000, 500  # of loops, and calls; some ten are usual for a message
-TIME_S = 1.0  # of the processor
-SIZE_MAX = 4 << 20  # characters, elements, bits: some times what a dialogue may have
-_WIDTH = re.compile(r"[%).#0 +-](\d+)")  # in a format
+TURNS, TURNS_EACH = 10_000, 500  # turns of loops and calls: a dialogue, and more for each message
+TIME_S = 1.0  # CPU seconds
+SIZE_MAX = 4 << 20  # characters, elements or bits: a few times the largest dialogue
+_WIDTH = re.compile(r"[%).#0 +-](\d+)")  # width of a format
 _KEPT = "kept 5b1f9e"  # the filter of a block that a variable keeps
 
 

@@ -48,7 +48,7 @@ def heldout_loss(
     windows = Windows(heldout, T, reading.vocab_size, rows)
     batch = max(1, min(16, _LOGITS_MAX // (T * reading.vocab_size)))
     ends = monotonic() + budget_s
-    least = LEARNT if dtype_of(heldout.manifest) == MARKED else 0  # of a target that counts
+    least = LEARNT if dtype_of(heldout.manifest) == MARKED else 0  # smallest target that counts
     total, counted, done = 0.0, 0, 0
     while done < len(windows) and not (counted and (stop() or monotonic() > ends)):
         size = min(batch, len(windows) - done)

@@ -41,8 +41,8 @@ _DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
     "uint32": np.dtype("<u4"),
     "marked32": np.dtype("<u4"),
 }
-MARKED = "marked32"  # tokens whose two upper bits say more of them
-LEARNT, FIRST = 1 << 31, 1 << 30  # part of an answer; the first of a dialogue
+MARKED = "marked32"  # tokens whose two upper bits are the marks below
+LEARNT, FIRST = 1 << 31, 1 << 30  # marks: part of an answer; first token of a dialogue
 TOKEN_BITS = FIRST - 1
 
 

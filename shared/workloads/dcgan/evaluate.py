@@ -29,9 +29,9 @@ _MEASURED = 1024  # images
 _EVAL_FLOPS = 3e11  # ten seconds on a slow core
 _AT_ONCE = 64
 _ROW = 8  # images side by side, and as many rows
-_TEXT_ROW, _TEXT_ROWS, _TEXT_SIGNS = 4, 2, 36  # of the text that stands for a sample
+_TEXT_ROW, _TEXT_ROWS, _TEXT_SIGNS = 4, 2, 36  # images a row, rows, characters
 _SURE = 0.5  # a class counts as drawn from this probability on
-_SHARE_MIN = 0.25  # ... and as covered from this part of its share among real images on
+_SHARE_MIN = 0.25  # and as covered from this part of its share among real images on
 
 
 @torch.inference_mode()

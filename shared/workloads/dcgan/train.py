@@ -41,9 +41,9 @@ from shared.workloads.training.seeded_random import normal
 _READ_S = 0.2  # on a GPU the figures are read this often
 _PREVIEW_S = 2.0
 _PREVIEWED, _PREVIEW_SIGNS = 3, 54
-_PORTION_FLOPS = 9e9  # a third of a second of a slow core: a pause is that near
-_PORTION_MIN = 16  # images: of fewer, statistics say little
-_PORTION_LEAST = 4  # ... and where memory is short, of fewer nothing
+_PORTION_FLOPS = 9e9  # a third of a second on a slow core, so that a pause waits no longer
+_PORTION_MIN = 16  # images; statistics of fewer are poor
+_PORTION_LEAST = 4  # the same where memory is short
 _FIGURES = ("loss_d", "loss_g", "real_known", "fakes_known")
 _COUNTERS, _HALVED = "counters", "halved"
 
@@ -71,13 +71,13 @@ class DcganWork:
         self._portion = portion(min(job.batch_size, len(rows)), config)
         self._least = min(_PORTION_LEAST, self._portion)
         self._halved: list[int] = []  # turns done when memory was short
-        self._to_halve = deque(job.halved)  # ... of the machine whose task is done again
+        self._to_halve = deque(job.halved)  # the same of the machine whose task is recomputed
         self._step = 0
         self._turn = 0
         self._in_turn = 0  # images of the turn in progress that are done
         self._fakes: deque[Tensor] = deque()  # of this step, with the graph for the generator
-        self._frugal = False  # memory was short: draw them a second time instead of keeping them
-        self._now = torch.zeros(len(_FIGURES), device=device)  # of the step in progress
+        self._frugal = False  # memory was short: fakes are drawn a second time, not kept
+        self._now = torch.zeros(len(_FIGURES), device=device)  # figures of the step in progress
         self._figures = torch.zeros(job.steps, len(_FIGURES), device=device)
         self._read_at = self._shown_at = 0.0
 
@@ -135,7 +135,7 @@ class DcganWork:
         )
         metrics = dict(zip(_FIGURES, means, strict=True))
         rate = {"lr": self._learners[0].rate(self._step - 1)}
-        applied = rate if self._job.update == "delta" else {}  # else the server's is
+        applied = rate if self._job.update == "delta" else {}  # else the server has its own
         report = Result(
             steps=self._step,
             samples=len(self._images),
@@ -224,14 +224,16 @@ class DcganWork:
         """
         while self._to_halve and self._to_halve[0] <= 2 * self._step + self._turn:
             if not self._may_halve:
-                raise BadRequest("no machine halves the portions of this task so often")
+                raise BadRequest(
+                    "this task says that its portions were halved more often than is possible"
+                )
             self.halve()
             self._to_halve.popleft()
 
     def _micro(self, size: int) -> int:
         left = size - self._in_turn
         parts = -(-left // self._portion)
-        return -(-left // parts)  # even ones: a last one of a single image would know no statistics
+        return -(-left // parts)  # equal parts: one image has no statistics
 
     def _noise(self, size: int, micro: int) -> Tensor:
         """Return the noise of the next images (micro, L), the same however the batch is cut."""
@@ -264,7 +266,7 @@ class DcganWork:
         """Return the fakes that the discriminator saw, kept or drawn again."""
         if self._fakes:
             return self._fakes.popleft()
-        with self._autocast, statistics_kept(self._model.generator):  # which have seen these
+        with self._autocast, statistics_kept(self._model.generator):  # counted already
             return self._model.draw(self._noise(size, micro))
 
     def _fool(self, fakes: Tensor, share: float) -> None:

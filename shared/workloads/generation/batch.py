@@ -20,8 +20,8 @@ from shared.workloads.base import Decoder, Reader
 from shared.workloads.generation.sampling import SampledToken, choose, uniform
 from shared.workloads.generation.text_stream import TextStream
 
-CHUNK = 256  # tokens of prompts that are read before the next token of all
-PADDED = 1.25  # prompts are read at once where that is at most so many times their tokens
+CHUNK = 256  # prompt tokens read between two decoding steps
+PADDED = 1.25  # prompts share a batch where padding makes it at most this many times their tokens
 WAITING_MAX = 256  # sequences that wait for a slot
 
 Finish = Literal["stop", "length"]
@@ -161,7 +161,7 @@ class Batch:
         prompt = one.sequence.prompt
         for other in self._running.values():
             if other.sequence.prompt == prompt:
-                one.read = len(prompt) - 1  # whose token is read again, for its logits
+                one.read = len(prompt) - 1  # the last token is read again for its logits
                 if one.read:
                     self._decoder.share(other.slot, one.slot, one.read)
                 return

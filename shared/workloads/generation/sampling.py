@@ -90,13 +90,13 @@ def agrees(
     if top_p >= 1:
         low, high = float(weights[:token].sum()), float(weights[: token + 1].sum())
         return _within(low, high, draw)
-    # In the order of their weights, in which the last bits swap those that are near.
+    # Sorted by weight; rounding may swap neighbours.
     order = np.argsort(-weights, kind="stable")
     sums = weights[order].cumsum()
     near = np.abs(weights - weights[token]) <= SLACK * weights[token]
     low = float(weights[(weights > weights[token]) & ~near].sum())
     high = low + float(weights[near].sum())
-    last = int(np.searchsorted(sums, top_p))  # of those that are kept, and its neighbours
+    last = int(np.searchsorted(sums, top_p))  # last token kept; its neighbours are tried too
     ends = {min(max(0, each), len(sums) - 1) for each in (last - 1, last, last + 1)}
     return any(low < sums[end] and _within(low, high, draw * float(sums[end])) for end in ends)
 

@@ -116,7 +116,7 @@ def _likelihood(asking: _Asking, prompt: str, text: str) -> tuple[float, bool]:
     decoder = asking.decoder
     before, whole = asking.prompt(prompt), asking.continued(prompt, text)
     same = next((n for n, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), None)
-    start = len(before) if same is None else same  # a token may reach over the seam
+    start = len(before) if same is None else same  # a token may span both texts
     over = max(0, len(whole) - 1 - decoder.context)
     tokens = whole[over:]
     start = min(max(1, start - over), len(tokens) - 1)

@@ -82,7 +82,7 @@ class Search:
         self._total = np.empty(rows, np.float32)  # N
         self._tried = np.empty(rows, np.float32)  # sum of the priors that were visited
         self._value = np.empty(rows, np.float32)  # of the position, for whoever is to move
-        self._end = rows  # one row more, which stands for none
+        self._end = rows  # index of the extra row that stands for "none"
         self._best = np.empty(rows, np.intp)  # the move with the highest score
         self._below = np.full(rows + 1, self._end, np.intp)  # where it leads, if that is open
         self._state = np.full(rows + 1, _PENDING, np.int8)

@@ -29,8 +29,8 @@ FIRST = 2  # positions of each game that are searched again
 MORE = 8  # and so many more when one of them differs
 APART = 0.05  # total variation between two distributions of visits that are not the same search
 AGREE = 0.8  # share of the searched positions of a game that must be the same search
-# Of all positions that were searched first, so many may differ: an honest file has one in a
-# hundred at the most, and whoever invents a few in every game is known by the sum.
+# Share and number of a file's first-searched positions that may differ: honest files have at most
+# 1 %, and a few invented moves in every game add up to more.
 DIFFER, DIFFER_MIN = 0.04, 3
 
 

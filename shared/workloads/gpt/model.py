@@ -156,8 +156,8 @@ class Gpt(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.samples = SampleKeys()  # that dropout goes by
-        self.spares = False  # memory: blocks are computed anew on the way back
+        self.samples = SampleKeys()  # seed of dropout
+        self.spares = False  # recompute blocks in the backward pass to save memory
         self.tok_emb = _embedding(config.vocab_size, config.n_embd)
         self._rotary = config.architecture == "llama"
         if self._rotary:

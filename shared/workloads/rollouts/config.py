@@ -121,7 +121,7 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
         if raw.get("group") == 1:
             raise InvalidRunFile(
-                "[task.options] group = 1: an answer is held against the others to its problem, so"
+                "[task.options] group = 1: an answer is compared with the others of its group, so"
                 " a group has at least 2"
             )
         return read_table(raw, cls, "[task.options]")

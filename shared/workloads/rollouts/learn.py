@@ -30,10 +30,10 @@ from shared.workloads.rollouts.objective import advantages, policy_loss
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
-MOST = 3.0  # that tokens gain at the most, added so that no loss is negative: those are refused
+MOST = 3.0  # largest gain of a token, added because a negative loss is refused
 
 
-WARM_END = 0.05  # of the rate of a warm start
+WARM_END = 0.05  # share of its rate that a warm start ends with
 
 
 class Answer(NamedTuple):

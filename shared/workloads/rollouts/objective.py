@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 CLIP = (0.2, 0.28)  # below and above an importance weight of one
-WEIGHT_MAX = 4.0  # of a token of an answer that is worse than its group
-_LOG_MAX = 20.0  # an importance weight above exp of it is that
+WEIGHT_MAX = 4.0  # largest importance weight in an answer worse than its group
+_LOG_MAX = 20.0  # largest logarithm of an importance weight
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:

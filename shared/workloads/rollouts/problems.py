@@ -17,7 +17,7 @@ from shared.errors import InvalidRunFile
 from shared.nearest import hint
 from shared.workloads.rollouts.verifiers import ANSWER_CHARS_MAX, final, verifier
 
-HELDOUT_OF = 8  # of so many drawn problems one is held out
+HELDOUT_OF = 8  # one of this many drawn problems is held out
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ def differing(
             counts = reader.faulty([(records[place], sample) for place, sample in batch])
             for (place, sample), count in zip(batch, counts, strict=True):
                 seen.append((place, count, records[place].lengths[sample]))
-    # Short answers say little alone: where all that was read is faulty, so is each with a fault.
+    # A short answer alone proves little: if all together are refuted, so is each with a fault.
     all_faulty = refuted(sum(each[1] for each in seen), sum(each[2] for each in seen))
     return {
         place: f"problem {records[place].problem}: read again by version {records[place].version},"

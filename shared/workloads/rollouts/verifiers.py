@@ -182,13 +182,13 @@ class _Parser:
     def _factor(self, depth: int) -> Fraction:
         term = self.terms.pop() if self.terms else ""
         if depth > DEPTH_MAX:
-            raise ValueError("too deep")
+            raise ValueError("brackets nest too deeply")
         if term == "-":
             return -self._factor(depth + 1)
         if term == "(":
             value = self.total(depth + 1)
             if not self.terms or self.terms.pop() != ")":
-                raise ValueError("a bracket is open")
+                raise ValueError("a bracket is not closed")
             return value
         self.numbers.append(Fraction(term))  # raises ValueError for a sign
         return self.numbers[-1]

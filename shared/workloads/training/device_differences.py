@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-# Where oneDNN is not there, as in PyTorch for macOS, NNPACK multiplies by transforms that leave
-# little where there was nothing: a young player of Gomoku was a third off after 30 steps.
+# PyTorch without oneDNN (macOS) convolves by NNPACK, whose transforms turn zeros into small
+# numbers: an untrained Gomoku network was a third off after 30 steps.
 torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
-# Newer cards shorten the factors of convolutions to ten bits, a hundredth of the update off what
-# older ones compute; whoever wants speed says `precision = "bfloat16"`.
+# TF32 of newer cards keeps ten bits of a convolution's factors, which changes an update by a
+# hundredth against older cards; `precision = "bfloat16"` is there for speed.
 torch.backends.cudnn.allow_tf32 = False
 
 

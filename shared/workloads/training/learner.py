@@ -105,7 +105,7 @@ class Learner:
     def move(self, device: str) -> None:
         """Move all state to another device, a gradient along with its parameter."""
         for value in self._parameters.values():
-            gradient, value.grad = value.grad, None  # it must never lie elsewhere
+            gradient, value.grad = value.grad, None  # parameter and gradient share a device
             value.data = value.data.to(device)
             value.grad = gradient.to(device) if gradient is not None else None
         if self._inner:

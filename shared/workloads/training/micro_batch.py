@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 0.45
 _REMEMBERED = 4
-_BACK = 2  # times the bytes kept: what goes back takes as much again at the most
+_BACK = 2  # times the bytes kept: the backward pass takes at most as many again
 _GUESS_S = 0.3  # what the first micro-batch should take
 _CPU_FLOPS = 3e10  # a slow core: the first guess errs towards a quick answer
 

@@ -349,7 +349,7 @@ class Lookout:
         self._kept: set[int] = set()
         self._at = self._looked_at = 0.0
         self.longest_s = 0.0  # between two looks of the last micro-batch
-        self.kept_bytes = 0  # for the way back
+        self.kept_bytes = 0  # kept for the backward pass
 
     def __enter__(self) -> None:
         self._kept = set(self._parameters)

@@ -321,7 +321,7 @@ def test_the_store_of_the_blobs_takes_no_backup(busy: Path, run: Run, s3_url: st
     said = run("backup", s3_url, *place)
     assert (said.code, "name another prefix" in said.err) == (2, True), said
     assert asyncio.run(sizes(s3_url)) == {}
-    assert "--keep is at least 1" in run("backup", s3_url, "--keep", "-1", *place).err
+    assert "--keep must be at least 1" in run("backup", s3_url, "--keep", "-1", *place).err
 
 
 async def put(url: str, objects: dict[str, bytes]) -> None:

@@ -32,7 +32,7 @@ HOW = (
 )
 NO_LINK = N_("Without a link `coordinator demo` shows a whole run on this machine.")
 
-NAME_CELLS = 9  # of the names before what a coordinator says of itself, at the least
+NAME_CELLS = 9  # least width of the labels before a coordinator's figures
 
 
 class LinkField(Field):
@@ -70,7 +70,7 @@ class JoinStep(Step):
         field = self.query_one("#link", Input)
         field.focus()
         if field.value and not why and self.choice.server is None:
-            self._check(field.value)  # typed before a control was attached
+            self._check(field.value)  # typed before this step was connected
 
     def proceed(self) -> None:
         if self.choice.server is not None:
@@ -181,7 +181,7 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
         )
     if server.contact:
         lines.append(_fact(_("contact"), printable(server.contact, 100), cells))
-    if wrong:  # most important where there is little room
+    if wrong:  # the error comes first where there is little room
         told: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
         return [lines[0], *told, *lines[1:]]
     return [*lines, (("  " + _("enter: next"), "dim"),)]

@@ -281,7 +281,7 @@ class DevicePage(QueryPage):
         known = self._duty(device.id) if device else None
         if control is None or device is None or known is None:
             return
-        # From 100 over the tens down to the least.
+        # Steps of ten, from 100 % to the least.
         step = (known + change) // 10 * 10 if change > 0 else -(-(known + change) // 10) * 10
         self._wanted_duty[device.id] = max(DUTY_MIN, min(100, step))
         self.query_one("#now", FunctionPanel).draw()

@@ -89,7 +89,7 @@ async def _lend(app: VolunteerApp, word: str, run: str) -> None:
     ]
     named = f"volunteer {word} {run}"
     try:
-        with app.batch_update(), app.suspend():  # nothing is drawn over it
+        with app.batch_update(), app.suspend():  # the app draws nothing meanwhile
             code = await _ended(command)
     except SuspendNotSupported:
         app.tell(_("type this in another terminal: {command}", command=named), "warning")

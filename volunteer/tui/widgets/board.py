@@ -16,7 +16,7 @@ from volunteer.tui.widgets.panel import Panel, Scene
 STONES = {1: ("X", "info"), -1: ("O", "accent")}
 LABEL = 3  # cells of the terminal for the number of a row
 WARM = ((0.3, "good"), (0.1, "model"), (0.0, "raw"))  # roles of a share in a heat map
-SHARE_MIN = 0.02  # smaller ones are no digit
+SHARE_MIN = 0.02  # smaller shares have no digit
 
 
 class BoardState(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,7 +131,7 @@ class Panel(Widget):
         style = self._styles.get(role)
         if style is None:
             ink, is_colour, paper = role.partition("/")
-            if is_colour:  # of a picture: not kept, there are millions
+            if is_colour:  # colours of pictures are not cached: there are millions
                 return Style(color=ink, bgcolor=paper)
             style = self._styles[role] = self._of_theme(role)
         return style

@@ -190,7 +190,7 @@ def _round_values(view: PlotFrame, wanted: int) -> list[tuple[float, float]]:
         return []
     found: list[tuple[float, float]] = []
     step = 2 * round_step(span / wanted)
-    while len(found) < 2 and step > span * 1e-3:  # at least two labels, or a height says nothing
+    while len(found) < 2 and step > span * 1e-3:  # at least two labels, which a scale needs
         found = _multiples(view, step)
         step /= 2
     return found or [(0.0, view.low), (0.0, view.high)]

@@ -47,9 +47,9 @@ class Contributions(Panel):
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
-        waiting = 0 if status.online else status.queued  # counted when the connection changed
+        waiting = 0 if status.online else status.queued  # known since the connection changed
         runs = {verdict.run for verdict in status.verdicts}
-        of = next(iter(runs)) if len(runs) == 1 else ""  # else each line says it
+        of = next(iter(runs)) if len(runs) == 1 else ""  # otherwise each line names it
         return _("Contributions"), _("{n} waiting to be sent", n=waiting) if waiting else of
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:

@@ -122,7 +122,7 @@ class SampleView(Container):
             else:
                 await self.query_one(PictureView).show_png(png)
         except VolunteerError:
-            self.remove_class("-drawn")  # the dots of the sample say as much as there is
+            self.remove_class("-drawn")  # the dots show the sample already
             return
         self.set_class(not plain, "-drawn")
 

@@ -194,7 +194,7 @@ def test_what_is_missing_or_moved_is_said(hub: FakeHub, monkeypatch: pytest.Monk
         config()
     model.lost.clear()
     model.answered_as = "f" * 40
-    with pytest.raises(InvalidRunFile, match=r"ffff.*, which is another one: try again"):
+    with pytest.raises(InvalidRunFile, match=r"ffff.*, which is a different one: try again"):
         config(f"hub:ann/tiny@{commit}")
     model.answered_as = ""
     hub.failing = 100
