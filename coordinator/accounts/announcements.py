@@ -57,7 +57,7 @@ class Announcements:
             kept = self._standing(conn, lock=True)
             if len(kept.standing) >= ANNOUNCEMENTS_MAX:
                 raise Conflict(
-                    f"{ANNOUNCEMENTS_MAX} announcements are shown already: withdraw one with `coordinator "
+                    f"{ANNOUNCEMENTS_MAX} announcements are shown: withdraw one with `coordinator "
                     "announce --withdraw ID`"
                 )
             new = Announcement(id=kept.next_id, text=text.strip(), run=run, at=now, until=until)

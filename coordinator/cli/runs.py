@@ -598,7 +598,7 @@ def preview(sentence: str, json: bool) -> int:
 
 
 def deed(done: Deed, json: bool) -> int:
-    """Print what a command did or would do; return the exit code, 1 where nothing was done."""
+    """Print the effect of a command, done or only previewed; return exit code 1 for a preview."""
     if json:
         as_json(done)
     else:

@@ -170,7 +170,7 @@ def generate(
     temperature: Temperature = 1.0,
     private: Private = False,
     output: Annotated[
-        Path | None, Parameter(name=("--output", "-o"), help="PNG file, of an image run.")
+        Path | None, Parameter(name=("--output", "-o"), help="PNG file to write, for an image run.")
     ] = None,
     profile: Profile = "",
 ) -> int:

@@ -216,7 +216,7 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
     kinds = raw.get("layer_types") or []
     whole = isinstance(kinds, list) and all(each == "full_attention" for each in kinds)
     if known and "layer_types" in foreign and not whole:
-        raise InvalidRunFile(f"{SETTINGS}: {kind} has full attention alone here (layer_types)")
+        raise InvalidRunFile(f"{SETTINGS}: {kind} supports only full attention (layer_types)")
     known = tuple(key for key in known if key not in foreign)
     kept = {key: value for key, value in raw.items() if key in known or key == "auto_map"}
     if "hidden_activation" in raw and kind in ("gemma", "gemma2", "gemma3_text"):
