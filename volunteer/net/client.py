@@ -178,9 +178,19 @@ class Client:
         """GET about `size` bytes in pieces. Not retried: the reader knows where to resume."""
         headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
         large = self._bulk and size >= BULK_BYTES
-        await self._recognise(anew=large)
+        if large and not self._encrypted:
+            self._peer.forget()  # a connection of its own comes
+        await self._peer.recognise()
         if large:
-            async with self._answered(limit), bulk.got(self._question(path, headers)) as answer:
+            question = bulk.Question(
+                address=self.address,
+                context=self._context,
+                path=API + path,
+                headers={**HEADERS, **headers},
+                connect_s=CONNECT_S,
+                idle_s=self.read_s,
+            )
+            async with self._answered(limit), bulk.got(question) as answer:
                 if answer is not None:
                     body = self._pieces(answer.body, limit)
                     yield StreamedReply(answer.status, answer.headers, body)
@@ -203,7 +213,7 @@ class Client:
         """POST to a path outside /api/v1, with a streamed answer. Not retried."""
         headers = self._headers({"Content-Type": "application/json"})
         limit = Limit(self.read_s + self.slack_s)
-        await self._recognise()
+        await self._peer.recognise()
         request = self._http.build_request(
             "POST",
             self.address.url + path,
@@ -269,36 +279,17 @@ class Client:
                 )
             )
 
-    def _question(self, path: str, headers: Mapping[str, str]) -> bulk.Question:
-        return bulk.Question(
-            address=self.address,
-            context=self._context,
-            path=API + path,
-            headers={**HEADERS, **headers},
-            connect_s=CONNECT_S,
-            idle_s=self.read_s,
-        )
-
     async def put(
         self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
     ) -> T:
         """PUT a streamed body; `headers` name its Content-Length. Not retried."""
-        headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
-        content = self._counted(body, limit)
-        large = self._bulk and int(headers["Content-Length"]) >= BULK_BYTES
-        await self._recognise(anew=large)
-        if large:
-            async with self._answered(limit):
-                said = await bulk.put(self._question(path, headers), content, self.json_bytes_max)
-                self._received(len(said.data), limit)
-            if said.status >= 300:
-                raise await self._refusal(said.status, said.headers, said.data)
-            return decoded(said.data, reply)
+        limit = Limit(self.read_s + self.slack_s)
+        await self._peer.recognise()
         request = self._http.build_request(
             "PUT",
             path,
-            headers=headers,
-            content=content,
+            headers=self._headers(headers),
+            content=self._counted(body, limit),
             timeout=_timeout(self.read_s),
             extensions=self._traced(),
         )
@@ -308,12 +299,7 @@ class Client:
 
     async def recognise(self) -> None:
         """Wait until the coordinator that was joined answers, and no other."""
-        await self.retrying(self._recognise)
-
-    async def _recognise(self, anew: bool = False) -> None:
-        if anew and not self._encrypted:
-            self._peer.forget()  # a connection of its own comes
-        await self._peer.recognise()
+        await self.retrying(self._peer.recognise)
 
     @property
     def _encrypted(self) -> bool:
@@ -540,7 +526,7 @@ async def _followed(
 
 
 def _timeout(read_s: float) -> httpx.Timeout:
-    return httpx.Timeout(read_s, connect=CONNECT_S, write=WRITE_S, pool=None)
+    return httpx.Timeout(read_s, connect=CONNECT_S, write=min(read_s, WRITE_S), pool=None)
 
 
 def _asks_for_a_password(error: Exception) -> str:

@@ -1,5 +1,5 @@
-"""Large files on their way down: nothing that came is lost, nothing foreign is believed, and what
-is unusual goes by httpx.
+"""Large files down and up: nothing received is lost, nothing foreign is believed, and unusual
+answers go by httpx.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ async def test_an_upload_without_a_good_answer_is_an_error(answer: bytes) -> Non
 
 async def test_an_endless_answer_is_not_read() -> None:
     async with listening(Server(whole(b"200 OK", b" " * 5000), takes=SIZE)) as url:
-        with pytest.raises(errors.Unreachable):
+        with pytest.raises(errors.TooLarge):
             await send(Address(url=url), json_bytes_max=1000)
 
 
