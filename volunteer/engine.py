@@ -32,7 +32,6 @@ from volunteer.control.control import Control
 from volunteer.control.event_bus import EventBus
 from volunteer.control.event_sentences import START
 from volunteer.control.local_socket import ControlServer
-from volunteer.control.owner_alerts import alerting
 from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.i18n.catalogue import choose, use
 from volunteer.machine import outside
@@ -41,7 +40,6 @@ from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
-from volunteer.settings.display import Display
 from volunteer.settings.settings import Directories, LoadedSettings, Settings
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
@@ -107,7 +105,6 @@ class Engine:
             verdicts=self.profile.verdicts()[-VERDICTS_MAX:],
         )
         self._hub = EventBus(self.world.clock, status)
-        self._display = Display()
         self.control = Control(self._hub, self.execute)
 
     @property
@@ -127,19 +124,17 @@ class Engine:
             self._hub.close()
 
     async def _to_the_end(self) -> int:
-        """Run to the end; notify every subscriber, and the owner if a person is needed."""
-        async with alerting(self._hub, lambda: self._display.bell):
-            try:
-                code = await self._run()
-            except VolunteerError as error:
-                self._hub.emit(_stopped(error))
-                code = error.exit_code
+        """Run to the end; every subscriber is notified."""
+        try:
+            code = await self._run()
+        except VolunteerError as error:
+            self._hub.emit(_stopped(error))
+            code = error.exit_code
         self._hub.close()
         return code
 
     async def _run(self) -> int:
         loaded = self.loaded  # a mistake in the settings is reported at once
-        self._display = loaded.settings.display
         identity = self.profile.current()
         while identity is None and not self._stop_asked.is_set():
             self._joined.clear()
@@ -315,15 +310,12 @@ class Engine:
     def _set(self, changes: Mapping[str, Any]) -> tuple[SettingRow, ...]:
         outside.do(config.save, self._directories.config / "config.toml", changes)
         loaded = self.loaded
-        self._display = loaded.settings.display
         if "language" in changes:
             use(choose(loaded.settings.display.language))
         if self._agent is not None:
             self._agent.change_rules(loaded.settings.rules)
             if "public" in changes:
                 self._agent.show_name(loaded.settings.public)
-        if changes.get("bell"):  # a test shows that it rings before it matters
-            self._hub.emit(events.Alerted(message=Sentence("alerts of this machine ring here")))
         return setting_rows_of(loaded)
 
 

@@ -7,8 +7,6 @@ Front ends only draw: what happens is the agent's business, and reaches it as ev
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import TextIO
@@ -37,12 +35,6 @@ TRAINING_S = 10.0  # a plain line of progress this often
 TRAINING_JSON_S = 1.0
 
 
-def ring() -> None:
-    """Ring the bell of the terminal, if a person may hear it; standard output is for data."""
-    if sys.stderr.isatty():
-        print("\a", end="", file=sys.stderr, flush=True)
-
-
 class Headless:
     """Writes events as lines. A vanished reader ends the volunteer in good order; a slow one misses
     progress and blocks nothing: a full pipe blocks a thread of its own, not the heartbeats.
@@ -55,13 +47,11 @@ class Headless:
         *,
         json: bool,
         since: float = 0.0,
-        bell: Callable[[], None] = ring,
     ) -> None:
         self._control = control
         self._out = out
         self._json = json
         self._since = since  # what happened before is history
-        self._bell = bell
         self._shown: dict[int, float] = {}  # task -> when its training was last shown
         self._online: bool | None = None
         self._account = ""  # credits in words, as shown last
@@ -78,8 +68,6 @@ class Headless:
 
     def show(self, event: AnyEvent) -> bool:
         """Write an event; False when the reader has vanished."""
-        if isinstance(event, events.Alerted):
-            self._bell()
         text = self._line(event)
         if text is None:
             return True

@@ -332,6 +332,5 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Resumed: _resumed,
     events.Finishing: lambda e: shown(e.message),
     events.Notice: _noticed,
-    events.Alerted: lambda e: _("alert: {message}", message=e.message),
     events.Stopped: _ended,
 }

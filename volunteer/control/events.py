@@ -284,12 +284,6 @@ class Announced(Event):
     announcements: tuple[Announcement, ...]
 
 
-class Alerted(Event):
-    """Alert to the owner about a failure: the terminal rings."""
-
-    message: Words
-
-
 class Stopped(Event):
     code: int
     message: Words

@@ -1,4 +1,4 @@
-"""Settings of the screen and of alerts; part of the volunteer's settings."""
+"""Settings of the screen; part of the volunteer's settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from volunteer.i18n.catalogue import AUTO, N_
 
 
 class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the screen, and of alerts."""
+    """Settings of the screen."""
 
     theme: Annotated[
         str,
@@ -46,6 +46,3 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             max_length=64,
         ),
     ] = msgspec.field(default_factory=dict)
-    bell: Annotated[
-        bool, Meta(description=N_("Ring the bell of the terminal at failures that need you."))
-    ] = False

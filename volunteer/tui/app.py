@@ -125,7 +125,6 @@ class VolunteerApp(App[int]):
         listener = Listener(
             urgent=self._urgent,
             tell=self.tell,
-            ring=self.bell,
             ended=self._over,
             failed=self._failed,
         )

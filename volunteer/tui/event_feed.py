@@ -34,7 +34,6 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
     urgent: Callable[[], None]  # the view holds something a person waits for
     tell: Callable[[str, str], None]  # a warning or an error: message, level
-    ring: Callable[[], None]  # the owner wants to hear of trouble
     ended: Callable[[], None]  # no more events
     failed: Callable[[BaseException], None]  # a fault in our own code
 
@@ -90,8 +89,6 @@ class EventFeed:
                 self._remember()
                 if isinstance(event, URGENT):
                     self._listener.urgent()
-                if isinstance(event, events.Alerted):
-                    self._listener.ring()
                 if isinstance(event, events.Notice) and event.level != "info":
                     self._listener.tell(event.message, event.level)
         if self.view.ended is None and not self.expected:

@@ -53,7 +53,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "theme",
             "language",
             "ascii",
-            "bell",
         ),
     ),
     (
@@ -103,7 +102,6 @@ LABELS = {
     "language": N_("language"),
     "ascii": N_("plain characters"),
     "keys": N_("other keys"),
-    "bell": N_("bell at failures"),
     "snapshot_seconds": N_("save half-done tasks"),
     "sandbox": N_("only its own folders"),
     "hub": N_("models from their hub"),

@@ -122,7 +122,7 @@ class SupervisedWork(_LearnWork):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return nothing: its gradients are many times as long as those of answers."""
+        """Return nothing: its gradients are many times as long as answers'."""
         return {}
 
     def measure(self, start: int, stop: int) -> StepLoss:

@@ -230,7 +230,7 @@ def level_of(event: AnyEvent) -> Level:
             return "error"
         case events.Paused(by="you"):
             return "info"
-        case events.Connection(online=False) | events.Paused() | events.Halved() | events.Alerted():
+        case events.Connection(online=False) | events.Paused() | events.Halved():
             return "warning"
         case _:
             return "info"

@@ -46,7 +46,7 @@ from volunteer.settings.settings import TABLE, directories
 # Commands, options, lists of names, and what a model or an organiser wrote.
 OTHERS = re.compile(
     r"^volunteer: |volunteer join '[^']*'|`[^`]*`|--[a-z-]+(?: NAME| VALUE)?|NAME=VALUE|"
-    r"(?:benchmark|create), [a-z, ]+|(?:schedule|play|gpt|pause|bell|work|easy|mon), [a-z_, -]+|"
+    r"(?:benchmark|create), [a-z, ]+|(?:schedule|play|gpt|pause|work|easy|mon), [a-z_, -]+|"
     r'"[^"]*", "[^"]*"|once upon a time|Little Lab'
 )
 Said = Callable[..., set[str]]
