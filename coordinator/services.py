@@ -7,6 +7,7 @@ The organiser's commands use the services alone (`opened`); a server adds backgr
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -290,7 +291,10 @@ class Coordinator(Platform):
             first = meter.first_token
             return ReplicaFigures(
                 name=settings.name,
-                url=server.address.url,
+                where=f"{socket.gethostname()}:{settings.port}"
+                if settings.url  # of every replica
+                else server.address.url,
+                address_failure=self.alerts.address.failure,
                 software=software(),
                 read_only=self.space.read_only,
                 read_only_why=self.space.broken,

@@ -27,11 +27,19 @@ class Backup(CommandRequest, frozen=True, kw_only=True):
     store: str = ""
 
 
+class Top(CommandRequest, frozen=True, kw_only=True):
+    """Request for the overview; `forget_silent` deletes the servers that are gone before."""
+
+    forget_silent: bool = False
+
+
 async def check(coordinator: Coordinator, ask: Nothing) -> CheckReport:
     return await coordinator.checks.run()
 
 
-async def top(coordinator: Coordinator, ask: Nothing) -> Overview:
+async def top(coordinator: Coordinator, ask: Top) -> Overview:
+    if ask.forget_silent:
+        await coordinator.overviews.forget_silent()
     return await coordinator.overviews.get()
 
 
@@ -65,7 +73,7 @@ UPKEEP = (
         run=alerts_list,
         needs="database",
     ),
-    OrganiserCommand(name="top", request=Nothing, reply=Overview, run=top, needs="database"),
+    OrganiserCommand(name="top", request=Top, reply=Overview, run=top, needs="database"),
     OrganiserCommand(name="check", request=Nothing, reply=CheckReport, run=check),
     OrganiserCommand(name="backup", request=Backup, reply=BackupSummary, run=backup, remote=False),
 )

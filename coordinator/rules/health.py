@@ -78,7 +78,7 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
             todo="start it with `coordinator serve`",
         )
     for each in seen.replicas:
-        where = printable(each.figures.url or each.id[:8], 80)
+        where = printable(each.figures.where or each.id[:8], 80)
         if living and not alive(each, seen.at):
             silent_s = seen.at - each.beat_at
             yield Trouble(
@@ -88,6 +88,13 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
                 todo="look at its log, and start it again",
             )
         figures = each.figures
+        if figures.address_failure and alive(each, seen.at):
+            yield Trouble(
+                level="bad",
+                subject="address",
+                text=printable(figures.address_failure, 120),
+                todo="look at its proxy: the server itself is up",
+            )
         if figures.errors >= ERRORS_MIN and figures.errors > ERRORS_SHARE * figures.requests:
             yield Trouble(
                 level="watch",
@@ -245,6 +252,6 @@ def _records(seen: Overview, limits: Thresholds) -> Iterator[Trouble]:
             yield Trouble(
                 level="bad" if left < CERTIFICATE_SOON_S else "watch",
                 subject="certificate",
-                text=f"the certificate of {printable(each.figures.url, 80)} {end}",
+                text=f"the certificate of {printable(each.figures.where, 80)} {end}",
                 todo="renew the files of tls_cert and tls_key, and start the server again",
             )

@@ -170,7 +170,8 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     """Figures of a serving process itself."""
 
     name: str = ""
-    url: str = ""
+    where: str = ""  # its address, or its machine behind the public one
+    address_failure: str = ""  # what the public address answers in its place
     software: str = ""
     read_only: bool = False
     read_only_why: str = ""

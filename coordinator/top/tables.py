@@ -116,17 +116,18 @@ def runs(seen: Overview, width: int = 1000) -> MonitorTable:
         return get
 
     now = seen.at
+    name_cells = 32 if width >= 110 else 14
     columns = [
-        MonitorColumn("run", of(lambda r: _text(r.name, 32))),
-        MonitorColumn("state", lambda r: r.state),
-        MonitorColumn("version", lambda r: "-" if r.version < 0 else str(r.version), True),
-        MonitorColumn("loss", lambda r: loss(r.loss), True),
-        MonitorColumn("newest", lambda r: age(r.head_at, now), True),
+        MonitorColumn("run", of(lambda r: _text(r.name, name_cells))),
         MonitorColumn("workers", lambda r: count(r.workers), True),
-        MonitorColumn("todo", lambda r: count(r.todo), True, 72),
-        MonitorColumn("doing", lambda r: count(r.doing), True, 72),
-        MonitorColumn("merging", lambda r: count(r.accepted), True, 90),
-        MonitorColumn("failed", lambda r: count(r.failed), True, 90),
+        MonitorColumn("todo", lambda r: count(r.todo), True),
+        MonitorColumn("doing", lambda r: count(r.doing), True),
+        MonitorColumn("merging", lambda r: count(r.accepted), True),
+        MonitorColumn("failed", lambda r: count(r.failed), True),
+        MonitorColumn("newest", lambda r: age(r.head_at, now), True),
+        MonitorColumn("state", lambda r: r.state),
+        MonitorColumn("version", lambda r: "-" if r.version < 0 else str(r.version), True, 90),
+        MonitorColumn("loss", lambda r: loss(r.loss), True, 100),
         MonitorColumn("versions/h", lambda r: f"{r.versions_an_hour:.3g}", True, 110),
         MonitorColumn("pushed/h", lambda r: count(r.pushed.samples), True, 110),
         MonitorColumn("pulled/h", lambda r: count(r.pulled.samples), True, 110),
@@ -244,7 +245,7 @@ def replicas(seen: Overview, width: int = 1000) -> MonitorTable:
         return f"{size(bytes_a_second)}/s"
 
     columns = [
-        MonitorColumn("server", lambda r: _text(r.figures.url or r.id[:8], 40)),
+        MonitorColumn("server", lambda r: _text(r.figures.where or r.id[:8], 40)),
         MonitorColumn("heard", lambda r: age(r.beat_at, now), True),
         MonitorColumn("up", lambda r: age(r.started_at, now), True),
         MonitorColumn("cpu", lambda r: f"{r.figures.cpu_share:.0%}", True),

@@ -1,10 +1,12 @@
-"""Live monitor: the tables of a coordinator, drawn anew each second until ctrl+c."""
+"""Live monitor: the tables of a coordinator, drawn anew each second until `q` or ctrl+c."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.live import Live
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 LATE_S = 6.0  # a picture older than this is marked as old
+FORGET, QUIT = "f", "q"
+KEYS = f"{FORGET} forget servers that are gone   {QUIT} quit"
 
 
 class CommandSender(Protocol):
@@ -30,9 +34,12 @@ class CommandSender(Protocol):
 Connect = Callable[[], AbstractAsyncContextManager[CommandSender]]
 
 
-async def pictures(connect: Connect, clock: Clock) -> AsyncIterator[tuple[Overview | None, str]]:
+async def pictures(
+    connect: Connect, clock: Clock, typed: set[str]
+) -> AsyncIterator[tuple[Overview | None, str]]:
     """Yield the newest overview once a second, and why it is old; "" where it is of now.
 
+    FORGET among the typed keys has the coordinator forget the silent servers first.
     Raises Configuration, Unauthorized where there has been no overview yet.
     """
     seen: Overview | None = None
@@ -45,7 +52,8 @@ async def pictures(connect: Connect, clock: Clock) -> AsyncIterator[tuple[Overvi
         try:
             async with connect() as ask:
                 while True:
-                    found: Overview = await ask("top")
+                    found: Overview = await ask("top", forget_silent=FORGET in typed)
+                    typed.discard(FORGET)
                     if seen is None or found.at != seen.at:  # else the server was too busy to look
                         seen, at = found, clock.monotonic()
                     old = clock.monotonic() - at > LATE_S
@@ -58,22 +66,57 @@ async def pictures(connect: Connect, clock: Clock) -> AsyncIterator[tuple[Overvi
         await clock.sleep(EVERY_S)
 
 
-def drawn(seen: Overview | None, old: str, width: int) -> Text:
-    """Return a picture as text, cut off at the terminal's end."""
+def drawn(seen: Overview | None, old: str, width: int, height: int = 0) -> Text:
+    """Return a picture as text, cut off at the terminal's end; with a height, the keys below."""
     told = [*([old] if old else []), *(lines(seen, width) if seen is not None else ())]
+    if height:
+        told = [*told[: height - 1], *[""] * (height - 1 - len(told)), KEYS]
     return Text("\n".join(told), no_wrap=True, overflow="crop")
 
 
+@contextmanager
+def typing(typed: set[str]) -> Iterator[bool]:
+    """Gather typed keys; the quitting one cancels this task.
+
+    Yields False where this system tells lines only.
+    """
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield False
+        return
+    import termios
+    import tty
+
+    loop, task, terminal = asyncio.get_running_loop(), asyncio.current_task(), sys.stdin.fileno()
+
+    def read() -> None:
+        typed.update(os.read(terminal, 256).decode(errors="replace").lower())
+        if QUIT in typed and task is not None:
+            task.cancel()
+
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    loop.add_reader(terminal, read)
+    try:
+        yield True
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
 def watch(connect: Connect) -> int:
-    """Draw until ctrl+c. Raises errors of the first connection."""
+    """Draw until `q` or ctrl+c. Raises errors of the first connection."""
 
     async def draw() -> None:
-        async for seen, old in pictures(connect, SystemClock()):
-            screen.update(drawn(seen, old, screen.console.width), refresh=True)
+        typed: set[str] = set()
+        with typing(typed) as keys:
+            async for seen, old in pictures(connect, SystemClock(), typed):
+                size = screen.console.size
+                shown = drawn(seen, old, size.width, size.height if keys else 0)
+                screen.update(shown, refresh=True)
 
-    with Live(screen=True, auto_refresh=False) as screen:
-        try:
-            asyncio.run(draw())
-        except KeyboardInterrupt:
-            return 0
+    with (
+        Live(screen=True, auto_refresh=False) as screen,
+        suppress(KeyboardInterrupt, asyncio.CancelledError),  # ctrl+c, or the key
+    ):
+        asyncio.run(draw())
     return 0

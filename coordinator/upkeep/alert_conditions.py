@@ -8,6 +8,8 @@ nobody         a run is on, and nobody works on it
 disk           soon nothing new is accepted
 read only      nothing new is accepted: too little is free, or a disk cannot be written
 errors         requests are answered with 5xx
+server         another serving process is silent
+address        the public address does not lead here: its proxy answers 502
 backup         the newest backup is old, or there is none
 certificate    the TLS certificate ends soon
 database       its file is damaged, was removed, or its disk failed: nothing is written any more
@@ -15,6 +17,9 @@ database       its file is damaged, was removed, or its disk failed: nothing is 
 
 from __future__ import annotations
 
+import http.client
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +27,8 @@ import msgspec
 
 from coordinator import certificates
 from coordinator.database import key_values, runs, standings, versions
-from coordinator.database.monitoring import overview_rows
+from coordinator.database.monitoring import overview_rows, replicas
+from coordinator.rules.health import GONE_S, SILENT_S
 from coordinator.rules.thresholds import (
     ERRORS_MIN,
     ERRORS_SHARE,
@@ -36,9 +42,9 @@ from coordinator.rules.thresholds import (
     of_settings,
 )
 from coordinator.runs.queries import LIVE_S
-from shared.errors import VolunteerError
+from shared.errors import VolunteerError, why
 from shared.links import is_loopback
-from shared.text import size
+from shared.text import duration, printable, size
 from shared.units import DAY_S
 
 if TYPE_CHECKING:
@@ -59,6 +65,8 @@ Kind = Literal[
     "disk",
     "read only",
     "errors",
+    "server",
+    "address",
     "merge",
     "backup",
     "certificate",
@@ -66,10 +74,11 @@ Kind = Literal[
 ]
 EVENTS: frozenset[Kind] = frozenset({"failed check"})  # kinds that happen once; all others last
 LOCAL_KINDS: frozenset[Kind] = frozenset(
-    {"disk", "read only", "errors", "certificate"}
+    {"disk", "read only", "errors", "address", "certificate"}
 )  # of one machine
 
 RUNS_MAX = 200  # looked at; an installation has a few
+ANSWER_S = 10.0
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +147,39 @@ def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
     return [Condition(kind="errors", about=machine, message=message, todo="its log says why")]
 
 
+class PublicAddress:
+    """Asks whether the public address of the settings leads here."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._reached = False
+        self.failure = ""  # what it answers in this server's place
+
+    def look(self) -> None:
+        """Ask once. Silence counts after an answer only: not every router leads a machine back."""
+        if not self._url:
+            return
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        failure = ""
+        try:
+            with opener.open(f"{self._url}/health", timeout=ANSWER_S):
+                self._reached = True
+        except urllib.error.HTTPError as error:
+            failure = f"answers {error.code}" if error.code >= 500 else ""
+            error.close()
+        except (OSError, http.client.HTTPException) as error:
+            said = why(error) if isinstance(error, OSError) else repr(error)
+            failure = f"does not answer ({said})" if self._reached else ""
+        self.failure = f"{self._url} {failure}" if failure else ""
+
+    def condition(self, machine: str) -> list[Condition]:
+        """Return the condition of an address that does not lead to `machine`."""
+        if not self.failure:
+            return []
+        message = f"{self.failure}, and {machine} serves"
+        return [Condition(kind="address", about=machine, message=message, todo="look at its proxy")]
+
+
 def in_database(
     conn: Connection,
     settings: Settings,
@@ -149,6 +191,7 @@ def in_database(
     yield from _of_work(conn, now, since, open_now)
     limits = of_settings(settings)
     yield from _of_runs(conn, limits, now)
+    yield from _of_servers(conn, now)
     yield from _of_backup(conn, limits, now)
 
 
@@ -209,6 +252,15 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
             yield Condition(
                 kind="stalled", about=run.name, message=message, todo=todo, patience_s=half_s
             )
+
+
+def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
+    for each in replicas.listing(conn):
+        if SILENT_S < now - each.beat_at < GONE_S:  # later it seems to be gone for good
+            where = printable(each.figures.where or each.id[:8], 80)
+            message = f"{where} was not heard of for {duration(now - each.beat_at)}"
+            todo = "look at its log, and start it again"
+            yield Condition(kind="server", about=where, message=message, todo=todo)
 
 
 def _of_backup(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:

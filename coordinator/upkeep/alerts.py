@@ -25,6 +25,7 @@ from coordinator.upkeep.alert_conditions import (
     LOCAL_KINDS,
     Condition,
     Kind,
+    PublicAddress,
     certificate_end,
     failing,
     here,
@@ -136,6 +137,7 @@ class Alerts:
         self._traffic = traffic
         self._answered = deque([traffic.answered()], maxlen=WINDOW_LOOKS)
         self._machine = socket.gethostname()[:64]
+        self.address = PublicAddress(settings.url)
         self._state = AlertState(checked_at=clock.now())
         self._failed_said = -1  # tries to say that the database failed; nothing can be stored then
         self.certificate_ends_at = certificate_end(settings)
@@ -179,6 +181,8 @@ class Alerts:
             _said(self._state),
         )
         local += failing(self._lately(), self._machine)
+        await asyncio.to_thread(self.address.look)
+        local += self.address.condition(self._machine)
 
         def read(conn: Connection) -> AlertState:
             return self._next(conn, now, local)[0]

@@ -55,6 +55,11 @@ class Overviews:
         """Return the newest picture, at most a moment old."""
         return await self._overview.get()
 
+    async def forget_silent(self) -> None:
+        """Delete the rows of serving processes that have not beaten for a while."""
+        before = self._clock.now() - health.SILENT_S
+        await self._db.write(lambda conn: replicas.forget(conn, before))
+
     async def _count(self) -> Census:
         now = self._clock.now()
         return await self._db.read(lambda conn: census.census(conn, now))
@@ -115,7 +120,9 @@ class Beats:
         self._db = db
         self._clock = clock
         self._id = secrets.token_hex(8)
-        self._place = f"{socket.gethostname()}:{directory}"[:255]
+        # One process at a time serves a SQLite file, wherever the file was before.
+        alone = db.dialect == "sqlite"
+        self._place = "sqlite" if alone else f"{socket.gethostname()}:{directory}"[:255]
         self._figures = figures
         self._among = among
         self._before = ReplicaFigures()

@@ -33,10 +33,15 @@ def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float)
 
     Returns False where the row is deleted: another process took its place, or expired it.
     """
-    conn.execute(_EXPIRED, {"before": now - FORGOTTEN_S})
+    forget(conn, now - FORGOTTEN_S)
     said = msgspec.json.encode(figures).decode()
     given = {"its_id": replica_id, "beat_at": now, "figures": said}
     return conn.execute(_BEAT, given).rowcount == 1
+
+
+def forget(conn: Connection, before: float) -> None:
+    """Delete the processes whose last beat was before an instant."""
+    conn.execute(_EXPIRED, {"before": before})
 
 
 def alive(conn: Connection, since: float) -> int:

@@ -5,30 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from coordinator.http.routes.metrics import INSTRUMENTS, PREFIX
 from tests.support.local_coordinator import local_coordinator
+from tests.support.prometheus import FOLDER, PROMTOOL, installed, prometheus, values
 from tests.support.served import served
-from tests.support.sources import ROOT
 
-FOLDER = ROOT / "packaging" / "monitoring"
-PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))
 WAIT_S = 60.0
-
-installed = pytest.mark.skipif(
-    PROMETHEUS is None or PROMTOOL is None, reason="Prometheus is not installed"
-)
 
 
 def metrics_of(text: str) -> set[str]:
@@ -96,49 +86,6 @@ def test_promtool_accepts_the_files_and_each_alert_fires(arguments: tuple[str, .
         [str(PROMTOOL), *arguments], cwd=FOLDER, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@asynccontextmanager
-async def prometheus(folder: Path, target: str, token: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a Prometheus with the files as they are shipped, but for target, token and pace."""
-    text = (FOLDER / "prometheus.yml").read_text(encoding="utf-8")
-    text = text.replace("127.0.0.1:8765", target).replace("15s", "1s")
-    text = text.replace("# authorization:", "authorization:").replace(
-        "#   credentials_file: /etc/prometheus/coordinator.token", f"  credentials_file: {token}"
-    )
-    (folder / "prometheus.yml").write_text(text, encoding="utf-8")
-    shutil.copy(FOLDER / "alerts.yml", folder)
-    listen = "127.0.0.1:0"
-    process = await asyncio.create_subprocess_exec(
-        str(PROMETHEUS),
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={listen}",
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    try:
-        port = ""
-        while not port:
-            line = (await process.stderr.readline()).decode()
-            assert line, "Prometheus ended"
-            if found := re.search(r"Listening on\W+address=127\.0\.0\.1:(\d+)", line):
-                port = found[1]
-        reading = asyncio.create_task(process.stderr.read())
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/api/v1") as client:
-            yield client
-        reading.cancel()
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def values(client: httpx.AsyncClient, query: str) -> list[dict[str, Any]]:
-    """Return the result of a query that Prometheus understands."""
-    answer = (await client.get("/query", params={"query": query})).json()
-    assert answer["status"] == "success", answer
-    found: list[dict[str, Any]] = answer["data"]["result"]
-    return found
 
 
 @pytest.mark.prometheus

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from shared.errors import Configuration
 from shared.signing import SigningKey
 from tests.support.balancer import balanced
 from tests.support.databases import Postgres, _run
-from tests.support.server_process import Process, command
+from tests.support.server_process import COORDINATOR, Process, command
+from tests.support.tmux_screen import TmuxScreen
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("logging_as_it_was")]
 
@@ -127,3 +129,41 @@ async def test_a_replica_that_stops_is_left_out_before_it_refuses(
             assert 503 in {ready for ready, _ in statuses}
             assert one.ended() == 0
             two.signal(signal.SIGKILL)
+
+
+MINUTE_S = 60.0
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+async def test_the_monitor_names_a_frozen_replica_at_80_columns_and_forgets_it_by_a_key(
+    shared: tuple[str, str], tmp_path: Path
+) -> None:
+    await first_replica(shared, tmp_path / "r1")
+    for name in ("r2", "r3"):
+        (tmp_path / name).mkdir()
+        shutil.copy(tmp_path / "r1" / "signing.key", tmp_path / name)
+    options = (*shared, "--port=0", "--log-level=warning")
+    with (
+        Process(tmp_path / "r1", *options) as one,
+        Process(tmp_path / "r2", *options) as two,
+        Process(tmp_path / "r3", *options) as three,
+        TmuxScreen([*COORDINATOR, "top", *shared], 80, 24) as screen,
+    ):
+        screen.see("f forget servers that are gone   q quit")
+        screen.see("no run is running")
+        three.signal(signal.SIGSTOP)
+        frozen = time.monotonic()
+        named = f"server: {three.url} was not heard of for"
+        screen.see(named)
+        while f"{three.url} was not heard of" not in (
+            said := command("alerts", "list", *shared).stdout
+        ):
+            assert time.monotonic() - frozen < MINUTE_S, said
+            await asyncio.sleep(1.0)
+        screen.press("f")
+        screen.see("runs: no run is running")
+        assert three.url not in "\n".join(screen.rows())
+        three.signal(signal.SIGCONT)
+        screen.press("q")
+        for server in (one, two, three):
+            assert server.stop() == 0

@@ -32,7 +32,7 @@ RUN = RunLine(
     started_at=NOW - 7200, head_at=NOW - 120, workers=2, pushed=Flow(), pulled=Flow(),
 )  # fmt: skip
 FIGURES = ReplicaFigures(
-    url="https://house", disk_free=50.0 * GIB, disk_total=100.0 * GIB, disk_floor=1.0 * GIB,
+    where="https://house", disk_free=50.0 * GIB, disk_total=100.0 * GIB, disk_floor=1.0 * GIB,
     requests=10_000, certificate_ends_at=NOW + 100 * DAY_S,
 )  # fmt: skip
 REPLICA = ReplicaLine(id="r1" * 8, started_at=NOW - 7200, beat_at=NOW - 5, figures=FIGURES)
@@ -145,7 +145,7 @@ def test_no_server_runs() -> None:
 
 def test_one_server_of_two_is_silent() -> None:
     other = ReplicaLine(id="0123456789ab", started_at=0.0, beat_at=NOW - 21, figures=FIGURES)
-    nameless = replace(other, figures=replace(FIGURES, url=""))
+    nameless = replace(other, figures=replace(FIGURES, where=""))
     todo = "look at its log, and start it again"
     said = "https://house was not heard of for 21 s"
     assert only(seen(replicas=(REPLICA, other))) == ("bad", "server", said, todo)
@@ -160,10 +160,10 @@ def test_one_server_of_two_is_silent() -> None:
 
 
 def test_a_long_address_is_cut() -> None:
-    said = only(served(url="https://" + "a" * 200, certificate_ends_at=NOW - 1))[2]
+    said = only(served(where="https://" + "a" * 200, certificate_ends_at=NOW - 1))[2]
     assert said.startswith("the certificate of https://aaa")
     assert len(said) == len("the certificate of  has ended") + 80
-    said = only(served(url="https://" + "a" * 200, errors=101))[2]
+    said = only(served(where="https://" + "a" * 200, errors=101))[2]
     assert len(said) == len(" failed 101 of 10,000 requests") + 80
 
 

@@ -57,7 +57,7 @@ def picture(**changes: Any) -> Overview:
         step_flops=4e9, good=1, refused=5, failures=2,
     )  # fmt: skip
     figures = ReplicaFigures(
-        url="https://203.0.113.7:8470", software="0.1.0", disk_free=4.1e11, disk_total=1e12,
+        where="https://203.0.113.7:8470", software="0.1.0", disk_free=4.1e11, disk_total=1e12,
         disk_floor=1e9, cpu_share=0.07, memory=3.1e8, requests=40_210, requests_a_second=2.4,
         in_a_second=120_000, out_a_second=2.2e6, claims_waiting=1, answers="builtin",
         answers_waiting=1, answer_tokens=9_300, first_token_s=0.41,
@@ -113,14 +113,15 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.overview = picture()
-        self.asked = 0
+        self.asked = self.forgot = 0
         self.gone: VolunteerError | None = None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[CommandSender]:
         async def ask(command: str, /, **request: Any) -> Any:
-            assert (command, request) == ("top", {})
+            assert command == "top"
             self.asked += 1
+            self.forgot += request["forget_silent"]
             if self.gone is not None:
                 raise self.gone
             return self.overview
@@ -140,7 +141,8 @@ class Watched:
     def __init__(self) -> None:
         self.server = FakeServer()
         self.clock = VirtualClock(NOW)
-        self._pictures = pictures(self.server.connect, self.clock)
+        self.typed: set[str] = set()
+        self._pictures = pictures(self.server.connect, self.clock, self.typed)
 
     async def tick(self, times: int = 1, *, looks: bool = True) -> str:
         """Return the text after so many pictures; the server `looks` again before each."""
@@ -225,11 +227,19 @@ async def test_one_query_for_each_picture() -> None:
     assert watched.server.asked == 10
 
 
+async def test_a_key_forgets_servers_that_are_gone_once() -> None:
+    watched = Watched()
+    await watched.tick()
+    watched.typed.add("f")
+    await watched.tick(3)
+    assert (watched.server.forgot, watched.typed) == (1, set())
+
+
 async def test_a_wrong_place_ends_the_monitor_with_its_error() -> None:
     watched = Watched()
     watched.server.gone = Configuration("there is no coordinator in /nowhere")
     with pytest.raises(Configuration, match="no coordinator in /nowhere"):
-        await anext(pictures(watched.server.connect, watched.clock))
+        await anext(pictures(watched.server.connect, watched.clock, set()))
     watched.server.gone = Unreachable("it cannot be reached")  # it may come up
     assert "asking again" in await watched.tick()
 
@@ -239,3 +249,19 @@ def test_any_width_is_drawn(width: int) -> None:
     said = drawn(picture(), "", width).plain
     assert "stdlib-gpt" in said
     assert ("MADE/H" in said) == (width >= 130)
+
+
+def test_80_columns_show_who_is_at_work_and_what_waits_whatever_a_run_is_called() -> None:
+    longest = msgspec.structs.replace(
+        RUN, name="a-very-long-name-of-a-run-that-goes-on-and-on-for-sixty-four-cells",
+        todo=12_345, doing=4_321, accepted=1_234, failed=9_876, head_at=NOW - 86_000,
+    )  # fmt: skip
+    lines = drawn(picture(runs=(longest,)), "", 80, 24).plain.splitlines()
+    (head,) = (line for line in lines if "WORKERS" in line and "TODO" in line)
+    row = lines[lines.index(head) + 1]
+    for name in ("WORKERS", "TODO", "DOING", "MERGING", "FAILED", "NEWEST"):
+        assert head.index(name) + len(name) <= 80
+    for figure in ("3", "12.3 k", "4,321", "1,234", "9,876", "23:53 h"):
+        assert figure in row[:80]
+    assert len(lines) == 24
+    assert lines[-1] == "f forget servers that are gone   q quit"
