@@ -144,6 +144,13 @@ def migrate(
             negative="",
         ),
     ] = False,
+    recovered: Annotated[
+        bool,
+        Parameter(
+            help="The database was brought back to an earlier moment: tell volunteers, signed.",
+            negative="",
+        ),
+    ] = False,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
@@ -161,9 +168,13 @@ def migrate(
     asyncio.run(bring(settings.database_url))
     if new_tokens:
         asyncio.run(_renew_tokens(settings))
+    if recovered:
+        from coordinator.upkeep.backup import state_recovery
+
+        asyncio.run(state_recovery(settings))
     database = without_password(settings.database_url)
     if json:
-        as_json({"database": database, "new_tokens": new_tokens})
+        as_json({"database": database, "new_tokens": new_tokens, "recovered": recovered})
     else:
         print(f"{database} is up to date")
 

@@ -23,10 +23,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import structlog
 
+from coordinator.accounts.server_identity import own_key
 from coordinator.certificates import CERT_FILE, KEY_FILE, write_private
 from coordinator.database import datasets, key_values, runs
 from coordinator.database.engine import dump
-from coordinator.database.engine.open_database import Database, is_new, migrate
+from coordinator.database.engine.open_database import (
+    Database,
+    highest_instant,
+    is_new,
+    migrate,
+)
 from coordinator.database.ledger import record_tree
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.storage import folders
@@ -382,6 +388,16 @@ def _load(conn: Connection, folder: Path, listed: BackupList) -> None:
             for batch in _batches(folder / f"{name}.jsonl"):
                 dump.load(conn, name, batch)
     dump.reset_sequences(conn)
+
+
+async def state_recovery(settings: Settings) -> None:
+    """Sign the state that PostgreSQL's recovery left, as `restore` signs that of a backup."""
+    db = await Database.open(settings.database_url, exclusive=True)
+    try:
+        key, now = await own_key(db, settings.signing_key_file), SystemClock().now()
+        await db.write(lambda conn: _state_restore(conn, key, highest_instant(conn), now))
+    finally:
+        await db.close()
 
 
 def _state_restore(conn: Connection, key: SigningKey, saved_at: float, now: float) -> None:

@@ -93,7 +93,7 @@ class Postgres:
     """A private server on a socket in its own directory."""
 
     directory: Path
-    start: Callable[[], subprocess.Popen[bytes]]
+    start: Callable[..., subprocess.Popen[bytes]]  # with further options
     process: subprocess.Popen[bytes]
     count: int = 0
     free: list[str] = field(default_factory=list)
@@ -158,13 +158,17 @@ class Postgres:
                     raise RuntimeError(f"PostgreSQL did not start: {log}") from None
                 await asyncio.sleep(0.05)
 
-    def stop(self) -> None:
+    def end(self) -> None:
+        """End the process and keep its files."""
         self.process.send_signal(signal.SIGINT)  # fast shutdown
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait(20)
+
+    def stop(self) -> None:
+        self.end()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -201,10 +205,12 @@ def _initialise(bin_path: Path, data: Path, who: dict[str, object]) -> None:
     )
 
 
-def _started(line: list[Any], log: Path, who: dict[str, object]) -> subprocess.Popen[bytes]:
+def _started(
+    line: list[Any], log: Path, who: dict[str, object], *options: str
+) -> subprocess.Popen[bytes]:
     with open(log, "ab") as out:
         started: subprocess.Popen[bytes] = subprocess.Popen(
-            line,
+            [*line, *(f"--{option}" for option in options)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

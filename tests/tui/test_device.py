@@ -27,6 +27,7 @@ from tests.tui.pages import (
 )
 from volunteer.control import commands, events
 from volunteer.control.events import AnyEvent
+from volunteer.machine.devices import ranked
 from volunteer.tui.look import Look
 
 PAGE = Look(page="device")
@@ -100,6 +101,17 @@ def test_picture_of_a_device_at_work(
 
 def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
     assert picture(engine, snap_compare, "device", size=SMALL)
+
+
+async def test_equal_cards_are_one_device_of_the_page(engine: FakeEngine) -> None:
+    cards = tuple(replace(scenes.GPU, id=f"cuda:{n}", name="RTX 4090") for n in range(3))
+    [(worker, _)] = ranked(cards)
+    told = [*scenes.filled(), events.DevicesFound(devices=(worker,))]
+    async with opened(prepared(engine), told, look=PAGE, size=(120, 36)) as (app, pilot):
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert text.count("RTX 4090") == text.count("3 x RTX 4090") > 0
+        assert "cuda:1" not in text
 
 
 async def test_what_cannot_be_used_names_the_command_that_mends_it(engine: FakeEngine) -> None:

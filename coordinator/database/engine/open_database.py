@@ -129,7 +129,7 @@ async def _open_sqlite(path: Path, clock: SystemClock | None, exclusive: bool) -
     runner = sqlite.SqliteRunner(path, clock)
     try:
         await runner.read(check_revision)
-        newest = await runner.read(_highest_instant)
+        newest = await runner.read(highest_instant)
         if newest > time.time() + AHEAD_S:
             log.warning(
                 "what is stored is of a later time than this machine's clock: times stand still "
@@ -150,7 +150,7 @@ def _check_file(path: Path) -> None:
         raise Configuration(f"there is no database {path}: make it with `coordinator migrate`")
 
 
-def _highest_instant(connection: Connection) -> float:
+def highest_instant(connection: Connection) -> float:
     """Return the newest instant in the database, from the rows that are written last."""
     stored = connection.execute(select(meta.c.value).where(meta.c.key == sqlite.CLOCK_KEY)).scalar()
     found = [float(stored or 0.0)]

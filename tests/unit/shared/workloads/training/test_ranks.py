@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from functools import partial
-from time import sleep
+from time import monotonic, sleep
 from typing import cast
 
 import psutil
@@ -16,6 +17,8 @@ from shared.workloads.base import Job
 from shared.workloads.training.ranks import Ranks
 from shared.workloads.training.step_loop import StepWork
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, close, config, finish, job, sums
+from volunteer.training.job import Finished, TrainingJob
+from volunteer.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +72,55 @@ def test_a_rank_that_dies_costs_its_share_and_not_the_task(data: Folder, ranks: 
     os.kill(victim.pid, signal.SIGKILL)
     assert close(finish(work), finish(begin(task, data, "cpu")), atol=1e-5)
     assert len(processes()) == 1
+
+
+def test_a_rank_without_memory_costs_its_share_and_not_the_task(data: Folder, ranks: Ranks) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, limits[1]))
+    try:
+        task = job(config(data, n_embd=64, n_layer=2), steps=3)
+        work = spread(task, data, ranks)
+        work.advance()
+        [rank] = processes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+    assert rank.rlimit(psutil.RLIMIT_DATA) == (1 << 40, limits[1])  # that of the whole program
+    rank.rlimit(psutil.RLIMIT_DATA, (1 << 20, limits[1]))
+    assert close(finish(work), finish(begin(task, data, "cpu")), atol=1e-5)
+    assert processes() == []
+
+
+def test_the_share_of_the_time_is_that_of_every_rank(data: Folder) -> None:
+    task = job(config(data, n_embd=64, n_layer=2), steps=40)
+    trainer = Trainer("cpu", threads=1)
+    trainer.others, trainer.share = ("cpu",), 0.2
+    seen: list[tuple[float, float]] = []
+
+    def report(_: object) -> None:
+        seen.extend((monotonic(), sum(rank.cpu_times()[:2])) for rank in processes())
+
+    def begun() -> StepWork:
+        ranks = trainer.ranks()
+        assert ranks is not None
+        return spread(task, data, ranks)
+
+    given = TrainingJob(
+        begin=begun,
+        finish=lambda done, spent: done.result()[0].steps,
+        samples=1,
+        report=report,
+        halved=lambda micro: None,
+    )
+    trainer.start()
+    try:
+        ended = trainer.submit(given).future.result(120)
+        assert isinstance(ended, Finished)
+    finally:
+        assert trainer.close(20.0)
+    (began, before), (end, after) = seen[0], seen[-1]
+    assert end - began > 1.0
+    assert after - before <= 0.3 * (end - began)
+    assert processes() == []
 
 
 def test_ranks_are_idle_while_rank_0_is(data: Folder, ranks: Ranks) -> None:
