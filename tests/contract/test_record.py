@@ -44,6 +44,20 @@ async def test_sealing_goes_on_where_it_stopped(database: Database) -> None:
     assert await books.check() == ()
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_writers_do_not_wait_while_rows_are_sealed(database: Database) -> None:
+    held = text(
+        "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() "
+        "AND relation = 'events'::regclass AND mode = 'ShareRowExclusiveLock'"
+    )
+    await database.write(lambda conn: earn(conn, pay()))
+
+    def sealed(conn: Connection) -> tuple[int, int]:
+        return payments.seal(conn), conn.execute(held).scalar_one()
+
+    assert await database.write(sealed) == (2, 0)
+
+
 async def test_sealing_while_others_post_leaves_no_gap(database: Database) -> None:
     books = Ledger(database)
 

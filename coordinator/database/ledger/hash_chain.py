@@ -44,17 +44,12 @@ def end(conn: Connection, table: Table) -> End:
 def seal(
     conn: Connection, table: Table, columns: Sequence[Column[Any]], limit: int = SEAL_BATCH
 ) -> int:
-    """Chain the next rows; return their number. Must be the first statement of its transaction.
-
-    PostgreSQL gives numbers before a transaction commits, so a lower one could still appear: the
-    table is closed to writers for a moment, which waits for those under way.
-    """
-    if conn.dialect.name == "postgresql":
-        conn.execute(text(f'LOCK TABLE "{table.name}" IN SHARE ROW EXCLUSIVE MODE'))
-    at = end(conn, table)
+    """Chain the next rows; return their number. Must be the first statement of its transaction."""
+    settled = _settled(conn, table)
+    at = _held_end(conn, table)
     query = (
         select(table.c.id, *columns)
-        .where(table.c.id > at.id, table.c.chain.is_(None))
+        .where(table.c.id > at.id, table.c.id <= settled, table.c.chain.is_(None))
         .order_by(table.c.id)
         .limit(limit)
     )
@@ -69,10 +64,35 @@ def seal(
     return len(rows)
 
 
+def _settled(conn: Connection, table: Table) -> int:
+    """Return the id up to which no row can appear any more, 0 for an empty table.
+
+    PostgreSQL gives numbers before a transaction commits, so a lower one could still appear. The
+    table is closed to writers for this one look, which waits for those under way; rolling back to
+    the savepoint opens it again.
+    """
+    newest = select(func.coalesce(func.max(table.c.id), 0))
+    if conn.dialect.name != "postgresql":
+        return int(conn.execute(newest).scalar_one())
+    point = conn.begin_nested()
+    conn.execute(text(f'LOCK TABLE "{table.name}" IN SHARE ROW EXCLUSIVE MODE'))
+    settled = int(conn.execute(newest).scalar_one())
+    point.rollback()
+    return settled
+
+
+def _held_end(conn: Connection, table: Table) -> End:
+    """Return where the chain ends, and let no other transaction go on with it before this one."""
+    key = f"chain.{table.name}"
+    fresh = msgspec.json.encode(End()).decode()
+    conn.execute(insert_new(conn, meta, "key").values(key=key, value=fresh))
+    stored = select(meta.c.value).where(meta.c.key == key).with_for_update()
+    return decode(conn.execute(stored).scalar_one(), End)
+
+
 def _set_end(conn: Connection, table: Table, at: End) -> None:
-    key, value = f"chain.{table.name}", msgspec.json.encode(at).decode()
-    conn.execute(insert_new(conn, meta, "key").values(key=key, value=value))
-    conn.execute(update(meta).where(meta.c.key == key).values(value=value))
+    value = msgspec.json.encode(at).decode()
+    conn.execute(update(meta).where(meta.c.key == f"chain.{table.name}").values(value=value))
 
 
 def check(conn: Connection, table: Table, columns: Sequence[Column[Any]]) -> Iterator[str]:
