@@ -138,8 +138,8 @@ async def measure(
     where = {"database": database, "blobs": str(folder / "blobs")}
     async with local_coordinator(folder / "r0", **where) as home:
         await home.start_run(FLOW)
-        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
-        schema = definition(row).schema
+        run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        schema = definition(run).schema
     with replicas(folder, where) as served:
         pids = {f"replica{number}": each.child.pid for number, each in enumerate(served)}
         pids["postgresql"] = postgres
