@@ -532,7 +532,7 @@ def export(
     version: Annotated[int | None, Parameter(help="Version to export (default: the best).")] = None,
     format: Annotated[
         str,
-        Parameter(help="safetensors; transformers or peft for text; onnx for pictures and games."),
+        Parameter(help="safetensors; transformers or peft for text; onnx."),
     ] = "safetensors",
     dtype: Annotated[
         str, Parameter(help="float32, bfloat16 or float16 (default: as the model began).")

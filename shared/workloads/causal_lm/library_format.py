@@ -1,4 +1,4 @@
-"""Version in the formats of transformers (adapters merged) and peft (adapters alone)."""
+"""Version in the formats of transformers (adapters merged), peft (adapters alone) and ONNX."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, NeoxSha
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
 from shared.workloads.causal_lm.config import HEAD, CausalConfig, Lora, adapted, origin
 from shared.workloads.causal_lm.evaluate import DRAWN, SAMPLE_TOKENS
+from shared.workloads.causal_lm.model import build
 from shared.workloads.data.chat_template import ChatTemplate
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.training.onnx_file import language_model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,6 +85,20 @@ def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Co
         code=code,
         needs="peft transformers torch",
     )
+
+
+def as_onnx(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
+    """Return a folder for onnxruntime: the scores of any tokens, without a cache of the past."""
+    model = build(config, whole, whole, "cpu")
+
+    def scores(tokens: Tensor) -> Tensor:
+        batch, count = tokens.shape
+        at = torch.arange(count)
+        seen = (at[:, None] >= at).expand(batch, 1, count, count)
+        places = at.expand(batch, count)
+        return model.logits(tokens, attention_mask=seen, position_ids=places)
+
+    return language_model(model.module, scores, config.shape.positions, wanted.tokenizer)
 
 
 class _Words(NamedTuple):

@@ -42,7 +42,7 @@ class CausalWorkload(Workload):
 
     name = "causal-lm"
     version = 1
-    formats = ("transformers", "peft")
+    formats = ("transformers", "peft", "onnx")
     dataset_kinds = ("tokens", "chat-tokens")
     optional = (settings.LIBRARY,)
 
@@ -155,8 +155,8 @@ class CausalWorkload(Workload):
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
     def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
-        from shared.workloads.causal_lm.library_format import as_adapter, as_model
+        from shared.workloads.causal_lm.library_format import as_adapter, as_model, as_onnx
 
         checked = CausalConfig.from_dict(config)
-        write = as_adapter if wanted.format == "peft" else as_model
+        write = {"peft": as_adapter, "onnx": as_onnx}.get(wanted.format, as_model)
         return write(checked, weights, wanted)

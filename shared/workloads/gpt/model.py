@@ -73,7 +73,7 @@ class Attention(nn.Module):
         if kept is not None:
             k, v = kept.extend(k, v)
         # A lone new token may look at everything kept; several tokens come only while nothing is.
-        return self.attend(q, k, v, causal=x.shape[1] > 1)
+        return self.attend(q, k, v, causal=kept is None or x.shape[1] > 1)
 
 
 def rotary(places: int, width: int) -> Tensor:

@@ -58,7 +58,7 @@ class GptWorkload(Workload):
     name = "gpt"
     version = 1
     dataset_kinds = ("tokens",)
-    formats = ("transformers",)
+    formats = ("transformers", "onnx")
     traits = Traits(unit="nats a token")
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -151,6 +151,16 @@ class GptWorkload(Workload):
         return found
 
     def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
+        from shared.workloads.gpt.model import build
         from shared.workloads.gpt.transformers_folder import converted
+        from shared.workloads.training.onnx_file import language_model
 
-        return converted(GptConfig.from_dict(config), weights, wanted)
+        checked = GptConfig.from_dict(config)
+        if wanted.format == "transformers":
+            return converted(checked, weights, wanted)
+        model = build(checked, weights, "cpu")
+
+        def scores(tokens: torch.Tensor) -> torch.Tensor:
+            return model.logits(model.hidden(tokens))
+
+        return language_model(model, scores, checked.block_size, wanted.tokenizer)

@@ -41,6 +41,8 @@ FORMATS = (
     ("dcgan", "onnx"),
     ("gomoku", "safetensors"),
     ("gomoku", "onnx"),
+    ("causal-lm", "onnx"),
+    ("gpt", "onnx"),
 )
 
 
@@ -93,6 +95,6 @@ async def test_the_code_of_a_card_runs(tmp_path: Path, workload: str, format: st
 
 async def test_a_format_that_does_not_fit_is_named(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "house") as home:
-        with pytest.raises(BadRequest, match='no format "onnx": choose safetensors or transform'):
-            await _exported(home, TEXT, tmp_path / "model", "onnx")
+        with pytest.raises(BadRequest, match='no format "peft": choose safetensors or transform'):
+            await _exported(home, TEXT, tmp_path / "model", "peft")
     assert not (tmp_path / "model").exists()
