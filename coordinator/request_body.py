@@ -1,4 +1,4 @@
-"""Limits of incoming requests: bytes of a body, depth and numbers of JSON.
+"""Incoming requests: a header, a range, and limits of body, depth and numbers of JSON.
 
 Receipt deadlines (slow headers, slow bodies, too many connections) are not here: they need the
 transport and live in `coordinator.http.deadlines`. Grants and quotas of uploads belong to the
@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 INTEGER_DIGITS_MAX = 18  # what a 64-bit column surely holds
 
+_RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGER_DIGITS_MAX}}})")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # PostgreSQL cannot hold it
 _LONG_RUN = re.compile(rb"[0-9]{%d}" % (INTEGER_DIGITS_MAX + 1))
@@ -43,6 +44,29 @@ def raw_header(scope: Scope, name: bytes) -> bytes:
             found: bytes = value
             return found
     return b""
+
+
+def byte_range(text: str, size: int) -> tuple[int, int] | None:
+    """Return [start, stop) of a Range header (RFC 9110, 14.1.2); None = everything.
+
+    Ranges that are not served (several, other units, nonsense) are ignored, as the RFC allows.
+    Raises ValueError when none of it exists.
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if not first:
+        start, stop = max(0, size - int(last)), size
+        if int(last) == 0:
+            raise ValueError
+    else:
+        start, stop = int(first), min(int(last) + 1 if last else size, size)
+        if last and int(last) < int(first):
+            return None
+    if start >= size:
+        raise ValueError
+    return start, stop
 
 
 def header(scope: Scope, name: bytes) -> str:

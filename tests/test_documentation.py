@@ -10,7 +10,7 @@ from functools import cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 from cyclopts import App
@@ -20,6 +20,7 @@ from coordinator.http.routes.handlers import HANDLERS
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile
 from coordinator.services import Coordinator
+from coordinator.upkeep.alert_conditions import Kind
 from shared.protocol.endpoints import ENDPOINTS
 from tests.support.sources import ROOT
 
@@ -423,3 +424,8 @@ def test_what_the_workload_of_the_page_imports_exists() -> None:
     assert names
     for name in names:
         _named(name)
+
+
+def test_every_kind_of_alert_has_its_row() -> None:
+    rows = re.findall(r"^\| `([a-z ]+)` \|", _text(ROOT / "docs" / "monitoring.md"), re.MULTILINE)
+    assert sorted(rows) == sorted(get_args(Kind))

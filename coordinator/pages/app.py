@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
@@ -23,6 +24,7 @@ from coordinator.pages.page_replies import (
 )
 from coordinator.pages.templates import KINDS, static_files
 from coordinator.pages.views import Live, Views
+from coordinator.rules.networks import address_key
 from coordinator.runs.public import PublicRuns, may_be_had
 from shared.errors import LOCAL, Internal, NotFound, Unavailable, VolunteerError
 
@@ -36,7 +38,7 @@ ROBOTS = (
 )
 VIEWERS_SHARE = 4  # of all connections one in so many may be a viewer's
 
-FETCHING_MAX = 8  # strangers who fetch weights at a time
+FETCHING_MAX, FETCHING_EACH = 8, 2  # downloads of weights at a time; of one address
 
 Handle = Callable[[Scope], Awaitable[FinishedPage]]
 Stream = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -55,7 +57,7 @@ class Site:
         self.views = Views(coordinator, self.public)
         most = max(1, coordinator.settings.constants.connections_max // VIEWERS_SHARE)
         self.broadcast = Broadcast(coordinator.clock, most, coordinator.stopping)
-        self._fetching = 0
+        self._fetching = Counter[str]()  # by address
 
     async def home(self, scope: Scope) -> FinishedPage:
         return await self.views.home()
@@ -94,13 +96,14 @@ class Site:
         version = await self.public.version(row, _version(scope))
         if version.seen.pruned:
             raise NotFound("the files of this version are gone: ask a later one")
-        if self._fetching >= FETCHING_MAX:
+        address = address_key((scope.get("client") or ("",))[0])
+        if self._fetching.total() >= FETCHING_MAX or self._fetching[address] >= FETCHING_EACH:
             raise Unavailable("too many are fetching weights; come again in a minute")
-        self._fetching += 1
+        self._fetching[address] += 1
         try:
             await send_file(scope, send, self.coordinator.blobs, version.row.published_sha256)
         finally:
-            self._fetching -= 1
+            self._fetching -= Counter({address: 1})  # drops what is zero
 
     async def static(self, scope: Scope) -> FinishedPage:
         name = scope["path_params"]["name"]

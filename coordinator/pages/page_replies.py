@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator.request_body import byte_range, raw_header
+
 if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
@@ -57,11 +59,6 @@ def made(kind: str, content: str | bytes, **fields: Any) -> FinishedPage:
     )
 
 
-def request_header(scope: Scope, name: bytes) -> bytes:
-    """The bytes of a request header by its lower-case name, or b""."""
-    return next((value for key, value in scope["headers"] if key == name), b"")
-
-
 def head(scope: Scope, kind: str, keep: str) -> Headers:
     """Return the headers of every reply of the page."""
     return [
@@ -74,7 +71,10 @@ def head(scope: Scope, kind: str, keep: str) -> Headers:
 
 
 async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> None:
-    """Send a blob as a file to keep, or the address where the store has it. Raises NotFound."""
+    """Send a blob, or a range of its bytes, as a file to keep; or redirect to the store's address.
+
+    Raises NotFound.
+    """
     kind = "application/octet-stream"
     if address := await blobs.url(sha256):
         headers = head(scope, kind, "no-store")  # the signature is good for minutes
@@ -83,17 +83,29 @@ async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> 
         await send({"type": "http.response.start", "status": 302, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
         return
-    size = await blobs.size(sha256)
+    size, tag = await blobs.size(sha256), f'"{sha256}"'.encode()
     headers = [
         *head(scope, kind, "public, max-age=86400, no-transform"),
-        (b"content-length", str(size).encode()),
+        (b"accept-ranges", b"bytes"),
         (b"content-disposition", b"attachment"),
-        (b"etag", f'"{sha256}"'.encode()),
+        (b"etag", tag),
     ]
-    pieces = await blobs.open_range(sha256, 0, size)
-    scope["status"], scope["sent"] = 200, 0
+    status, start, stop = 200, 0, size
+    if raw_header(scope, b"if-range") in (b"", tag):
+        try:
+            wanted = byte_range(raw_header(scope, b"range").decode("latin-1"), size)
+        except ValueError:
+            status, wanted = 416, (0, 0)
+            headers.append((b"content-range", f"bytes */{size}".encode()))
+        if wanted and status == 200:
+            status = 206
+            headers.append((b"content-range", f"bytes {wanted[0]}-{wanted[1] - 1}/{size}".encode()))
+        start, stop = wanted or (0, size)
+    headers.append((b"content-length", str(stop - start).encode()))
+    pieces = await blobs.open_range(sha256, start, stop)
+    scope["status"], scope["sent"] = status, 0
     try:
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         if scope["method"] != "HEAD":
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -108,11 +120,11 @@ async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
     headers = head(scope, document.kind, document.keep)
     headers += [(b"vary", b"accept-encoding"), *document.headers]
     status, body = document.status, document.body
-    zipped = document.zipped and b"gzip" in request_header(scope, b"accept-encoding")
+    zipped = document.zipped and b"gzip" in raw_header(scope, b"accept-encoding")
     if status == 200:
         # One weak tag with and without gzip, since it stands for the content.
         headers.append((b"etag", b"W/" + document.tag))
-        if document.tag in request_header(scope, b"if-none-match"):
+        if document.tag in raw_header(scope, b"if-none-match"):
             status, body, zipped = 304, b"", b""
     if zipped:
         body = document.zipped

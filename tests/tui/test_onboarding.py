@@ -375,10 +375,10 @@ async def test_the_proof_of_work_shows_how_far_it_is(engine: FakeEngine) -> None
         step.choice.joined = False
         await engine.play([events.Registering(done=0.4)])
         await settle(app, pilot)
-        assert "making your account: proof of work 40%" in screen_text(app)
+        assert "making your account: proof of work 40 %" in screen_text(app)
         await engine.play([events.Registering(done=1.0)])
         await settle(app, pilot)
-        assert "40%" not in screen_text(app)
+        assert "40 %" not in screen_text(app)
 
 
 OWN = {"back", "skip", "hide", "preset", "start"}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from tests.support.sources import ROOT
 from volunteer.tui.text import (
     ASCII,
     UNICODE,
@@ -142,3 +144,9 @@ def test_two_ends_of_a_line_share_its_room() -> None:
     line = spread((("left", "text"),), (("right", "dim"),), 20)
     assert "".join(text for text, _ in line) == "left           right"
     assert spread((("left", "text"),), (("right", "dim"),), 9) == (("left", "text"),)
+
+
+def test_a_share_has_a_blank_before_its_sign_everywhere() -> None:
+    """`percent` writes "32 %"; Python's format writes "32%"."""
+    sources = (ROOT / "volunteer").rglob("*.py")
+    assert [path for path in sources if re.search(r"\.\d%[\"}]", path.read_text())] == []

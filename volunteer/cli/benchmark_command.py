@@ -56,7 +56,7 @@ def _one(
 
     def report(stage: str, done: float) -> None:
         if tty:
-            said = left(f"{device.id}: {done:4.0%} {_(STAGES.get(stage, stage))}", LINE)
+            said = left(f"{device.id}: {100 * done:3.0f} % {_(STAGES.get(stage, stage))}", LINE)
             print(f"\r{said}", end="", file=sys.stderr, flush=True)
 
     measured = trainer.call(

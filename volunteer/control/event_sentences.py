@@ -78,7 +78,7 @@ def _connection(e: events.Connection) -> str | None:
     said = [_("coordinator unreachable: {message}", message=e.message)]
     if e.queued:
         said.append(ngettext("{n} result queued", "{n} results queued", e.queued))
-    if e.retry_at is not None:
+    if e.retry_at is not None and e.retry_at - e.at >= 1.0:  # later tries wait longer, untold
         said.append(_("next try in {time}", time=duration(e.retry_at - e.at)))
     return "; ".join(said)
 

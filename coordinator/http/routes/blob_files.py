@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
-from coordinator.request_body import INTEGER_DIGITS_MAX
+from coordinator.request_body import byte_range
 from coordinator.storage.blobs import check_name
 from shared.errors import NotFound
 from shared.protocol.base import ErrorBody
 from shared.protocol.versions import BlobUrl
-
-_RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGER_DIGITS_MAX}}})")
-
-
-def byte_range(text: str, size: int) -> tuple[int, int] | None:
-    """Return [start, stop) of a Range header (RFC 9110, 14.1.2); None = everything.
-
-    Ranges that are not served (several, other units, nonsense) are ignored, as the RFC allows.
-    Raises ValueError when none of it exists.
-    """
-    match = _RANGE.fullmatch(text.strip())
-    if match is None or match.groups() == ("", ""):
-        return None
-    first, last = match.groups()
-    if not first:
-        start, stop = max(0, size - int(last)), size
-        if int(last) == 0:
-            raise ValueError
-    else:
-        start, stop = int(first), min(int(last) + 1 if last else size, size)
-        if last and int(last) < int(first):
-            return None
-    if start >= size:
-        raise ValueError
-    return start, stop
 
 
 async def blob(call: Call[None]) -> Reply:

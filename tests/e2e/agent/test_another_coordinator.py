@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from shared import proof_of_work
 from shared.clock import SystemClock
 from shared.errors import InvalidName, Unauthorized, Unreachable
-from tests.support.local_coordinator import local_coordinator
+from tests.support.account_rows import newcomer
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network, local_machine
 from tests.support.served import served
 from volunteer.control import events
@@ -127,4 +130,37 @@ async def test_a_name_is_refused_before_anything_is_computed(tmp_path: Path) -> 
             assert not [seen for seen in network.seen if seen.endswith("/register")]
         network = Network(home.transport)
         assert (await bob.join("Bob", network)).nickname == "Bob"
+        assert sum(seen.endswith("/challenge") for seen in network.seen) == 1
+
+
+class Overtaken(Network):
+    """The way to a coordinator where somebody takes each name while its proof is computed."""
+
+    def __init__(self, home: LocalCoordinator) -> None:
+        super().__init__(home.transport)
+        self.home, self.taken = home, list[str]()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/register") and not self.taken:
+            self.taken.append(msgspec.json.decode(request.content)["nickname"])
+            other, house = newcomer(self.taken[0]), self.home.coordinator.volunteers
+            given = await house.challenge(other.volunteer_id, "")
+            nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)
+            proof = newcomer(self.taken[0], challenge=given.challenge, nonce=f"{nonce:x}")
+            assert (await house.register(proof)).created
+        return await super().handle_async_request(request)
+
+
+@pytest.mark.parametrize("name", ["", "Ann"])
+async def test_one_proof_is_enough_whatever_becomes_of_the_name(name: str, tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "house", open=True, proof_of_work_bits=8) as home:
+        machine = LocalMachine(tmp_path / "machine", home)
+        network = Overtaken(home)
+        if name:
+            with pytest.raises(InvalidName, match="is free"):
+                await machine.join(name, network)
+        else:
+            joined = await machine.join("", network)
+            assert joined.nickname.startswith("volunteer-")
+            assert joined.nickname != network.taken[0]
         assert sum(seen.endswith("/challenge") for seen in network.seen) == 1

@@ -92,6 +92,8 @@ def test_images_keep_their_classes_on_the_way_to_a_server(run: Run, tmp_path: Pa
     near = run(*words, "--data-dir", tmp_path / "near")
     with Process(tmp_path / "data", "--port", "0") as server:
         far = run(*words, "--server", server.link, "--token-file", server.token_file)
+    told = run(*words[:-1], "--data-dir", tmp_path / "told").out.splitlines()
+    assert told[:3] == ["Reading.", "Storing.", "Training the judge of samples: up to two minutes."]
     here, there = (json.loads(said.out) for said in (near, far))
     assert there["meta"] == here["meta"]
     assert (there["meta"]["classes"], there["meta"]["classes_from"]) == (10, "folders")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import html
 import re
+from collections.abc import MutableMapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -20,6 +23,7 @@ from coordinator.admin.runs import show
 from coordinator.database import evaluations, runs, versions
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.volunteers import set_volunteer
+from coordinator.http.app import create_app
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from tests.support.rounds import MergeRounds
 
@@ -194,6 +198,14 @@ async def test_a_model_is_given_where_its_licence_gives_it(tmp_path: Path, licen
             version = await client.get(f"/runs/{run}/versions/1")
             got = await client.get(address)
             head = await client.head(address)
+            begun = await client.get(address, headers={"range": "bytes=0-99"})
+            whole = await client.get(
+                address, headers={"range": "bytes=100-", "if-range": begun.headers.get("etag", "")}
+            )
+            other = await client.get(
+                address, headers={"range": "bytes=100-", "if-range": '"another"'}
+            )
+            beyond = await client.get(address, headers={"range": "bytes=99999999-"})
             row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
             made = await home.coordinator.db.read(lambda conn: versions.get(conn, row.id, 1))
             prune = partial(evaluations.set_evaluation, run_id=row.id, version=1, pruned=True)
@@ -210,6 +222,42 @@ async def test_a_model_is_given_where_its_licence_gives_it(tmp_path: Path, licen
     assert hashlib.sha256(got.content).hexdigest() == made.published_sha256
     assert load(got.content)
     assert int(head.headers["content-length"]) == len(got.content)
+    assert (begun.status_code, whole.status_code) == (206, 206)
+    assert begun.headers["content-range"] == f"bytes 0-99/{len(got.content)}"
+    assert begun.content + whole.content == other.content == got.content
+    assert (beyond.status_code, beyond.content) == (416, b"")
+
+
+async def test_one_address_leaves_room_for_the_downloads_of_others(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home, 1, RUN.replace("workload", 'licence = "CC0-1.0"\nworkload', 1))
+        path = f"/runs/{run}/versions/1/model.safetensors"
+        app, statuses, reading = create_app(home.coordinator), list[int](), asyncio.Event()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await reading.wait()
+
+        async def receive() -> MutableMapping[str, Any]:
+            await reading.wait()
+            return {"type": "http.disconnect"}
+
+        def download(address: str) -> asyncio.Future[None]:
+            """Fetch the weights from an address, and read none of them until told."""
+            scope = {
+                "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
+                "root_path": "", "scheme": "http", "query_string": b"", "headers": [],
+                "client": (address, 1), "server": ("here", 80), "http_version": "1.1",
+            }  # fmt: skip
+            return asyncio.ensure_future(app(scope, receive, send))
+
+        going = [download(f"203.0.113.{n}") for n in (5, 5, 5, 6)]
+        while len(statuses) < len(going):
+            await asyncio.sleep(0.01)
+        reading.set()
+        await asyncio.gather(*going)
+    assert sorted(statuses) == [200, 200, 200, 503]
 
 
 async def test_rates_by_address_hold_for_the_page(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Failures that page, `top`, /ready, webhook, metrics and Prometheus name alike, each within a look."""
+"""Failures that page, `top`, /ready, webhook and Prometheus name alike, each within a look."""
 
 from __future__ import annotations
 

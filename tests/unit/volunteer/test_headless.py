@@ -124,6 +124,12 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
         assert phrase in text, phrase
 
 
+async def test_a_try_that_follows_at_once_is_no_promise() -> None:
+    away = events.Connection(online=False, message="refused", retry_at=NOW + 0.3, queued=0)
+    (line,) = await lines(away)
+    assert line.endswith("coordinator unreachable: refused")
+
+
 async def test_self_play_is_told_in_games() -> None:
     played = msgspec.structs.replace(training(10, NOW), loss=None, counted="games")
     assert (await lines(played))[0].endswith("task 7  10 of 50 games, 1:05 min left")

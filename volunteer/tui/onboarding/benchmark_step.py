@@ -7,10 +7,10 @@ from textual.app import ComposeResult
 from shared.errors import Forbidden, InvalidName, VolunteerError
 from shared.text import printable
 from volunteer.control import commands
-from volunteer.i18n.catalogue import N_, _, number, shown
+from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.i18n.formats import size
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, said
-from volunteer.tui.text import Line, flops, left
+from volunteer.tui.text import Line, flops, left, percent
 from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 
@@ -86,7 +86,7 @@ class BenchmarkStep(Step):
         if not self.choice.joined:
             text, done = _("making your account"), scene.view.registering
             if done is not None:
-                text += _(": proof of work {done}", done=number(done, ".0%"))
+                text += _(": proof of work {done}", done=percent(done))
             return said(text, width, height, "info", glyphs.wait)
         lines: list[Line] = [
             (

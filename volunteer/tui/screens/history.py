@@ -18,11 +18,11 @@ from shared.units import DAY_S
 from volunteer.control.control import Control
 from volunteer.control.event_sentences import debt_words, escrow_words
 from volunteer.control.ledger_pages import ledger
-from volunteer.i18n.catalogue import N_, _, number, pgettext
+from volunteer.i18n.catalogue import N_, _, pgettext
 from volunteer.i18n.formats import credit
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
-from volunteer.tui.text import Line, clock_time, fit, left, when, wrap
+from volunteer.tui.text import Line, clock_time, fit, left, percent, when, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.recent_work import VERDICTS, reason_of
@@ -337,7 +337,7 @@ def detail_lines(
     if verdict.version is not None:
         lines.append(_fact(_("version"), str(verdict.version)))
     if verdict.weight is not None:
-        lines.append(_fact(_("weight"), number(verdict.weight, ".0%")))
+        lines.append(_fact(_("weight"), percent(verdict.weight)))
     for row in reversed(rows):  # newest first
         if row.contribution == verdict.contribution:
             amount = f"{'+' if row.amount_micro >= 0 else ''}{credit(row.amount_micro)}"
@@ -381,7 +381,7 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
             ),
         )
     )
-    lines.append(_fact(_("trust"), number(me.trust, ".0%")))
+    lines.append(_fact(_("trust"), percent(me.trust)))
     for said in (
         escrow_words(me),
         debt_words() if me.debt_micro else "",

@@ -30,6 +30,7 @@ from tests.support.sources import ROOT
 from volunteer.account.profile import VERDICTS_KEPT, Home, Identity, Profile, new_identity
 from volunteer.control import commands
 from volunteer.engine import Engine
+from volunteer.headless import status_lines
 from volunteer.settings.settings import directories
 from volunteer.tui.view import begin
 
@@ -152,6 +153,21 @@ async def test_joining_again_keeps_the_account(tmp_path: Path) -> None:
         assert (first.created, again.created) == (True, False)
         assert (first.nickname, again.nickname) == ("Ann", "Ann")
         assert len(await home.coordinator.volunteers.list()) == 1
+
+
+async def test_a_process_that_has_not_connected_yet_knows_name_coordinator_and_key(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "house") as home:
+        machine = LocalMachine(tmp_path / "machine", home)
+        await machine.join("Ann")
+        network = Network(home.transport)
+        network.cut = True
+        said = status_lines(machine.engine(network).control.status)
+        assert said[0].startswith(
+            f'"Ann" at {home.coordinator.settings.name} (http://127.0.0.1:1), '
+        )
+        assert said[0].endswith("offline: not connected yet")
 
 
 async def test_a_lost_reply_makes_no_second_account(tmp_path: Path) -> None:
