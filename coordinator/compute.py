@@ -24,6 +24,7 @@ import structlog
 from shared import gc_freeze
 from shared.errors import Internal, Unavailable, VolunteerError
 from shared.machine_limits import threads
+from shared.workloads.base import is_here
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -75,6 +76,11 @@ class Compute:
         """Return `work(stop, *arguments)`, pickled into its own process. Raises as `timed`."""
         return (await self.timed(work, *arguments))[0]
 
+    @staticmethod
+    def possible() -> bool:
+        """Return True where PyTorch is installed: a server without it answers requests alone."""
+        return is_here("torch")
+
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
         """Return the result of `run`, and the seconds from its start, without the wait for its
         turn.
@@ -82,6 +88,10 @@ class Compute:
         Raises what `work` raises, from a process of its own as a VolunteerError; Unavailable when
         that died of it, or the server stops.
         """
+        if not self.possible():
+            raise Unavailable(
+                "this server computes nothing, for it is without PyTorch: run this on one with it"
+            )
         loop = asyncio.get_running_loop()
         try:
             future = loop.run_in_executor(self._thread, self._timed, work, arguments)

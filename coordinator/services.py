@@ -250,13 +250,9 @@ class Coordinator(Platform):
 
     def jobs(self) -> dict[str, BackgroundJob]:
         """Return the background jobs of a server, by name."""
-        return {
+        return (self._computing_jobs() if Compute.possible() else {}) | {
             "queue": self.queue.run,
-            "merger": self.merger.run,
-            "evaluation": self.evaluation.run,
             "healing": Healing(self.db, self.signals, self.runs).run,
-            "recomputes": self.recomputes.run,
-            "recomputes aside": self.recomputes.run_aside,
             "audits": self.audits.run,
             "alerts": self.alerts.run,
             "replay": self.replay.run,
@@ -268,6 +264,14 @@ class Coordinator(Platform):
             "beats": Beats(
                 self.db, self.clock, self.settings.directory, self._figures(), self._among
             ).run,
+        }
+
+    def _computing_jobs(self) -> dict[str, BackgroundJob]:
+        return {
+            "merger": self.merger.run,
+            "evaluation": self.evaluation.run,
+            "recomputes": self.recomputes.run,
+            "recomputes aside": self.recomputes.run_aside,
         }
 
     def _among(self, replicas: int) -> None:

@@ -28,6 +28,7 @@ import uvicorn
 from coordinator import certificates
 from coordinator.accounts.invites import ServerInvite
 from coordinator.accounts.server_identity import ServerAddress
+from coordinator.compute import Compute
 from coordinator.config import Settings, without_password
 from coordinator.database import runs
 from coordinator.database.runs import RunRow
@@ -312,6 +313,8 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines.append(f"  who     {_invited(invite)}: coordinator invite create{here} makes more")
     elif not settings.invite_only:
         lines.append(f"  who     {OPEN if settings.open else HERE}")
+    if not Compute.possible():
+        lines.append("  serves  requests alone: servers with PyTorch merge, evaluate and check")
     known = await coordinator.db.read(runs.every)
     if settings.open:
         lines += [f"  mend    {run.name} {UNGUARDED}" for run in known if _is_unguarded(run)]
