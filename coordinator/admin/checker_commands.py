@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import CommandRequest, OrganiserCommand
+from coordinator.admin.command import CommandRequest, organiser_command
 from coordinator.checking.checkers import CheckerOffer, CheckerOutcome, CheckerVerdict
 from coordinator.rules.checks import ComputeDevice
 
@@ -43,24 +43,16 @@ class ReportRecompute(HeldRecompute, frozen=True, kw_only=True):
     outcome: CheckerOutcome
 
 
+@organiser_command("checker.take")
 async def take(coordinator: Coordinator, ask: TakeRecompute) -> CheckerOffer:
     return await coordinator.checkers.take(ask.name, ask.machine, ask.hold)
 
 
+@organiser_command("checker.renew")
 async def renew(coordinator: Coordinator, ask: HeldRecompute) -> RenewedRecompute:
     return RenewedRecompute(held=await coordinator.checkers.renew(ask.contribution, ask.hold))
 
 
+@organiser_command("checker.report")
 async def report(coordinator: Coordinator, ask: ReportRecompute) -> CheckerVerdict:
     return await coordinator.checkers.report(ask.contribution, ask.hold, ask.machine, ask.outcome)
-
-
-COMMANDS = (
-    OrganiserCommand(name="checker.take", request=TakeRecompute, reply=CheckerOffer, run=take),
-    OrganiserCommand(
-        name="checker.renew", request=HeldRecompute, reply=RenewedRecompute, run=renew
-    ),
-    OrganiserCommand(
-        name="checker.report", request=ReportRecompute, reply=CheckerVerdict, run=report
-    ),
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import msgspec
 
@@ -14,7 +14,6 @@ from coordinator.rules.reports import line
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
-Request = TypeVar("Request", bound=msgspec.Struct)
 Needs = Literal["nothing", "database", "directory"]
 
 
@@ -53,15 +52,34 @@ def reason(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrganiserCommand:
-    """One command. `remote` = it also works on a running server.
-
-    `needs` is what must be there before: nothing (it may be the first command on a data directory
-    and then makes it), the database, or the data directory with its keys.
-    """
+    """One command; `remote` = it also works on a running server."""
 
     name: str
     request: type[msgspec.Struct]
     reply: Any
     run: Callable[[Coordinator, Any], Awaitable[Any]]
-    remote: bool = True
-    needs: Needs = "directory"
+    remote: bool
+    needs: Needs
+
+
+def organiser_command(
+    name: str, *, remote: bool = True, needs: Needs = "directory"
+) -> Callable[[Callable[[Coordinator, Any], Awaitable[Any]]], OrganiserCommand]:
+    """Make a command of a function, whose annotations say its request and its reply.
+
+    `needs` is what must be there before: nothing (it may be the first command on a data directory
+    and then makes it), the database, or the data directory with its keys.
+    """
+
+    def make(run: Callable[[Coordinator, Any], Awaitable[Any]]) -> OrganiserCommand:
+        told = get_type_hints(run, localns={"Coordinator": object})
+        return OrganiserCommand(
+            name=name,
+            request=told["ask"],
+            reply=told["return"],
+            run=run,
+            remote=remote,
+            needs=needs,
+        )
+
+    return make

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand, Sure
+from coordinator.admin.command import CommandRequest, Nothing, Sure, organiser_command
 from coordinator.runs.wind_down import Deed
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
@@ -118,6 +118,7 @@ class _Sent(Skipped):
         return _SENT.sub("", sentence)
 
 
+@organiser_command("dataset.add", needs="nothing")
 async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
     here = [kind for kind in _OPTIONS if getattr(ask, kind)]
     if len(here) + bool(ask.box) != 1:
@@ -219,25 +220,12 @@ def _read(path: Path) -> bytes:
         raise BadRequest(f"the tokenizer {path} cannot be read: {why(error)}") from error
 
 
+@organiser_command("dataset.list", needs="database")
 async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[DatasetShown, ...]:
     rows = await coordinator.datasets.listing()
     return tuple([_shown(row.manifest, await coordinator.datasets.skipped(row.id)) for row in rows])
 
 
+@organiser_command("dataset.delete", needs="database")
 async def delete(coordinator: Coordinator, ask: Sure) -> Deed:
     return await coordinator.wind_down.delete_dataset(ask.name, yes=ask.yes)
-
-
-COMMANDS = (
-    OrganiserCommand(name="dataset.delete", request=Sure, reply=Deed, run=delete, needs="database"),
-    OrganiserCommand(
-        name="dataset.add", request=AddDataset, reply=DatasetShown, run=add, needs="nothing"
-    ),
-    OrganiserCommand(
-        name="dataset.list",
-        request=Nothing,
-        reply=tuple[DatasetShown, ...],
-        run=listing,
-        needs="database",
-    ),
-)

@@ -11,7 +11,7 @@ from coordinator.accounts.api_keys import Granted
 from coordinator.accounts.invites import InviteInfo, NewCode
 from coordinator.accounts.reversals import Reversal
 from coordinator.accounts.suspension import reason_of
-from coordinator.admin.command import CommandRequest, Named, Nothing, OrganiserCommand
+from coordinator.admin.command import CommandRequest, Named, Nothing, organiser_command
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
 from shared.links import format_link
@@ -114,18 +114,22 @@ class Withdraw(CommandRequest, frozen=True, kw_only=True):
     id: int
 
 
+@organiser_command("announce")
 async def announce(coordinator: Coordinator, ask: Announce) -> Announcement:
     return await coordinator.heartbeats.announcements.add(ask.text, ask.run, ask.until)
 
 
+@organiser_command("announce.list")
 async def announce_list(coordinator: Coordinator, ask: Nothing) -> tuple[Announcement, ...]:
     return await coordinator.heartbeats.announcements.standing()
 
 
+@organiser_command("announce.withdraw")
 async def announce_withdraw(coordinator: Coordinator, ask: Withdraw) -> Announcement:
     return await coordinator.heartbeats.announcements.withdraw(ask.id)
 
 
+@organiser_command("invite.create")
 async def invite_create(coordinator: Coordinator, ask: CreateInvites) -> tuple[InviteLink, ...]:
     made = await coordinator.volunteers.invites.create(
         ask.names, count=ask.count, uses=ask.uses, expires_s=ask.expires_s
@@ -133,26 +137,32 @@ async def invite_create(coordinator: Coordinator, ask: CreateInvites) -> tuple[I
     return tuple(_link(coordinator, code) for code in made)
 
 
+@organiser_command("invite.list", needs="database")
 async def invite_list(coordinator: Coordinator, ask: Nothing) -> tuple[InviteInfo, ...]:
     return await coordinator.volunteers.invites.list()
 
 
+@organiser_command("invite.revoke", needs="database")
 async def invite_revoke(coordinator: Coordinator, ask: RevokeInvite) -> InviteInfo:
     return await coordinator.volunteers.invites.revoke(ask.id)
 
 
+@organiser_command("volunteer.list", needs="database")
 async def volunteer_list(coordinator: Coordinator, ask: Nothing) -> tuple[VolunteerSummary, ...]:
     return await coordinator.volunteers.list()
 
 
+@organiser_command("volunteer.show", needs="database")
 async def show(coordinator: Coordinator, ask: Named) -> Shown:
     return await coordinator.volunteers.show(ask.name)
 
 
+@organiser_command("trust", needs="database")
 async def trust(coordinator: Coordinator, ask: Nothing) -> TrustReport:
     return await coordinator.volunteers.trust()
 
 
+@organiser_command("volunteer.ban", needs="database")
 async def ban(coordinator: Coordinator, ask: Ban) -> BanDone:
     if not ask.reverse:
         await coordinator.volunteers.ban(ask.name, ask.reason)
@@ -164,117 +174,55 @@ async def ban(coordinator: Coordinator, ask: Ban) -> BanDone:
     return BanDone(name=ask.name, reversal=reversal)
 
 
+@organiser_command("volunteer.reverse", needs="database")
 async def reverse(coordinator: Coordinator, ask: Reverse) -> Reversal:
     return await coordinator.volunteers.reversals.of_volunteer(ask.name, ask.since, ask.reason)
 
 
+@organiser_command("contribution.reverse", needs="database")
 async def reverse_contribution(coordinator: Coordinator, ask: ReverseContribution) -> Reversal:
     return await coordinator.volunteers.reversals.of_contribution(ask.id, ask.reason)
 
 
+@organiser_command("grant", needs="database")
 async def grant(coordinator: Coordinator, ask: CreditGrant) -> Granted:
     return await coordinator.api_keys.grant(ask.name, ask.amount_micro, ask.reason)
 
 
+@organiser_command("volunteer.unban", needs="database")
 async def unban(coordinator: Coordinator, ask: Named) -> ActionDone:
     await coordinator.volunteers.unban(ask.name)
     return ActionDone(done="let in again", name=ask.name)
 
 
+@organiser_command("volunteer.suspend", needs="database")
 async def suspend(coordinator: Coordinator, ask: Suspend) -> ActionDone:
     name = await coordinator.volunteers.suspend(ask.name, ask.reason)
     return ActionDone(done="suspended", name=name)
 
 
+@organiser_command("volunteer.unsuspend", needs="database")
 async def unsuspend(coordinator: Coordinator, ask: Suspend) -> ActionDone:
     name = await coordinator.volunteers.unsuspend(ask.name, ask.reason)
     return ActionDone(done="no longer suspended", name=name)
 
 
+@organiser_command("volunteer.vouch", needs="database")
 async def vouch(coordinator: Coordinator, ask: Named) -> ActionDone:
     return ActionDone(done="vouched for", name=await coordinator.volunteers.vouch(ask.name))
 
 
+@organiser_command("volunteer.rename", needs="database")
 async def rename(coordinator: Coordinator, ask: Rename) -> ActionDone:
     name = await coordinator.volunteers.rename(ask.name, ask.to)
     return ActionDone(done="renamed", name=name)
 
 
+@organiser_command("volunteer.reissue")
 async def reissue(coordinator: Coordinator, ask: Named) -> InviteLink:
     return _link(coordinator, await coordinator.volunteers.reissue(ask.name))
 
 
+@organiser_command("volunteer.forget", needs="database")
 async def forget(coordinator: Coordinator, ask: Named) -> ActionDone:
     return ActionDone(done="forgotten", name=await coordinator.volunteers.forget(ask.name))
-
-
-COMMANDS = (
-    OrganiserCommand(name="announce", request=Announce, reply=Announcement, run=announce),
-    OrganiserCommand(
-        name="announce.list", request=Nothing, reply=tuple[Announcement, ...], run=announce_list
-    ),
-    OrganiserCommand(
-        name="announce.withdraw", request=Withdraw, reply=Announcement, run=announce_withdraw
-    ),
-    OrganiserCommand(
-        name="invite.create", request=CreateInvites, reply=tuple[InviteLink, ...], run=invite_create
-    ),
-    OrganiserCommand(
-        name="invite.list",
-        request=Nothing,
-        reply=tuple[InviteInfo, ...],
-        run=invite_list,
-        needs="database",
-    ),
-    OrganiserCommand(
-        name="invite.revoke",
-        request=RevokeInvite,
-        reply=InviteInfo,
-        run=invite_revoke,
-        needs="database",
-    ),
-    OrganiserCommand(
-        name="volunteer.list",
-        request=Nothing,
-        reply=tuple[VolunteerSummary, ...],
-        run=volunteer_list,
-        needs="database",
-    ),
-    OrganiserCommand(name="trust", request=Nothing, reply=TrustReport, run=trust, needs="database"),
-    OrganiserCommand(name="volunteer.show", request=Named, reply=Shown, run=show, needs="database"),
-    OrganiserCommand(name="volunteer.ban", request=Ban, reply=BanDone, run=ban, needs="database"),
-    OrganiserCommand(
-        name="volunteer.reverse", request=Reverse, reply=Reversal, run=reverse, needs="database"
-    ),
-    OrganiserCommand(
-        name="contribution.reverse",
-        request=ReverseContribution,
-        reply=Reversal,
-        run=reverse_contribution,
-        needs="database",
-    ),
-    OrganiserCommand(name="grant", request=CreditGrant, reply=Granted, run=grant, needs="database"),
-    OrganiserCommand(
-        name="volunteer.unban", request=Named, reply=ActionDone, run=unban, needs="database"
-    ),
-    OrganiserCommand(
-        name="volunteer.suspend", request=Suspend, reply=ActionDone, run=suspend, needs="database"
-    ),
-    OrganiserCommand(
-        name="volunteer.unsuspend",
-        request=Suspend,
-        reply=ActionDone,
-        run=unsuspend,
-        needs="database",
-    ),
-    OrganiserCommand(
-        name="volunteer.vouch", request=Named, reply=ActionDone, run=vouch, needs="database"
-    ),
-    OrganiserCommand(
-        name="volunteer.rename", request=Rename, reply=ActionDone, run=rename, needs="database"
-    ),
-    OrganiserCommand(name="volunteer.reissue", request=Named, reply=InviteLink, run=reissue),
-    OrganiserCommand(
-        name="volunteer.forget", request=Named, reply=ActionDone, run=forget, needs="database"
-    ),
-)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.accounts.transparency import RecordReport
-from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand
+from coordinator.admin.command import CommandRequest, Nothing, organiser_command
 from coordinator.database.record import LISTING_MAX, RecordLine
 
 if TYPE_CHECKING:
@@ -28,19 +28,11 @@ class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[RecordLine, ...]
 
 
+@organiser_command("record.list", needs="database")
 async def listing(coordinator: Coordinator, ask: ListRecord) -> RecordPage:
     return RecordPage(rows=await coordinator.transparency.record_lines(ask.before, ask.limit))
 
 
+@organiser_command("record.verify", needs="database")
 async def verify(coordinator: Coordinator, ask: Nothing) -> RecordReport:
     return await coordinator.transparency.verify()
-
-
-COMMANDS = (
-    OrganiserCommand(
-        name="record.list", request=ListRecord, reply=RecordPage, run=listing, needs="database"
-    ),
-    OrganiserCommand(
-        name="record.verify", request=Nothing, reply=RecordReport, run=verify, needs="database"
-    ),
-)

@@ -2,92 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from coordinator.admin import checker_commands, datasets, people_commands, record, runs, tasks
-from coordinator.admin.command import CommandRequest, Nothing, OrganiserCommand
-from coordinator.rules.overview import Overview
-from coordinator.upkeep.alerts import Delivered, StandingAlert
-from coordinator.upkeep.backup import BackupPlace, BackupSummary, FolderPlace
-from coordinator.upkeep.backup import backup as make_backup
-from coordinator.upkeep.full_check import CheckReport
-from coordinator.upkeep.stored_backups import StoredBackups
-from shared.errors import BadRequest
-
-if TYPE_CHECKING:
-    from coordinator.services import Coordinator
-
-
-class Backup(CommandRequest, frozen=True, kw_only=True):
-    """Request for a backup to folder `to` where the command runs, or from there to a store."""
-
-    to: str
-    like: str = ""  # an earlier one on the same file system
-    store: str = ""
-
-
-class Top(CommandRequest, frozen=True, kw_only=True):
-    """Request for the overview; `forget_silent` deletes the servers that are gone before."""
-
-    forget_silent: bool = False
-
-
-async def check(coordinator: Coordinator, ask: Nothing) -> CheckReport:
-    return await coordinator.checks.run()
-
-
-async def top(coordinator: Coordinator, ask: Top) -> Overview:
-    if ask.forget_silent:
-        await coordinator.overviews.forget_silent()
-    return await coordinator.overviews.get()
-
-
-async def backup(coordinator: Coordinator, ask: Backup) -> BackupSummary:
-    c = coordinator
-    to = Path(ask.to)
-    place: BackupPlace = FolderPlace(c.blobs, to, Path(ask.like) if ask.like else None)
-    if ask.store:
-        if ask.store.rstrip("/") == c.settings.blobs_url.rstrip("/"):
-            raise BadRequest(
-                f"{ask.store} is where the coordinator keeps its blobs: name another prefix"
-            )
-        place = await StoredBackups(ask.store, to.parent).place(c.blobs)
-    return await make_backup(c.db, c.blobs, c.settings, c.clock, to, place)
-
-
-async def alerts_test(coordinator: Coordinator, ask: Nothing) -> Delivered:
-    return await coordinator.alerts.test()
-
-
-async def alerts_list(coordinator: Coordinator, ask: Nothing) -> tuple[StandingAlert, ...]:
-    return await coordinator.alerts.list()
-
-
-UPKEEP = (
-    OrganiserCommand(name="alerts.test", request=Nothing, reply=Delivered, run=alerts_test),
-    OrganiserCommand(
-        name="alerts.list",
-        request=Nothing,
-        reply=tuple[StandingAlert, ...],
-        run=alerts_list,
-        needs="database",
-    ),
-    OrganiserCommand(name="top", request=Top, reply=Overview, run=top, needs="database"),
-    OrganiserCommand(name="check", request=Nothing, reply=CheckReport, run=check),
-    OrganiserCommand(name="backup", request=Backup, reply=BackupSummary, run=backup, remote=False),
+from coordinator.admin import (
+    checker_commands,
+    datasets,
+    people_commands,
+    record,
+    runs,
+    tasks,
+    upkeep,
 )
+from coordinator.admin.command import OrganiserCommand
 
 COMMANDS: dict[str, OrganiserCommand] = {
     command.name: command
-    for commands in (
-        runs.COMMANDS,
-        datasets.COMMANDS,
-        tasks.COMMANDS,
-        people_commands.COMMANDS,
-        checker_commands.COMMANDS,
-        record.COMMANDS,
-        UPKEEP,
-    )
-    for command in commands
+    for module in (runs, datasets, tasks, people_commands, checker_commands, record, upkeep)
+    for command in vars(module).values()
+    if isinstance(command, OrganiserCommand)
 }

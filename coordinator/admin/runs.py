@@ -12,9 +12,9 @@ from coordinator.admin.command import (
     CommandRequest,
     Named,
     Nothing,
-    OrganiserCommand,
     Reasoned,
     Sure,
+    organiser_command,
     reason,
 )
 from coordinator.database import datasets, runs
@@ -123,6 +123,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     task_s: float | None
 
 
+@organiser_command("run.create", needs="nothing")
 async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
     if ask.example and ask.text:
         raise BadRequest("give a run file, or --example")
@@ -132,6 +133,7 @@ async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
     return Created(run=run, advice=await coordinator.runs.queries.advice(run.name))
 
 
+@organiser_command("run.measure")
 async def measure(coordinator: Coordinator, ask: Named) -> Measured:
     def read(conn: Connection) -> tuple[RunRow, DatasetManifest | None]:
         run = runs.by_name(conn, ask.name)
@@ -146,14 +148,17 @@ async def measure(coordinator: Coordinator, ask: Named) -> Measured:
     return Measured(trial=found, task_s=found.step_s * steps if found and steps else None)
 
 
+@organiser_command("run.start")
 async def start(coordinator: Coordinator, ask: Named) -> RunInfo:
     return await coordinator.runs.start(ask.name)
 
 
+@organiser_command("run.list", needs="database")
 async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[RunInfo, ...]:
     return await coordinator.runs.queries.listing()
 
 
+@organiser_command("run.show", needs="database")
 async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     run = await coordinator.runs.queries.info(ask.name)
     versions = await coordinator.runs.queries.versions(ask.name, after=run.version - SHOWN_VERSIONS)
@@ -185,43 +190,53 @@ def _rule(plan: Plan) -> str:
     return f"{plan.aggregate} from {few} contributions on, mean of fewer"
 
 
+@organiser_command("run.delete", needs="database")
 async def delete(coordinator: Coordinator, ask: Sure) -> Deed:
     return await coordinator.wind_down.delete_run(ask.name, yes=ask.yes)
 
 
+@organiser_command("run.extend", needs="database")
 async def extend(coordinator: Coordinator, ask: ExtendRun) -> Deed:
     return await coordinator.wind_down.extend(ask.name, ask.stop, yes=ask.yes)
 
 
+@organiser_command("run.fork", needs="database")
 async def fork(coordinator: Coordinator, ask: ForkRun) -> Deed:
     return await coordinator.wind_down.fork(ask.source, ask.name, yes=ask.yes)
 
 
+@organiser_command("run.diff", needs="database")
 async def diff(coordinator: Coordinator, ask: DiffRuns) -> tuple[Difference, ...]:
     return await coordinator.wind_down.diff(ask.first, ask.second)
 
 
+@organiser_command("run.pause", needs="database")
 async def pause(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
     return await coordinator.runs.pause(ask.name, reason(ask.reason))
 
 
+@organiser_command("run.resume", needs="database")
 async def resume(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
     return await coordinator.runs.resume(ask.name, reason(ask.reason))
 
 
+@organiser_command("run.stop", needs="database")
 async def stop(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
     why = reason(ask.reason)
     return await coordinator.runs.stop(ask.name, *([why] if why else []))
 
 
+@organiser_command("run.rollback")
 async def rollback(coordinator: Coordinator, ask: Rollback) -> RunInfo:
     return await coordinator.runs.rollback(ask.name, ask.to, reason(ask.reason))
 
 
+@organiser_command("run.report", needs="database")
 async def report(coordinator: Coordinator, ask: Named) -> tuple[VolunteerSummary, ...]:
     return await coordinator.volunteers.report(ask.name)
 
 
+@organiser_command("run.export")
 async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
     how = ask.version, ask.format, ask.dtype
     if ask.to:
@@ -231,44 +246,3 @@ async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
     to = coordinator.boxes.folder(box)
     exported = await coordinator.export.export(ask.name, to, *how)
     return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
-
-
-COMMANDS = (
-    OrganiserCommand(
-        name="run.create", request=CreateRun, reply=Created, run=create, needs="nothing"
-    ),
-    OrganiserCommand(name="run.measure", request=Named, reply=Measured, run=measure),
-    OrganiserCommand(name="run.start", request=Named, reply=RunInfo, run=start),
-    OrganiserCommand(
-        name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing, needs="database"
-    ),
-    OrganiserCommand(name="run.show", request=Named, reply=RunShown, run=show, needs="database"),
-    OrganiserCommand(
-        name="run.pause", request=Reasoned, reply=RunInfo, run=pause, needs="database"
-    ),
-    OrganiserCommand(
-        name="run.resume", request=Reasoned, reply=RunInfo, run=resume, needs="database"
-    ),
-    OrganiserCommand(name="run.stop", request=Reasoned, reply=RunInfo, run=stop, needs="database"),
-    OrganiserCommand(name="run.rollback", request=Rollback, reply=RunInfo, run=rollback),
-    OrganiserCommand(
-        name="run.report",
-        request=Named,
-        reply=tuple[VolunteerSummary, ...],
-        run=report,
-        needs="database",
-    ),
-    OrganiserCommand(name="run.delete", request=Sure, reply=Deed, run=delete, needs="database"),
-    OrganiserCommand(
-        name="run.extend", request=ExtendRun, reply=Deed, run=extend, needs="database"
-    ),
-    OrganiserCommand(name="run.fork", request=ForkRun, reply=Deed, run=fork, needs="database"),
-    OrganiserCommand(
-        name="run.diff",
-        request=DiffRuns,
-        reply=tuple[Difference, ...],
-        run=diff,
-        needs="database",
-    ),
-    OrganiserCommand(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
-)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import CommandRequest, OrganiserCommand, reason
+from coordinator.admin.command import CommandRequest, organiser_command, reason
 from coordinator.database.monitoring import task_history
 from coordinator.database.monitoring.task_history import TaskShown
 from coordinator.database.tasks import TaskLine
@@ -43,14 +43,17 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[int, ...]
 
 
+@organiser_command("task.list", needs="database")
 async def listing(coordinator: Coordinator, ask: ListTasks) -> tuple[TaskLine, ...]:
     return tuple(await coordinator.queue.lines(ask.run or None, failed=ask.failed))
 
 
+@organiser_command("task.show", needs="database")
 async def show(coordinator: Coordinator, ask: ShowTask) -> TaskShown:
     return await coordinator.db.read(lambda conn: task_history.show(conn, ask.id))
 
 
+@organiser_command("task.requeue", needs="database")
 async def requeue(coordinator: Coordinator, ask: Requeue) -> Requeued:
     if bool(ask.ids) == ask.every:
         raise BadRequest("give the numbers of the tasks, or --all")
@@ -63,20 +66,3 @@ async def requeue(coordinator: Coordinator, ask: Requeue) -> Requeued:
             " `coordinator task list --failed` shows all"
         )
     return Requeued(ids=tuple(ids))
-
-
-COMMANDS = (
-    OrganiserCommand(
-        name="task.list",
-        request=ListTasks,
-        reply=tuple[TaskLine, ...],
-        run=listing,
-        needs="database",
-    ),
-    OrganiserCommand(
-        name="task.show", request=ShowTask, reply=TaskShown, run=show, needs="database"
-    ),
-    OrganiserCommand(
-        name="task.requeue", request=Requeue, reply=Requeued, run=requeue, needs="database"
-    ),
-)

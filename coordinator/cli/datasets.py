@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, table
+from coordinator.cli.listing import as_json
 from coordinator.cli.runs import Json, Yes, deed
-from coordinator.cli.target import HERE, Where, call
+from coordinator.cli.target import HERE, Where, call, listed
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, VolunteerError
 from shared.text import counted, size
 
@@ -298,10 +298,6 @@ def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
 @app.command(name="list")
 def listing(*, where: Where = HERE, json: Json = False) -> None:
     """Every dataset."""
-    datasets = call(where, "dataset.list")
-    if json:
-        as_json(datasets)
-        return
     columns = {
         "name": lambda d: d.name,
         "kind": lambda d: d.kind,
@@ -312,11 +308,8 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
         "licence": lambda d: d.licence,
         "source": lambda d: d.source,
     }
-    table(
-        datasets,
-        columns,
-        where.hint("No dataset yet: `coordinator dataset add NAME --text PATH` (or --images PATH)"),
-    )
+    empty = "No dataset yet: `coordinator dataset add NAME --text PATH` (or --images PATH)"
+    listed(where, "dataset.list", json, columns, empty)
 
 
 @app.command

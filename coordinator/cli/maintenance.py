@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, Where, call, connected
+from coordinator.cli.target import HERE, Where, call, connected, listed
 from shared.errors import BadRequest
 from shared.text import size
 
@@ -31,17 +31,13 @@ alerts = App(
 @alerts.command(name="list")
 def list_alerts(*, where: Where = HERE, json: Json = False) -> None:
     """List the alerts that were sent and still stand."""
-    found = call(where, "alerts.list")
-    if json:
-        as_json(found)
-        return
     columns = {
         "kind": lambda a: a.kind,
         "about": lambda a: a.about,
         "since": lambda a: when(a.since),
         "message": lambda a: a.message,
     }
-    table(found, columns, "All is well.")
+    listed(where, "alerts.list", json, columns, "All is well.")
 
 
 @alerts.command(name="test")

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.runs import Json, Yes, preview
-from coordinator.cli.target import HERE, Where, call
+from coordinator.cli.target import HERE, Where, call, listed, tell
 from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
 from shared.qr import qr_coloured
@@ -84,10 +84,6 @@ def _names(file: Path) -> list[str]:
 @invites.command(name="list")
 def invite_list(*, where: Where = HERE, json: Json = False) -> None:
     """Every invite, without its code."""
-    found = call(where, "invite.list")
-    if json:
-        as_json(found)
-        return
     columns = {
         "id": lambda i: i.id,
         "for": lambda i: i.label,
@@ -97,7 +93,7 @@ def invite_list(*, where: Where = HERE, json: Json = False) -> None:
         "made": lambda i: when(i.created_at),
         "expires": lambda i: when(i.expires_at),
     }
-    table(found, columns, where.hint("No invite yet: `coordinator invite create`"))
+    listed(where, "invite.list", json, columns, "No invite yet: `coordinator invite create`")
 
 
 @invites.command
@@ -108,20 +104,12 @@ def revoke(
     json: Json = False,
 ) -> None:
     """Withdraw an invite; accounts made with it stay."""
-    done = call(where, "invite.revoke", id=id)
-    if json:
-        as_json(done)
-    else:
-        print(f"Invite {done.id} is {done.state}.")
+    tell(where, "invite.revoke", json, lambda i: f"Invite {i.id} is {i.state}.", id=id)
 
 
 @volunteers.command(name="list")
 def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
     """Every account."""
-    people = call(where, "volunteer.list")
-    if json:
-        as_json(people)
-        return
     columns = {
         "nickname": lambda p: p.nickname,
         "state": lambda p: p.state,
@@ -133,7 +121,7 @@ def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
         "trust": lambda p: f"{p.trust:.2f}",
         "id": lambda p: p.volunteer_id,
     }
-    table(people, columns, "No volunteer yet.")
+    listed(where, "volunteer.list", json, columns, "No volunteer yet.")
 
 
 def trust(*, where: Where = HERE, json: Json = False) -> None:
@@ -177,11 +165,12 @@ def grant(
     """Give an account credits to spend, from the organiser's account."""
     if not 0 < amount <= GRANT_MAX:
         raise BadRequest(f"a grant must be above 0 and at most {GRANT_MAX:,.0f} credits")
-    done = call(where, "grant", name=name, amount_micro=round(amount * MICRO), reason=reason)
-    if json:
-        as_json(done)
-    else:
-        print(f"{done.name} got {credit(done.amount_micro)} credits.")
+    request = {"name": name, "amount_micro": round(amount * MICRO), "reason": reason}
+    tell(where, "grant", json, _granted, **request)
+
+
+def _granted(done: Any) -> str:
+    return f"{done.name} got {credit(done.amount_micro)} credits."
 
 
 @volunteers.command
@@ -229,12 +218,9 @@ def _standing(person: Any) -> str:
     return f"suspended: {person.reason}" if person.standing == "suspended" else person.standing
 
 
-def _done(where: Where, command: str, json: bool, **request: Any) -> None:
-    done = call(where, command, **request)
-    if json:
-        as_json(done)
-    else:
-        print(f"{done.name} is {done.done}.")
+def _done(done: Any) -> str:
+    taken = getattr(done, "reversal", None)
+    return f"{done.name} is {done.done}." + ("" if taken is None else f"\n{_taken(taken)}")
 
 
 @volunteers.command
@@ -249,13 +235,7 @@ def ban(
     json: Json = False,
 ) -> None:
     """Refuse an account from now on; its credits stay, unless they are reversed."""
-    done = call(where, "volunteer.ban", name=name, reverse=reverse, reason=reason)
-    if json:
-        as_json(done)
-        return
-    print(f"{done.name} is {done.done}.")
-    if done.reversal is not None:
-        print(_taken(done.reversal))
+    tell(where, "volunteer.ban", json, _done, name=name, reverse=reverse, reason=reason)
 
 
 @volunteers.command(name="reverse")
@@ -269,11 +249,8 @@ def reverse_volunteer(
 ) -> None:
     """Reverse an account's pay for the work since a time; credits already spent become a debt."""
     at = since if since.tzinfo else since.replace(tzinfo=UTC)
-    done = call(where, "volunteer.reverse", name=name, since=at.timestamp(), reason=reason)
-    if json:
-        as_json(done)
-    else:
-        print(_taken(done))
+    request = {"name": name, "since": at.timestamp(), "reason": reason}
+    tell(where, "volunteer.reverse", json, _taken, **request)
 
 
 @contributions.command(name="reverse")
@@ -285,11 +262,7 @@ def reverse_contribution(
     json: Json = False,
 ) -> None:
     """Reverse the pay of one contribution; credits already spent become its owner's debt."""
-    done = call(where, "contribution.reverse", id=id, reason=reason)
-    if json:
-        as_json(done)
-    else:
-        print(_taken(done))
+    tell(where, "contribution.reverse", json, _taken, id=id, reason=reason)
 
 
 def _taken(done: Any) -> str:
@@ -315,7 +288,7 @@ def _taken(done: Any) -> str:
 @volunteers.command
 def unban(name: Who, *, where: Where = HERE, json: Json = False) -> None:
     """Let a banned account in again."""
-    _done(where, "volunteer.unban", json, name=name)
+    tell(where, "volunteer.unban", json, _done, name=name)
 
 
 @volunteers.command
@@ -327,19 +300,19 @@ def suspend(
     json: Json = False,
 ) -> None:
     """Give an account no work and no pay from now on; its pay in escrow is forfeit."""
-    _done(where, "volunteer.suspend", json, name=name, reason=reason)
+    tell(where, "volunteer.suspend", json, _done, name=name, reason=reason)
 
 
 @volunteers.command
 def unsuspend(name: Who, *, reason: Why, where: Where = HERE, json: Json = False) -> None:
     """Let a suspended or distrusted account work again; forfeited pay stays forfeit."""
-    _done(where, "volunteer.unsuspend", json, name=name, reason=reason)
+    tell(where, "volunteer.unsuspend", json, _done, name=name, reason=reason)
 
 
 @volunteers.command
 def vouch(name: Who, *, where: Where = HERE, json: Json = False) -> None:
     """Treat an account as an invited one: vetted, and paid at once. Lifts a suspension."""
-    _done(where, "volunteer.vouch", json, name=name)
+    tell(where, "volunteer.vouch", json, _done, name=name)
 
 
 @volunteers.command
@@ -351,17 +324,13 @@ def rename(
     json: Json = False,
 ) -> None:
     """Give an account another nickname."""
-    _done(where, "volunteer.rename", json, name=name, to=to)
+    tell(where, "volunteer.rename", json, _done, name=name, to=to)
 
 
 @volunteers.command
 def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
     """Revoke all secrets of an account and print a link that lets its owner in again."""
-    made = call(where, "volunteer.reissue", name=name)
-    if json:
-        as_json(made)
-    else:
-        print(made.link)
+    tell(where, "volunteer.reissue", json, lambda made: str(made.link), name=name)
 
 
 @volunteers.command
@@ -371,7 +340,7 @@ def forget(name: Who, *, yes: Yes = False, where: Where = HERE, json: Json = Fal
     """
     if not yes:
         return preview(f"the identity of {name} would be deleted, for good", json)
-    _done(where, "volunteer.forget", json, name=name)
+    tell(where, "volunteer.forget", json, _done, name=name)
     return 0
 
 
@@ -391,19 +360,10 @@ def announce(
     """
     if text:
         at = None if until is None else (until if until.tzinfo else until.replace(tzinfo=UTC))
-        done = call(
-            where, "announce", text=text, run=run, until=None if at is None else at.timestamp()
-        )
+        request = {"text": text, "run": run, "until": None if at is None else at.timestamp()}
+        tell(where, "announce", json, _announced, **request)
     elif withdraw is not None:
-        done = call(where, "announce.withdraw", id=withdraw)
-    else:
-        done = call(where, "announce.list")
-    if json:
-        as_json(done)
-    elif text:
-        print(f"Announcement {done.id}: volunteers see it within a minute.")
-    elif withdraw is not None:
-        print(f"Announcement {done.id} is withdrawn: {done.text}")
+        tell(where, "announce.withdraw", json, _withdrawn, id=withdraw)
     else:
         columns = {
             "id": lambda a: a.id,
@@ -412,7 +372,16 @@ def announce(
             "made": lambda a: when(a.at),
             "until": lambda a: when(a.until),
         }
-        table(done, columns, where.hint('Nothing is announced: `coordinator announce "..."`'))
+        empty = 'Nothing is announced: `coordinator announce "..."`'
+        listed(where, "announce.list", json, columns, empty)
+
+
+def _announced(done: Any) -> str:
+    return f"Announcement {done.id}: volunteers see it within a minute."
+
+
+def _withdrawn(done: Any) -> str:
+    return f"Announcement {done.id} is withdrawn: {done.text}"
 
 
 def add_to(parent: App) -> None:

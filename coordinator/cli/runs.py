@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
-from coordinator.cli.target import HERE, Where, call
+from coordinator.cli.target import HERE, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text import credit, duration, size, whole_percent
 from shared.text_file import read_text
@@ -231,16 +231,13 @@ def diff(
     json: Json = False,
 ) -> None:
     """Keys in which the files of two runs differ, and where the two stand."""
-    found = call(where, "run.diff", first=first, second=second)
-    if json:
-        as_json(found)
-        return
     columns = {
         "key": lambda d: d.key,
         first: lambda d: d.first,
         second: lambda d: d.second,
     }
-    table(found, columns, "They do not differ.")
+    empty = "They do not differ."
+    listed(where, "run.diff", json, columns, empty, first=first, second=second)
 
 
 @app.command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from coordinator.cli.listing import Columns, as_json, table
 from shared.command_hints import completed, options
 from shared.decoding import complaint, convert
 from shared.errors import BadRequest, Configuration, VolunteerError
@@ -98,6 +99,22 @@ def call(where: Where, name: str, /, **request: Any) -> Any:
     except VolunteerError as error:
         error.message = where.hint(error.message)
         raise
+
+
+def tell(
+    where: Where, name: str, json: bool, says: Callable[[Any], str], /, **request: Any
+) -> None:
+    """Run a command; print its reply as JSON, or the sentence that `says` makes of it."""
+    done = call(where, name, **request)
+    as_json(done) if json else print(says(done))
+
+
+def listed(
+    where: Where, name: str, json: bool, columns: Columns, empty: str, /, **request: Any
+) -> None:
+    """Run a command that lists; print its rows as JSON or as a table, or `empty`."""
+    found = call(where, name, **request)
+    as_json(found) if json else table(found, columns, where.hint(empty))
 
 
 def _call(where: Where, name: str, request: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, table, when
 from coordinator.cli.runs import Json, Reason
-from coordinator.cli.target import HERE, Where, call
+from coordinator.cli.target import HERE, Where, call, listed, tell
 
 app = App(name="task", help="Tasks: list open and failed ones, requeue failed ones.")
 
@@ -24,10 +24,6 @@ def listing(
     json: Json = False,
 ) -> None:
     """List the tasks that wait, are held, or were discarded after several volunteers failed."""
-    found = call(where, "task.list", run=run, failed=failed)
-    if json:
-        as_json(found)
-        return
     columns = {
         "task": lambda t: t.id,
         "run": lambda t: t.run,
@@ -39,7 +35,8 @@ def listing(
         "by": lambda t: t.workers,
         "last": lambda t: t.message[:80],
     }
-    table(found, columns, "No task has failed for good." if failed else "No task is open.")
+    empty = "No task has failed for good." if failed else "No task is open."
+    listed(where, "task.list", json, columns, empty, run=run, failed=failed)
 
 
 @app.command
@@ -90,11 +87,10 @@ def requeue(
     json: Json = False,
 ) -> None:
     """Queue failed tasks again and reset their failures."""
-    done = call(where, "task.requeue", ids=ids, run=run, every=every, reason=reason)
-    if json:
-        as_json(done)
-    else:
-        print(f"{len(done.ids)} tasks queued again.")
+    request = {"ids": ids, "run": run, "every": every, "reason": reason}
+    tell(
+        where, "task.requeue", json, lambda done: f"{len(done.ids)} tasks queued again.", **request
+    )
 
 
 def add_to(parent: App) -> None:

@@ -52,7 +52,9 @@ SUITES = '[evaluation]\nsuites = ["sums-choice", "sums-exact"]\nsuites_every = {
 async def add_suite(home: LocalCoordinator, path: Path, name: str, lines: list[Any]) -> None:
     file = path / f"{name}.jsonl"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    await add_dataset(home.coordinator, AddDataset(name=name, suite=(str(file),), licence="MIT"))
+    await add_dataset.run(
+        home.coordinator, AddDataset(name=name, suite=(str(file),), licence="MIT")
+    )
 
 
 async def add_suites(home: LocalCoordinator, path: Path) -> None:
@@ -146,14 +148,14 @@ async def test_a_suite_that_does_not_fit_is_refused_when_the_run_is_created(
         ):
             text = RUN.replace('"tiny"', '"other"') + f"[evaluation]\nsuites = [{said}]\n"
             with pytest.raises(error, match=sentence):
-                await create_run(home.coordinator, CreateRun(text=text))
+                await create_run.run(home.coordinator, CreateRun(text=text))
         many = ", ".join('"sums-exact"' for _ in range(9))
         text = RUN.replace('"tiny"', '"other"') + f"[evaluation]\nsuites = [{many}]\n"
         with pytest.raises(InvalidRunFile, match=r"suites: expected at most 8"):
-            await create_run(home.coordinator, CreateRun(text=text))
+            await create_run.run(home.coordinator, CreateRun(text=text))
         text = RUN.replace('"sums"', '"sums-exact"').replace('"tiny"', '"other"')
         with pytest.raises(InvalidRunFile, match='"sums-exact" holds suite'):
-            await create_run(home.coordinator, CreateRun(text=text))
+            await create_run.run(home.coordinator, CreateRun(text=text))
 
 
 async def test_suites_that_cannot_be_measured_leave_the_loss_alone(
@@ -197,7 +199,7 @@ async def test_a_run_of_dialogues_is_asked_by_its_template(tmp_path: Path) -> No
         await home.coordinator.datasets.add(
             lambda put: build_chat("sums", [talk], put, tokenizer=tokenizer, template=template)
         )
-        await create_run(home.coordinator, CreateRun(text=CAUSAL + SUITES.format(every=1)))
+        await create_run.run(home.coordinator, CreateRun(text=CAUSAL + SUITES.format(every=1)))
         await home.coordinator.runs.start("tiny")
         while await home.coordinator.evaluation.evaluate_next():
             pass

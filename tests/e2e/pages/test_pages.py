@@ -59,7 +59,7 @@ async def test_a_run_is_shown_as_its_organiser_sees_it(tmp_path: Path) -> None:
             answer = await client.get(f"/runs/{run}")
         assert answer.status_code == 200
         said = text(answer)
-        shown = await show(home.coordinator, Named(name=run))  # what `run show --json` prints
+        shown = await show.run(home.coordinator, Named(name=run))  # what `run show --json` prints
         info = msgspec.to_builtins(shown.run)
         assert "Hillside school" in said
         assert f"Version {info['version']} " in said

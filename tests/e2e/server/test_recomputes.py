@@ -139,7 +139,7 @@ async def test_honest_work_passes_whatever_its_codec(
                 assert await process.ended(120) == 0
                 found = await results(home, TASKS)
         assert {result for result, _ in found} == {"passed"}, found  # every part of a lease
-        cost = (await show(home.coordinator, Named(name="tiny"))).checks
+        cost = (await show.run(home.coordinator, Named(name="tiny"))).checks
         assert cost is not None
         assert cost.drawn.passed >= TASKS
         assert cost.checked_s > 0

@@ -93,7 +93,7 @@ async def test_its_own_dataset_is_built_trained_on_and_measured(tmp_path: Path) 
     files = tuple(str(tmp_path / f"{name}.npy") for name in ("some", "again", "odd", "no"))
     ask = AddDataset(name="blocks", files=files, workload="sketch", licence="MIT", source="here")
     async with local_coordinator(tmp_path / "coordinator") as home:
-        shown = await add(home.coordinator, ask)
+        shown = await add.run(home.coordinator, ask)
         assert (shown.kind, shown.items, shown.heldout, shown.licence) == ("images", 380, 20, "MIT")
         assert len(shown.skipped) == 2
         assert "(3, 5, 5), not bytes (N, 8, 8)" in shown.skipped[0]
@@ -118,7 +118,7 @@ async def test_its_own_dataset_is_built_trained_on_and_measured(tmp_path: Path) 
             ({"workload": ""}, BadRequest, "--for WORKLOAD --files PATH"),
         ):
             with pytest.raises(error, match=sentence):
-                await add(home.coordinator, msgspec.structs.replace(ask, name="x", **change))
+                await add.run(home.coordinator, msgspec.structs.replace(ask, name="x", **change))
 
 
 async def test_who_has_not_installed_it_is_told_its_name(tmp_path: Path) -> None:
