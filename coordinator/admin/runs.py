@@ -24,7 +24,7 @@ from coordinator.database.statistics import VolunteerSummary
 from coordinator.merging.healing import Proposal, proposal
 from coordinator.rules.run_file import StopSettings
 from coordinator.runs.definition import definition
-from coordinator.runs.example import EXAMPLE, example_dataset
+from coordinator.runs.example import example, example_dataset
 from coordinator.runs.export import PLAIN, Exported
 from coordinator.runs.landmarks import Landmarks
 from coordinator.runs.queries import ExperienceFigures, RunFigures
@@ -129,7 +129,7 @@ async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
         raise BadRequest("give a run file, or --example")
     if ask.example:
         await example_dataset(coordinator.datasets)
-    run = await coordinator.runs.create(EXAMPLE if ask.example else ask.text)
+    run = await coordinator.runs.create(example() if ask.example else ask.text)
     return Created(run=run, advice=await coordinator.runs.queries.advice(run.name))
 
 

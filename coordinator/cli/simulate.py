@@ -27,9 +27,9 @@ def simulate(
     versions per hour, MB an hour of a volunteer, how long devices idle, and what limits the run.
     """
     if example:
-        from coordinator.simulate.scenario import EXAMPLE
+        from coordinator.simulate.scenario import example as scenario
 
-        as_json({"scenario": EXAMPLE}) if json else print(EXAMPLE, end="")
+        as_json({"scenario": scenario()}) if json else print(scenario(), end="")
         return 0
     if file is None:
         raise BadRequest("name a scenario; --example prints one")

@@ -6,6 +6,7 @@ Read from TOML; every key has a default.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, dataclass_transform
 
@@ -20,43 +21,10 @@ Positive = Annotated[float, Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
-EXAMPLE = """\
-# What would this run be like with these volunteers?   coordinator simulate FILE.toml
-seed = 1
-hours = 2.0                # of simulated time, at most
 
-[run]                      # as in a run file; or: file = "my-run.toml"
-workload = "gpt"
-[run.task]
-local_steps = 100
-batch_size = 16
-[run.plan]
-preset = "diloco"
-quorum = 4
-
-[model]
-parameters = 10_000_000    # how large the model really is (0 = as [run.model] says)
-
-[server]
-up_mbit = 500
-down_mbit = 500
-
-[[workers]]
-name = "desktop"
-count = 3
-steps_per_s = 1.5          # optimiser steps of the run's batch
-up_mbit = 20
-down_mbit = 50
-
-[[workers]]
-name = "laptop"
-count = 1
-steps_per_s = 0.3
-up_mbit = 5
-down_mbit = 20
-lost_share = 0.05          # of its tasks end with the lid shut
-back_after_minutes = 10
-"""
+def example() -> str:
+    """Return a scenario to begin from."""
+    return (files("coordinator.simulate") / "example.toml").read_text(encoding="utf-8")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))

@@ -15,7 +15,7 @@ from coordinator.cli.main import app
 from coordinator.rules import steadiness
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import Prediction, predict, told
-from coordinator.simulate.scenario import EXAMPLE, from_table, parse
+from coordinator.simulate.scenario import example, from_table, parse
 from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import BadRequest, Internal, InvalidRunFile
 from shared.tensors.frame import open_frame
@@ -231,9 +231,9 @@ def test_the_command_prints_an_example_that_it_can_play(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app(["simulate", "--example"]) == 0
-    assert capsys.readouterr().out == EXAMPLE
+    assert capsys.readouterr().out == example()
     file = tmp_path / "scenario.toml"
-    file.write_text(EXAMPLE)
+    file.write_text(example())
     assert app(["simulate", str(file), "--hours", "0.05", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["versions"] > 0
