@@ -32,7 +32,6 @@ from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute, half_the_cores
 from coordinator.config import Settings
 from coordinator.database.engine.open_database import Database, file_of, is_new, migrate
-from coordinator.database.monitoring.gauges import Gauge, gauges
 from coordinator.experience.harvest import Harvest
 from coordinator.experience.replay import Replay
 from coordinator.inference.answerers import Answerers
@@ -65,7 +64,6 @@ from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
 from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import TrafficCounter
-from coordinator.ttl_cache import REST, CachedValue
 from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.full_check import Checks
 from coordinator.upkeep.overview_cache import Beats, Overviews
@@ -77,7 +75,6 @@ from shared.signing import SigningKey
 
 RESTART_S = 1.0  # a background job that failed starts again after this long
 STOP_S = 20.0  # and has this long to end
-GAUGES_S = 2.0  # the database is asked for its gauges this often, however many look
 
 log = structlog.get_logger("app")
 
@@ -213,15 +210,6 @@ class Coordinator(Platform):
             overviews=Overviews(db, clock, settings.name, thresholds.of_settings(settings)),
             boxes=TransferBoxes(on.blobs.scratch() / "depot", clock, on.space),
         )
-
-    @cached_property
-    def gauges(self) -> CachedValue[list[Gauge]]:
-        """Return the gauges of the database, read by one statement and cached for a moment."""
-
-        def read() -> Awaitable[list[Gauge]]:
-            return self.db.read(lambda conn: gauges(conn, self.clock.now()))
-
-        return CachedValue(read, GAUGES_S, self.clock, rest=REST)
 
     @cached_property
     def checkers(self) -> Checkers:

@@ -22,6 +22,16 @@ def machine_time(clock: Clock) -> float:
     return clock.now() - getattr(clock, "offset_s", 0.0)
 
 
+async def pause(clock: Clock, seconds: float, stop: asyncio.Event) -> None:
+    """Sleep so long, or until `stop` is set."""
+    waits = [asyncio.ensure_future(each) for each in (stop.wait(), clock.sleep(seconds))]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()
+
+
 class SystemClock:
     """The machine's own clock, shifted by `offset_s` (the database's clock minus ours)."""
 

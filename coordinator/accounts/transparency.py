@@ -11,6 +11,7 @@ import structlog
 from coordinator.database import record
 from coordinator.database.ledger import payments
 from coordinator.database.ledger import record_tree as store
+from shared.clock import Clock, pause
 from shared.errors import BadRequest, VolunteerError
 from shared.protocol.transparency import (
     RECEIPTS_MAX,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from coordinator.accounts.accounts import Principal
     from coordinator.database.engine.open_database import Database
-    from shared.clock import Clock
 
 SEAL_S = 5.0  # a payment has its receipt after this long
 BATCHES_MAX = 50  # of one call: a long history becomes leaves over several
@@ -58,18 +58,12 @@ class Transparency:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Seal in the background until `stop`; unsealed rows then wait for the next start."""
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            while not stop.is_set():
-                try:
-                    await self.seal()
-                except VolunteerError as error:
-                    log.warning("the record was not sealed", error=error.message)
-                tick = asyncio.ensure_future(self._clock.sleep(SEAL_S))
-                await asyncio.wait((stopping, tick), return_when=asyncio.FIRST_COMPLETED)
-                tick.cancel()
-        finally:
-            stopping.cancel()
+        while not stop.is_set():
+            try:
+                await self.seal()
+            except VolunteerError as error:
+                log.warning("the record was not sealed", error=error.message)
+            await pause(self._clock, SEAL_S, stop)
 
     async def seal(self) -> int:
         """Chain new rows of ledger and record and add them to the tree; return the number of new

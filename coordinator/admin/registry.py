@@ -6,16 +6,15 @@ from coordinator.admin import (
     checker_commands,
     datasets,
     people_commands,
-    record,
     runs,
     tasks,
-    upkeep,
+    upkeep_commands,
 )
 from coordinator.admin.command import OrganiserCommand
 
 COMMANDS: dict[str, OrganiserCommand] = {
     command.name: command
-    for module in (runs, datasets, tasks, people_commands, checker_commands, record, upkeep)
+    for module in (runs, datasets, tasks, people_commands, checker_commands, upkeep_commands)
     for command in vars(module).values()
     if isinstance(command, OrganiserCommand)
 }

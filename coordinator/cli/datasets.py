@@ -320,7 +320,7 @@ def delete(
     where: Where = HERE,
     json: Json = False,
 ) -> int:
-    """Delete a dataset that no run needs. Says what it would do, without --yes."""
+    """Delete a dataset that no run needs. Only a preview, without --yes."""
     return deed(call(where, "dataset.delete", name=name, yes=yes), json)
 
 

@@ -184,7 +184,7 @@ def stop(
 
 @app.command
 def delete(name: Run, *, yes: Yes = False, where: Where = HERE, json: Json = False) -> int:
-    """Delete a draft, or the files of a run that ended. Says what it would do, without --yes."""
+    """Delete a draft, or the files of a run that ended. Only a preview, without --yes."""
     return deed(call(where, "run.delete", name=name, yes=yes), json)
 
 

@@ -104,7 +104,7 @@ def call(where: Where, name: str, /, **request: Any) -> Any:
 def tell(
     where: Where, name: str, json: bool, says: Callable[[Any], str], /, **request: Any
 ) -> None:
-    """Run a command; print its reply as JSON, or the sentence that `says` makes of it."""
+    """Run a command; print its reply as JSON, or as a sentence by `says`."""
     done = call(where, name, **request)
     as_json(done) if json else print(says(done))
 

@@ -52,7 +52,10 @@ class RunLine(OverviewPart, frozen=True, kw_only=True):
     todo: int = 0
     doing: int = 0
     failed: int = 0  # discarded tasks
+    checking: int = 0  # contributions that wait for their verdict
     accepted: int = 0  # updates that wait for the merge
+    steps: int = 0  # merged
+    tokens: int = 0
     pushed: Flow  # by volunteers, in the window
     pulled: Flow  # into versions
 
@@ -215,17 +218,14 @@ class DatabaseFigures(OverviewPart, frozen=True, kw_only=True):
     ahead_s: float = 0.0  # of the clock of the machine that looks
 
 
-class Census(OverviewPart, frozen=True, kw_only=True):
-    """Counts over all workers and the newest contributions, some seconds old."""
+class WholeFigures(OverviewPart, frozen=True, kw_only=True):
+    """Figures of the whole coordinator that both census and overview have."""
 
     at: float
     workers: dict[str, int]  # by state
     machines: tuple[WorkerLine, ...]
     volunteers: dict[str, int]  # by standing; banned ones apart
     window: ContributionWindow
-    pushed: dict[int, Flow]  # by run
-    pulled: dict[int, Flow]
-    staleness: dict[str, tuple[float, int]]  # by "run version"
     newest_refused: int  # among the newest decisions, however old
     newest_decided: int
     refusals: tuple[RefusalCount, ...]
@@ -235,10 +235,17 @@ class Census(OverviewPart, frozen=True, kw_only=True):
     backup_at: float | None
 
 
-class Overview(OverviewPart, frozen=True, kw_only=True):
+class Census(WholeFigures, frozen=True, kw_only=True):
+    """Counts over all workers and the newest contributions, some seconds old."""
+
+    pushed: dict[int, Flow]  # by run
+    pulled: dict[int, Flow]
+    staleness: dict[str, tuple[float, int]]  # by "run version"
+
+
+class Overview(WholeFigures, frozen=True, kw_only=True):
     """The whole picture at one instant."""
 
-    at: float
     server: str
     runs: tuple[RunLine, ...]
     runs_total: int
@@ -247,16 +254,5 @@ class Overview(OverviewPart, frozen=True, kw_only=True):
     queues: dict[str, int]
     merges: tuple[MergeLine, ...]
     replicas: tuple[ReplicaLine, ...]
-    workers: dict[str, int]
-    machines: tuple[WorkerLine, ...]
-    volunteers: dict[str, int]
-    window: ContributionWindow
-    newest_refused: int  # among the newest decisions, however old
-    newest_decided: int
-    refusals: tuple[RefusalCount, ...]
-    recompute: CheckCounts
-    backlog: Backlog = Backlog()
-    database: DatabaseFigures
-    backup_at: float | None
     verdict: Trouble = Trouble(level="good", subject="", text="")
     troubles: tuple[Trouble, ...] = ()

@@ -26,6 +26,7 @@ from coordinator.database.tasks import Begun, TaskLine, TaskRow
 from coordinator.plan.plan import in_phase, no_base
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import LOSS_FAILED, REST_MAX_S, rest_s
+from shared.clock import Clock, pause
 from shared.errors import Gone, VolunteerError
 from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from coordinator.scheduling.claims import Claims
     from coordinator.scheduling.renewals import Renewals
     from coordinator.signals import Signals
-    from shared.clock import Clock
 
 log = structlog.get_logger(__name__)
 
@@ -246,19 +246,13 @@ class Queue:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Flush and expire until `stop`."""
-        stopping = asyncio.ensure_future(stop.wait())
         expired_at = self._clock.monotonic()
-        try:
-            while not stop.is_set():
-                await self._try("flush", self.renewals.flush)
-                if self._clock.monotonic() >= expired_at + EXPIRE_S:
-                    expired_at = self._clock.monotonic()
-                    await self._try("expire", self.expire)
-                tick = asyncio.ensure_future(self._clock.sleep(FLUSH_S))
-                await asyncio.wait((stopping, tick), return_when=asyncio.FIRST_COMPLETED)
-                tick.cancel()
-        finally:
-            stopping.cancel()
+        while not stop.is_set():
+            await self._try("flush", self.renewals.flush)
+            if self._clock.monotonic() >= expired_at + EXPIRE_S:
+                expired_at = self._clock.monotonic()
+                await self._try("expire", self.expire)
+            await pause(self._clock, FLUSH_S, stop)
         await self._try("flush", self.renewals.flush)
 
     async def _try(self, chore: str, work: Callable[[], Awaitable[object]]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from shared.clock import Clock
+from shared.clock import Clock, pause
 from shared.errors import StorageFull, why
 from shared.machine_limits import disk_bytes
 from shared.text import size
@@ -122,12 +122,6 @@ class Space:
         """Measure repeatedly until `stop`."""
         if self.read_only:
             log.warning("nothing new is accepted", path=str(self._path), why=self.why)
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            while not stop.is_set():
-                await asyncio.to_thread(self.look)
-                tick = asyncio.ensure_future(self._clock.sleep(LOOK_S))
-                await asyncio.wait((stopping, tick), return_when=asyncio.FIRST_COMPLETED)
-                tick.cancel()
-        finally:
-            stopping.cancel()
+        while not stop.is_set():
+            await asyncio.to_thread(self.look)
+            await pause(self._clock, LOOK_S, stop)

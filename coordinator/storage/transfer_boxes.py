@@ -7,7 +7,6 @@ volunteers.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import shutil
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.storage.blobs import FileStream, Pieces, in_pool, open_in_pool, storage_errors
+from shared.clock import Clock, pause
 from shared.errors import BadRequest, NotFound, TooLarge
 from shared.protocol.limits import UPLOAD_BYTES_MAX
 from shared.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from coordinator.storage.disk_space import Space
-    from shared.clock import Clock
 
 KEPT_S = DAY_S
 SWEEP_S = HOUR_S
@@ -93,8 +92,7 @@ class TransferBoxes:
         """Delete old boxes, every hour, until `stop`."""
         while not stop.is_set():
             await in_pool(self.expire, self._clock.now())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), SWEEP_S)
+            await pause(self._clock, SWEEP_S, stop)
 
     def expire(self, now: float) -> None:
         """Delete boxes that were not touched for a day."""

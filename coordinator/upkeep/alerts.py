@@ -31,7 +31,7 @@ from coordinator.upkeep.alert_conditions import (
     here,
     in_database,
 )
-from shared.clock import Clock
+from shared.clock import Clock, pause
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
 from shared.text import duration, printable
@@ -150,13 +150,7 @@ class Alerts:
         """Check until `stop` is set."""
         while not stop.is_set():
             await self.look()
-            stopped = asyncio.ensure_future(stop.wait())
-            pause = asyncio.ensure_future(self._clock.sleep(LOOK_S))
-            try:
-                await asyncio.wait((stopped, pause), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stopped.cancel()
-                pause.cancel()
+            await pause(self._clock, LOOK_S, stop)
 
     async def look(self) -> tuple[Alert, ...]:
         """Raise due alerts and deliver waiting ones; return the raised ones."""

@@ -17,10 +17,10 @@ import structlog
 
 from coordinator.database.monitoring import census, overview_rows, replicas
 from coordinator.rules import health
-from coordinator.rules.overview import Census, Flow, Overview, ReplicaFigures, RunLine
+from coordinator.rules.overview import Census, Flow, Overview, ReplicaFigures, RunLine, WholeFigures
 from coordinator.rules.thresholds import DEFAULT, Thresholds
 from coordinator.ttl_cache import CachedValue
-from shared.clock import Clock, machine_time
+from shared.clock import Clock, machine_time, pause
 from shared.errors import VolunteerError
 
 if TYPE_CHECKING:
@@ -72,8 +72,13 @@ class Overviews:
 
     def _read(self, conn: Connection, counted: Census, now: float) -> Overview:
         found, tasks = overview_rows.listing(conn, now)
+        whole = {name: getattr(counted, name) for name in WholeFigures.__struct_fields__}
+        whole["at"] = now
+        whole["database"] = msgspec.structs.replace(
+            counted.database, failed=self._db.failed, ahead_s=now - machine_time(self._clock)
+        )
         return Overview(
-            at=now,
+            **whole,
             server=self._server,
             runs=tuple(_with_flows(each, counted) for each in found),
             runs_total=overview_rows.runs_total(conn),
@@ -82,19 +87,6 @@ class Overviews:
             queues=overview_rows.queues(conn, now),
             merges=overview_rows.newest_merges(conn, counted.staleness, now),
             replicas=replicas.listing(conn),
-            workers=counted.workers,
-            machines=counted.machines,
-            volunteers=counted.volunteers,
-            window=counted.window,
-            newest_refused=counted.newest_refused,
-            newest_decided=counted.newest_decided,
-            refusals=counted.refusals,
-            recompute=counted.recompute,
-            backlog=counted.backlog,
-            database=msgspec.structs.replace(
-                counted.database, failed=self._db.failed, ahead_s=now - machine_time(self._clock)
-            ),
-            backup_at=counted.backup_at,
         )
 
 
@@ -130,15 +122,9 @@ class Beats:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Beat until `stop`; a failed beat is retried with the next."""
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            while not stop.is_set():
-                await self._try(await asyncio.to_thread(self._measure))
-                tick = asyncio.ensure_future(self._clock.sleep(health.BEAT_S))
-                await asyncio.wait((stopping, tick), return_when=asyncio.FIRST_COMPLETED)
-                tick.cancel()
-        finally:
-            stopping.cancel()
+        while not stop.is_set():
+            await self._try(await asyncio.to_thread(self._measure))
+            await pause(self._clock, health.BEAT_S, stop)
         await self._try(None)
 
     async def _try(self, figures: ReplicaFigures | None) -> None:

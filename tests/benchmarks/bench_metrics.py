@@ -23,7 +23,7 @@ from coordinator.config import Settings
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.tasks import tasks
 from coordinator.http.app import create_app, opened
-from coordinator.services import GAUGES_S
+from coordinator.upkeep.overview_cache import CENSUS_S
 from tests.support.run_rows import add_run, add_worker
 
 REASONS = ("", "stale", "norm", "loss", "replayed")
@@ -61,8 +61,7 @@ async def measure(runs: int, machines: int, scrapes: int) -> dict[str, float]:
                 answer = await client.get("/metrics")
                 found: dict[str, list[float]] = {"read": [], "kept": []}
                 for _ in range(scrapes):
-                    await asyncio.sleep(GAUGES_S + 0.2)
-                    coordinator.gauges.drop()
+                    await asyncio.sleep(CENSUS_S + 0.2)
                     for kind in found:
                         before = time.process_time()
                         answer = await client.get("/metrics")

@@ -1,4 +1,4 @@
-"""Gauges of a scrape, landmarks of the page and marks of volunteers, on every database."""
+"""Open tasks of runs, landmarks of the page and marks of volunteers, on every database."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ from sqlalchemy import Connection, select
 
 from coordinator.database import statistics, versions
 from coordinator.database.engine.open_database import Database
-from coordinator.database.monitoring.gauges import gauges
+from coordinator.database.monitoring.overview_rows import listing
 from coordinator.database.statistics import Marks
 from coordinator.database.tables.runs import runs
 from tests.benchmarks.bench_metrics import fill
 from tests.support.run_rows import add_run, add_version
 
 
-async def test_gauges_count_open_tasks_and_the_machines_at_them(database: Database) -> None:
+async def test_runs_have_their_open_tasks_and_the_machines_at_them(database: Database) -> None:
     await database.write(lambda conn: fill(conn, 2, 9))  # run-0: todo, run-1: doing
-    read = await database.read(lambda conn: gauges(conn, 0.0))
-    found = {(g.name, g.run, g.label): g.value for g in read}
-    assert found["tasks", "run-0", "todo"] == 5
-    assert found["tasks", "run-1", "doing"] == 4
-    assert found["run_workers", "run-1", ""] == 4
-    assert ("run_workers", "run-0", "") not in found
-    assert sum(value for (name, _, _), value in found.items() if name == "workers") == 9
-    assert found["run_version", "run-0", ""] == 0
+    read, _ = await database.read(lambda conn: listing(conn, 0.0))
+    found = {each.line.name: each.line for each in read}
+    assert (found["run-0"].todo, found["run-0"].doing, found["run-0"].workers) == (5, 0, 0)
+    assert (found["run-1"].todo, found["run-1"].doing, found["run-1"].workers) == (0, 4, 4)
+    assert (found["run-0"].version, found["run-0"].checking) == (0, 0)
 
 
 async def test_landmarks_of_a_run(database: Database) -> None:

@@ -65,7 +65,7 @@ _LOSS = (
 )
 _RUNS = (
     select(_R.id, _R.name, _R.state, _R.workload, _R.head, _R.started_at, _LOSS.label("loss"))
-    .add_columns(_V.created_at.label("head_at"))
+    .add_columns(_R.global_step, _R.tokens, _V.created_at.label("head_at"))
     .add_columns(_OLD.c.version.label("first"), _OLD.c.created_at.label("first_at"))
     .join(versions, (_V.run_id == _R.id) & (_V.version == _R.head), isouter=True)
     .join(_OLD, (_OLD.c.run_id == _R.id) & (_OLD.c.version == _FIRST), isouter=True)
@@ -84,6 +84,7 @@ _WAITING = (
     .limit(COUNTED_MAX // 10)
     .subquery()
 )
+_CHECKING = select(_C.run_id, func.count()).where(_C.state == "checking").group_by(_C.run_id)
 _UNMERGED = select(func.count()).select_from(_WAITING).where(_WAITING.c.kind.in_(UPDATES))
 _OPEN_RUNS = select(_R.id).where(_R.state.in_(_OPEN))
 _DISCARDED = (
@@ -99,6 +100,7 @@ def listing(conn: Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCoun
     """Return the runs, open ones first, and the open tasks by kind and state."""
     opened = [tuple(row) for row in conn.execute(_OPEN_TASKS)]
     failed = {run: int(count) for run, count in conn.execute(_FAILED)}
+    checking = {run: int(count) for run, count in conn.execute(_CHECKING)}
     found = []
     for row in map(dict, conn.execute(_RUNS).mappings()):
         mine = [each for each in opened if each[0] == row["id"]]
@@ -115,6 +117,9 @@ def listing(conn: Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCoun
             todo=sum(int(each[3]) for each in mine if each[2] == "todo"),
             doing=sum(int(each[3]) for each in mine if each[2] == "doing"),
             failed=failed.get(row["id"], 0),
+            checking=checking.get(row["id"], 0),
+            steps=row["global_step"],
+            tokens=row["tokens"],
             accepted=_unmerged(conn, row["id"]) if row["state"] in _OPEN else 0,
             pushed=Flow(),
             pulled=Flow(),
@@ -151,6 +156,7 @@ def _length(name: str, table: FromClause, *which: ColumnElement[bool]) -> Any:
     return select(literal(name, String).label("name"), func.count().label("n")).select_from(some)
 
 
+_AUDITED = (recomputes.c.state == "revealed") & recomputes.c.audit_id.is_not(None)
 _QUEUES = union_all(
     _length("tasks", tasks, _T.state == "todo"),
     _length("overdue", tasks, _T.state == "doing", _T.renew_by < bindparam("now")),
@@ -158,6 +164,8 @@ _QUEUES = union_all(
     _length("games", harvests, harvests.c.chunk.is_(None), harvests.c.run_id.in_(_OPEN_RUNS)),
     _length("evaluations", evaluations, _E.state.in_(("waiting", "running"))),
     _length("recomputes", recomputes, recomputes.c.state.in_(("asked", "revealed"))),
+    _length("audits", recomputes, _AUDITED, recomputes.c.answer_id.is_(None)),
+    _length("answered audits", recomputes, _AUDITED, recomputes.c.answer_id.is_not(None)),
     _length("merge parts", merge_parts, merge_parts.c.state.in_(("todo", "leased"))),
     _length("answers", usage, usage.c.state == "open"),
 )

@@ -1,8 +1,8 @@
 """Metrics in the format of Prometheus: one table of instruments, read when a scrape asks.
 
 Labels are the server's own words (states, reasons, outcomes, paths as they are routed) and names of
-runs, of which `RUNS_MAX` are named: nothing that a client could make up becomes a label. Counters
-and histograms are of this process, gauges of tasks, workers and runs of the whole installation.
+runs, of which those of the overview are named: nothing that a client could make up becomes a label.
+Counters and histograms are of this process, gauges of tasks, workers and runs are the overview's.
 """
 
 from __future__ import annotations
@@ -13,65 +13,44 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from coordinator.accounts.server_identity import software
-from coordinator.database.engine.open_database import file_of
-from coordinator.database.monitoring.gauges import Gauge
 from coordinator.traffic import Durations
 from coordinator.upkeep.alert_conditions import Kind as AlertKind
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from coordinator.rules.overview import Overview, RunLine
     from coordinator.services import Coordinator
 
 PREFIX = "coordinator_"
 OTHER = "other"  # stands for all runs that are not named
 
 Kind = Literal["counter", "gauge", "histogram"]
-Sample = tuple[tuple[str, ...], float]
+Labels = tuple[str, ...]
+Sample = tuple[Labels, float]
 _RUN = ("run",)
-_ANY: tuple[tuple[str, ...], ...] = ((),)
-Read = Callable[["Scrape"], "Iterable[Sample] | Durations"]
+_ANY: tuple[Labels, ...] = ((),)
+_STANDINGS = ("probation", "vetted", "suspended")
 
 
 @dataclass(frozen=True, slots=True)
-class Instrument:
-    """One metric: its name without the prefix, help text, labels, and reader."""
-
-    kind: Kind
-    name: str
-    help: str
-    labels: tuple[str, ...]
-    read: Read
-    # Labels that have the value 0 from the first scrape on (for each run, where the first label is
-    # the run): rate() and increase() miss the first count of a series that starts with it.
-    known: tuple[tuple[str, ...], ...] = ()
-
-    def samples(self, scrape: Scrape) -> Mapping[tuple[str, ...], float]:
-        """Return the values of a scrape, and 0 for known labels without a count yet."""
-        runs = sorted(scrape.named) if self.labels[:1] == _RUN else None
-        known = self.known if runs is None else [(r, *rest) for r in runs for rest in self.known]
-        return dict.fromkeys(known, 0.0) | dict(self.read(scrape))  # type: ignore[arg-type]
-
-
 class Scrape:
-    """Readings of one scrape: the services, and the gauges of the database by their name."""
+    """Readings of one scrape: the services, and the overview."""
 
-    def __init__(self, coordinator: Coordinator, read: Iterable[Gauge]) -> None:
-        self.coordinator = coordinator
-        self._gauges: dict[str, list[Gauge]] = {}
-        for gauge in read:
-            self._gauges.setdefault(gauge.name, []).append(gauge)
-        self.named = {gauge.run for gauge in self._gauges.get("run_version", ())}
+    coordinator: Coordinator
+    seen: Overview
 
-    def of(self, name: str) -> list[Gauge]:
-        """Return the gauges of a name."""
-        return self._gauges.get(name, [])
+    @property
+    def named(self) -> set[str]:
+        """Return the runs that are named."""
+        return {run.name for run in self.seen.runs}
 
     def by_run(self, counts: Iterable[Sample]) -> Iterator[Sample]:
         """Yield counts whose first label is a run; unnamed runs are summed as one."""
-        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        found: defaultdict[Labels, float] = defaultdict(float)
+        named = self.named
         for (run, *rest), count in counts:
-            found[run if run in self.named else OTHER, *rest] += count
+            found[run if run in named else OTHER, *rest] += count
         yield from found.items()
 
     def runs(self, counts: Mapping[str, float]) -> Iterator[Sample]:
@@ -79,40 +58,68 @@ class Scrape:
         return self.by_run(((run,), count) for run, count in counts.items())
 
 
-def _stored(name: str, *, run: bool = False, label: bool = False) -> Read:
-    """Read the gauges of a name from the database, with the labels that they have."""
+Read = Callable[[Scrape], "Iterable[Sample] | Durations | float"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One metric: its name without the prefix, help text, reader, and labels."""
+
+    kind: Kind
+    name: str
+    help: str
+    read: Read
+    labels: Labels = ()
+    # Labels that have the value 0 from the first scrape on (for each run, where the first label is
+    # the run): rate() and increase() miss the first count of a series that starts with it.
+    known: tuple[Labels, ...] = ()
+
+    def samples(self, scrape: Scrape) -> Mapping[Labels, float]:
+        """Return the values of a scrape, and 0 for known labels without a count yet."""
+        found = self.read(scrape)
+        if isinstance(found, int | float):
+            return {(): found}
+        runs = sorted(scrape.named) if self.labels[:1] == _RUN else None
+        known = self.known if runs is None else [(r, *rest) for r in runs for rest in self.known]
+        return dict.fromkeys(known, 0.0) | dict(found)  # type: ignore[arg-type]
+
+
+def _counter(name: str, help: str, read: Read, labels: Labels = (), *known: Labels) -> Instrument:
+    return Instrument("counter", name, help, read, labels, known)
+
+
+def _gauge(name: str, help: str, read: Read, labels: Labels = (), *known: Labels) -> Instrument:
+    return Instrument("gauge", name, help, read, labels, known)
+
+
+def _histogram(name: str, help: str, durations: Callable[[Coordinator], Durations]) -> Instrument:
+    return Instrument("histogram", name, help, lambda scrape: durations(scrape.coordinator))
+
+
+def _of_run(name: str, help: str, value: Callable[[RunLine], float | None]) -> Instrument:
+    """Return a gauge with a value for each run; None is none."""
 
     def read(scrape: Scrape) -> Iterator[Sample]:
-        for gauge in scrape.of(name):
-            labels = ((gauge.run,) if run else ()) + ((gauge.label,) if label else ())
-            yield labels, gauge.value
+        for run in scrape.seen.runs:
+            if (found := value(run)) is not None:
+                yield (run.name,), found
 
-    return read
-
-
-def _one(value: Callable[[Coordinator], float]) -> Read:
-    """Read one number of the services."""
-    return lambda scrape: [((), value(scrape.coordinator))]
+    return _gauge(name, help, read, _RUN)
 
 
-def _timed(durations: Callable[[Coordinator], Durations]) -> Read:
-    return lambda scrape: durations(scrape.coordinator)
+def _by_state(name: str, help: str, *states: tuple[str, Callable[[RunLine], float]]) -> Instrument:
+    """Return a gauge with a value for each run and state."""
+
+    def read(scrape: Scrape) -> Iterator[Sample]:
+        for run in scrape.seen.runs:
+            yield from (((run.name, state), value(run)) for state, value in states)
+
+    return _gauge(name, help, read, ("run", "state"))
 
 
-def _requests(scrape: Scrape) -> Iterator[Sample]:
-    for (method, path, status), count in scrape.coordinator.traffic.requests.items():
-        yield (method, path, str(status)), count
-
-
-def _backup(scrape: Scrape) -> Iterator[Sample]:
-    yield (), max((float(gauge.label) for gauge in scrape.of("backup")), default=0.0)
-
-
-def _database_bytes(scrape: Scrape) -> Iterator[Sample]:
-    file = file_of(scrape.coordinator.settings.database_url)
-    if file is not None:
-        parts = (file, file.with_name(f"{file.name}-wal"))
-        yield (), float(sum(part.stat().st_size for part in parts if part.exists()))
+def _alone(counts: Mapping[str, float]) -> Iterator[Sample]:
+    """Yield counts that have one label."""
+    yield from (((label,), count) for label, count in counts.items())
 
 
 def _certificate(scrape: Scrape) -> Iterator[Sample]:
@@ -121,367 +128,270 @@ def _certificate(scrape: Scrape) -> Iterator[Sample]:
         yield (), ends_at
 
 
-# One row an instrument, by subject.
-INSTRUMENTS: tuple[Instrument, ...] = (
-    # requests
-    Instrument(
-        "counter",
+_REQUESTS = (
+    _counter(
         "http_requests",
         "Requests answered.",
+        lambda s: (
+            ((method, path, str(status)), count)
+            for (method, path, status), count in s.coordinator.traffic.requests.items()
+        ),
         ("method", "path", "status"),
-        _requests,
     ),
-    Instrument(
-        "counter",
+    _counter(
         "http_request_seconds",
         "Time spent on them, the wait of a long poll included.",
-        ("method", "path"),
         lambda s: s.coordinator.traffic.seconds.items(),
+        ("method", "path"),
     ),
-    Instrument(
-        "counter",
-        "received_bytes",
-        "Bytes of bodies received.",
-        (),
-        _one(lambda c: c.traffic.bytes_in),
+    _counter(
+        "received_bytes", "Bytes of bodies received.", lambda s: s.coordinator.traffic.bytes_in
     ),
-    Instrument(
-        "counter", "sent_bytes", "Bytes of bodies sent.", (), _one(lambda c: c.traffic.bytes_out)
+    _counter("sent_bytes", "Bytes of bodies sent.", lambda s: s.coordinator.traffic.bytes_out),
+    _gauge(
+        "page_viewers", "Browsers that watch a run live.", lambda s: s.coordinator.traffic.viewers
     ),
-    Instrument(
-        "gauge",
-        "page_viewers",
-        "Browsers that watch a run live.",
-        (),
-        _one(lambda c: c.traffic.viewers),
-    ),
-    # the queue
-    Instrument(
-        "gauge",
+)
+
+_QUEUE = (
+    _by_state(
         "tasks",
         "Tasks that are not done, by run and state.",
-        ("run", "state"),
-        _stored("tasks", run=True, label=True),
+        ("todo", lambda run: run.todo),
+        ("doing", lambda run: run.doing),
+        ("discarded", lambda run: run.failed),
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "workers",
         "Machines of volunteers, by state.",
+        lambda s: _alone(s.seen.workers),
         ("state",),
-        _stored("workers", label=True),
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "accounts",
         "Active accounts, by standing.",
+        lambda s: [((each,), s.seen.volunteers.get(each, 0)) for each in _STANDINGS],
         ("standing",),
-        _stored("accounts", label=True),
-        (("probation",), ("vetted",), ("suspended",)),
     ),
-    Instrument(
-        "histogram",
+    _histogram(
         "claim_seconds",
         "A transaction that gives leases, for all who asked at once.",
-        (),
-        _timed(lambda c: c.claims.durations),
+        lambda c: c.claims.durations,
     ),
-    Instrument(
-        "counter",
-        "leases",
-        "Leases given.",
-        _RUN,
-        lambda s: s.runs(s.coordinator.claims.leases),
-        _ANY,
-    ),
-    Instrument(
-        "counter",
+    _counter("leases", "Leases given.", lambda s: s.runs(s.coordinator.claims.leases), _RUN, *_ANY),
+    _counter(
         "leases_expired",
         "Leases whose worker was silent or too slow.",
-        (),
-        _one(lambda c: c.queue.expired),
+        lambda s: s.coordinator.queue.expired,
     ),
-    Instrument(
-        "counter",
+    _counter(
         "leases_released",
         "Leases that workers gave back.",
+        lambda s: _alone(s.coordinator.queue.released),
         ("reason",),
-        lambda s: [((why,), n) for why, n in s.coordinator.queue.released.items()],
-        (("failed",), ("given back",)),
+        ("failed",),
+        ("given back",),
     ),
-    Instrument(
-        "histogram",
-        "heartbeat_seconds",
-        "Answering a heartbeat.",
-        (),
-        _timed(lambda c: c.heartbeats.durations),
-    ),
-    # contributions
-    Instrument(
-        "histogram",
+    _histogram("heartbeat_seconds", "Answering a heartbeat.", lambda c: c.heartbeats.durations),
+)
+
+_CONTRIBUTIONS = (
+    _histogram(
         "upload_seconds",
         "A request that brought bytes of an upload.",
-        (),
-        _timed(lambda c: c.uploads.durations),
+        lambda c: c.uploads.durations,
     ),
-    Instrument(
-        "histogram",
-        "submit_seconds",
-        "A submission until its verdict.",
-        (),
-        _timed(lambda c: c.intake.durations),
-    ),
-    Instrument(
-        "counter",
+    _histogram("submit_seconds", "A submission until its verdict.", lambda c: c.intake.durations),
+    _counter(
         "contributions",
         "Contributions decided, by run, verdict and reason.",
-        ("run", "verdict", "reason"),
         lambda s: s.by_run(s.coordinator.intake.decided.items()),
-        (("accepted", ""), ("rejected", "")),
+        ("run", "verdict", "reason"),
+        ("accepted", ""),
+        ("rejected", ""),
     ),
-    Instrument(
-        "gauge",
+    _by_state(
         "contributions_waiting",
         "Contributions that wait for their check, or for a merge.",
-        ("run", "state"),
-        _stored("contributions_waiting", run=True, label=True),
-        (("checking",), ("accepted",)),
+        ("checking", lambda run: run.checking),
+        ("accepted", lambda run: run.accepted),
     ),
-    # merges and evaluations
-    Instrument(
-        "histogram",
-        "merge_seconds",
-        "A merge that made a version.",
-        (),
-        _timed(lambda c: c.merger.durations),
-    ),
-    Instrument(
-        "counter",
+    _histogram("merge_seconds", "A merge that made a version.", lambda c: c.merger.durations),
+    _counter(
         "merges",
         "Merges, by run and outcome.",
-        ("run", "outcome"),
         lambda s: s.by_run(s.coordinator.merger.outcomes.items()),
-        (("merged",), ("overtaken",), ("failed",)),
+        ("run", "outcome"),
+        ("merged",),
+        ("overtaken",),
+        ("failed",),
     ),
-    Instrument(
-        "counter",
+    _counter(
         "contributions_merged",
         "Contributions merged.",
-        _RUN,
         lambda s: s.runs(s.coordinator.merger.merged),
-        _ANY,
+        _RUN,
+        *_ANY,
     ),
-    Instrument(
-        "histogram",
-        "evaluation_seconds",
-        "An evaluation of a version.",
-        (),
-        _timed(lambda c: c.evaluation.durations),
+    _histogram(
+        "evaluation_seconds", "An evaluation of a version.", lambda c: c.evaluation.durations
     ),
-    Instrument(
-        "counter",
+    _counter(
         "evaluations",
         "Evaluations, by run and outcome.",
-        ("run", "outcome"),
         lambda s: s.by_run(s.coordinator.evaluation.outcomes.items()),
-        (("done",), ("failed",)),
+        ("run", "outcome"),
+        ("done",),
+        ("failed",),
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "evaluations_waiting",
         "Versions that wait for their evaluation.",
-        (),
-        _stored("evaluations_waiting"),
+        lambda s: s.seen.queues["evaluations"],
     ),
-    # runs
-    Instrument(
-        "gauge",
+)
+
+_RUNS = (
+    _gauge(
         "run_state",
         "1 for the state that a run is in.",
+        lambda s: [((run.name, run.state), 1) for run in s.seen.runs],
         ("run", "state"),
-        _stored("run_state", run=True, label=True),
     ),
-    Instrument("gauge", "run_version", "Newest version.", _RUN, _stored("run_version", run=True)),
-    Instrument(
-        "gauge",
+    _of_run("run_version", "Newest version.", lambda run: run.version),
+    _of_run(
         "run_version_timestamp_seconds",
         "When the newest version was made.",
-        _RUN,
-        _stored("run_version_at", run=True),
+        lambda run: run.head_at,
     ),
-    Instrument("gauge", "run_loss", "Newest measured loss.", _RUN, _stored("run_loss", run=True)),
-    Instrument(
-        "gauge",
-        "run_workers",
-        "Machines with a task of the run in hand.",
-        _RUN,
-        _stored("run_workers", run=True),
-        _ANY,
-    ),
-    Instrument(
-        "gauge",
-        "run_steps",
-        "Steps merged; a rollback takes back.",
-        _RUN,
-        _stored("run_steps", run=True),
-    ),
-    Instrument(
-        "gauge",
-        "run_tokens",
-        "Tokens, pixels or moves merged.",
-        _RUN,
-        _stored("run_tokens", run=True),
-    ),
-    # checks of work
-    Instrument(
-        "counter",
+    _of_run("run_loss", "Newest measured loss.", lambda run: run.loss),
+    _of_run("run_workers", "Machines with a task of the run in hand.", lambda run: run.workers),
+    _of_run("run_steps", "Steps merged; a rollback takes back.", lambda run: run.steps),
+    _of_run("run_tokens", "Tokens, pixels or moves merged.", lambda run: run.tokens),
+)
+
+_CHECKS = (
+    _counter(
         "computing_seconds",
         "Work of the processes beside the server.",
-        ("process",),
         lambda s: [((each.name,), each.busy_s) for each in s.coordinator.computing],
+        ("process",),
     ),
-    Instrument(
-        "counter",
+    _counter(
         "audits_seconds",
         "Work of volunteers on audits that was paid.",
-        (),
-        lambda s: [((), s.coordinator.audits.seconds)],
+        lambda s: s.coordinator.audits.seconds,
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "audits_waiting",
         "Audits by volunteers that are not settled.",
+        lambda s: [
+            ((state,), s.seen.queues[name])
+            for state, name in (("open", "audits"), ("answered", "answered audits"))
+        ],
         ("state",),
-        _stored("audits_waiting", label=True),
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "recomputes_waiting",
         "Contributions that are being computed again.",
+        lambda s: _alone({"asked": s.seen.backlog.asked, "revealed": s.seen.backlog.revealed}),
         ("state",),
-        _stored("recomputes_waiting", label=True),
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "alerts",
         "Alerts that stand, by kind.",
+        lambda s: _alone(s.coordinator.alerts.standing()),
         ("kind",),
-        lambda s: [((kind,), n) for kind, n in s.coordinator.alerts.standing().items()],
-        tuple((kind,) for kind in get_args(AlertKind)),
+        *((kind,) for kind in get_args(AlertKind)),
     ),
-    # answers
-    Instrument(
-        "counter",
+)
+
+_ANSWERS = (
+    _counter(
         "answers_requests",
         "Prompts that were begun.",
-        _RUN,
         lambda s: s.runs(s.coordinator.answers.meter.requests),
+        _RUN,
     ),
-    Instrument(
-        "counter",
+    _counter(
         "answers_tokens",
         "Tokens streamed.",
-        _RUN,
         lambda s: s.runs(s.coordinator.answers.meter.tokens),
+        _RUN,
     ),
-    Instrument(
-        "histogram",
+    _histogram(
         "answers_first_token_seconds",
         "Time to the first token.",
-        (),
-        _timed(lambda c: c.answers.meter.first_token),
+        lambda c: c.answers.meter.first_token,
     ),
-    Instrument(
-        "gauge",
-        "answers_waiting",
-        "Requests under way.",
-        (),
-        _one(lambda c: c.answers.meter.waiting),
-    ),
-    Instrument(
-        "gauge",
+    _gauge("answers_waiting", "Requests under way.", lambda s: s.coordinator.answers.meter.waiting),
+    _gauge(
         "answers_streams_writing",
         "Texts that the built-in engine writes at once.",
-        (),
-        _one(lambda c: c.answers.streams.writing),
+        lambda s: s.coordinator.answers.streams.writing,
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "answers_streams_queued",
         "Texts that wait for it.",
-        (),
-        _one(lambda c: c.answers.streams.queued),
+        lambda s: s.coordinator.answers.streams.queued,
     ),
-    # database, disk, and what the organiser has to renew
-    Instrument(
-        "histogram",
-        "database_read_seconds",
-        "A view of the database.",
-        (),
-        _timed(lambda c: c.db.reads),
-    ),
-    Instrument(
-        "histogram",
+)
+
+# Database, disk, and what the organiser has to renew.
+_MACHINE = (
+    _histogram("database_read_seconds", "A view of the database.", lambda c: c.db.reads),
+    _histogram(
         "database_write_seconds",
         "A transaction, the wait for its turn included.",
-        (),
-        _timed(lambda c: c.db.writes),
+        lambda c: c.db.writes,
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "database_failed",
         "1 when nothing can be written any more.",
-        (),
-        _one(lambda c: float(bool(c.db.failed))),
+        lambda s: float(bool(s.coordinator.db.failed)),
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "database_bytes",
-        "Size of the SQLite file and its journal.",
-        (),
-        _database_bytes,
+        "Size of the database, without SQLite's journal.",
+        lambda s: s.seen.database.bytes,
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "disk_free_bytes",
         "Free bytes of the data directory.",
-        (),
-        _one(lambda c: c.space.free_bytes()),
+        lambda s: s.coordinator.space.free_bytes(),
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "disk_floor_bytes",
         "With less than that nothing new is accepted.",
-        (),
-        _one(lambda c: c.space.floor_bytes),
+        lambda s: s.coordinator.space.floor_bytes,
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "read_only",
         "1 while nothing new is accepted.",
-        (),
-        _one(lambda c: float(c.space.read_only)),
+        lambda s: float(s.coordinator.space.read_only),
     ),
-    Instrument(
-        "gauge",
+    _gauge(
         "backup_timestamp_seconds",
         "When the newest backup was made; 0: never.",
-        (),
-        _backup,
+        lambda s: s.seen.backup_at or 0.0,
     ),
-    Instrument(
-        "gauge",
-        "certificate_end_timestamp_seconds",
-        "When the TLS certificate ends.",
-        (),
-        _certificate,
-    ),
-    Instrument(
-        "gauge",
+    _gauge("certificate_end_timestamp_seconds", "When the TLS certificate ends.", _certificate),
+    _gauge(
         "build_info",
         "1, with the version of the software.",
+        lambda s: _alone({software(): 1.0}),
         ("version",),
-        lambda s: [((software(),), 1.0)],
     ),
+)
+
+INSTRUMENTS: tuple[Instrument, ...] = (
+    *_REQUESTS,
+    *_QUEUE,
+    *_CONTRIBUTIONS,
+    *_RUNS,
+    *_CHECKS,
+    *_ANSWERS,
+    *_MACHINE,
 )
 
 
@@ -499,8 +409,10 @@ class _Collector:
         )
 
         for each in INSTRUMENTS:
-            name, found = PREFIX + each.name, each.read(self._scrape)
-            if isinstance(found, Durations):
+            name = PREFIX + each.name
+            if each.kind == "histogram":
+                found = each.read(self._scrape)
+                assert isinstance(found, Durations)
                 histogram = HistogramMetricFamily(name, each.help, labels=each.labels)
                 histogram.add_metric((), found.buckets(), found.total_s)
                 yield histogram
@@ -522,6 +434,6 @@ async def exposition(coordinator: Coordinator) -> tuple[str, bytes]:
     )
 
     registry = CollectorRegistry()
-    registry.register(_Collector(Scrape(coordinator, await coordinator.gauges.get())))
+    registry.register(_Collector(Scrape(coordinator, await coordinator.overviews.get())))
     ProcessCollector(registry=registry)
     return CONTENT_TYPE_LATEST, generate_latest(registry)

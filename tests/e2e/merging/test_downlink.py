@@ -126,7 +126,7 @@ async def test_how_versions_travel_is_settled_by_the_size_of_the_model_and_shown
     await home.coordinator.runs.create(text.replace("quorum = 2", f"quorum = 2\n{plan}"))
     row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "other"))
     assert definition(row).file.plan["downlink"] == stored
-    shown = await run_commands.show(home.coordinator, Named(name="other"))
+    shown = await run_commands.show.run(home.coordinator, Named(name="other"))
     assert (shown.codec, shown.downlink) == ("float32", stored)
 
 

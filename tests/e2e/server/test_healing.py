@@ -52,7 +52,7 @@ def healing_of(home: LocalCoordinator) -> Healing:
 
 
 async def proposed(home: LocalCoordinator, run: str) -> Proposal | None:
-    shown = await admin.show(home.coordinator, Named(name=run))
+    shown: admin.RunShown = await admin.show.run(home.coordinator, Named(name=run))
     return shown.heal
 
 

@@ -120,7 +120,7 @@ async def test_the_defaults_by_invitation_are_turned_round_by_it(tmp_path: Path)
 
 async def test_the_rule_is_settled_when_the_run_is_made_and_shown(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator", **OPEN) as home:
-        shown = await admin.show(home.coordinator, Named(name=await home.start_run(PLAIN)))
+        shown = await admin.show.run(home.coordinator, Named(name=await home.start_run(PLAIN)))
         assert shown.rule == "centred-clip from 5 contributions on, mean of fewer"
         assert shown.gate
 
@@ -133,5 +133,5 @@ async def test_a_command_knows_what_the_last_server_was(tmp_path: Path, said: st
     async with local_coordinator(tmp_path / "coordinator", open=said == "yes") as home:
         await home.coordinator.server.set_address(ServerAddress(url="http://127.0.0.1:1"))
     async with local_coordinator(tmp_path / "coordinator") as home:
-        shown = await admin.show(home.coordinator, Named(name=await home.start_run(PLAIN)))
+        shown = await admin.show.run(home.coordinator, Named(name=await home.start_run(PLAIN)))
         assert shown.gate is (said == "yes")

@@ -1,11 +1,16 @@
-"""Commands about the whole coordinator: its overview, checks, backups and alerts."""
+"""Commands about the whole coordinator: its overview, record, checks, backups and alerts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+from msgspec import Meta
+
+from coordinator.accounts.transparency import RecordReport
 from coordinator.admin.command import CommandRequest, Nothing, organiser_command
+from coordinator.database.record import LISTING_MAX, RecordLine
 from coordinator.rules.overview import Overview
 from coordinator.upkeep.alerts import Delivered, StandingAlert
 from coordinator.upkeep.backup import BackupPlace, BackupSummary, FolderPlace
@@ -30,6 +35,19 @@ class Top(CommandRequest, frozen=True, kw_only=True):
     """Request for the overview; `forget_silent` deletes the servers that are gone before."""
 
     forget_silent: bool = False
+
+
+class ListRecord(CommandRequest, frozen=True, kw_only=True):
+    """Request for record lines, newest first; `before` is the number of the last line seen."""
+
+    before: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=LISTING_MAX)] = 100
+
+
+class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some lines of the record, newest first."""
+
+    rows: tuple[RecordLine, ...]
 
 
 @organiser_command("check")
@@ -66,3 +84,13 @@ async def alerts_test(coordinator: Coordinator, ask: Nothing) -> Delivered:
 @organiser_command("alerts.list", needs="database")
 async def alerts_list(coordinator: Coordinator, ask: Nothing) -> tuple[StandingAlert, ...]:
     return await coordinator.alerts.list()
+
+
+@organiser_command("record.list", needs="database")
+async def record_list(coordinator: Coordinator, ask: ListRecord) -> RecordPage:
+    return RecordPage(rows=await coordinator.transparency.record_lines(ask.before, ask.limit))
+
+
+@organiser_command("record.verify", needs="database")
+async def record_verify(coordinator: Coordinator, ask: Nothing) -> RecordReport:
+    return await coordinator.transparency.verify()
