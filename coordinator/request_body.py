@@ -37,6 +37,12 @@ class ClientGone(Exception):
     """Client that closed the connection, or reads too slowly; no reply is possible."""
 
 
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client hangs up; its body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def raw_header(scope: Scope, name: bytes) -> bytes:
     """The bytes of a request header by its lower-case name, or b""."""
     for key, value in scope["headers"]:

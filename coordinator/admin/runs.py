@@ -27,7 +27,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
 from coordinator.runs.export import PLAIN, Exported
 from coordinator.runs.landmarks import Landmarks
-from coordinator.runs.queries import ExperienceFigures, RunFigures
+from coordinator.runs.queries import DecidedCounts, ExperienceFigures
 from coordinator.runs.trial import Trial, trial
 from coordinator.runs.wind_down import Deed, Difference
 from shared.errors import BadRequest
@@ -103,7 +103,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     heal: Proposal | None = None  # a rollback that is proposed
     checks: CostOfChecks | None = None
     advice: tuple[str, ...] = ()
-    figures: RunFigures | None = None
+    figures: DecidedCounts | None = None
     experience: ExperienceFigures | None = None  # of a run that makes its own data
     landmarks: Landmarks = Landmarks()
     leaders: tuple[LeaderRow, ...] = ()  # that agreed to be shown
@@ -176,7 +176,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         heal=heal,
         checks=await coordinator.runs.queries.checks(ask.name),
         advice=await coordinator.runs.queries.advice(ask.name),
-        figures=await coordinator.runs.queries.summary(ask.name),
+        figures=await coordinator.runs.queries.decided(ask.name),
         experience=await coordinator.runs.queries.experience(ask.name),
         landmarks=await coordinator.runs.queries.landmarks(ask.name),
         leaders=leaders[:SHOWN_LEADERS],

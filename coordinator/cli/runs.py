@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
     from coordinator.runs.landmarks import Landmarks
-    from coordinator.runs.queries import ExperienceFigures, RunFigures
+    from coordinator.runs.queries import DecidedCounts, ExperienceFigures
     from coordinator.runs.wind_down import Deed
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
@@ -434,11 +434,11 @@ def _cost(cost: CostOfChecks) -> dict[str, Any]:
     return {**msgspec.to_builtins(cost), "share": cost.share}
 
 
-def _counted(figures: RunFigures | None) -> dict[str, int] | None:
+def _counted(figures: DecidedCounts | None) -> dict[str, int] | None:
     return None if figures is None else {"good": figures.accepted, "refused": figures.rejected}
 
 
-def _contributions(figures: RunFigures | None, cost: CostOfChecks | None) -> str | None:
+def _contributions(figures: DecidedCounts | None, cost: CostOfChecks | None) -> str | None:
     if figures is None or not figures.accepted + figures.rejected:
         return None
     time = "" if cost is None else f", {duration(cost.work_s)} of device time"

@@ -107,10 +107,10 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
     """The summary of a run whose volunteers have gone."""
     run: RunInfo = await services.runs.queries.info(name)
     leaders = await services.volunteers.leaderboard()
-    summary = await services.runs.queries.summary(name)
+    decided = await services.runs.queries.decided(name)
     breaches = await services.ledger.check()
     measured = [row for row in await services.runs.queries.versions(name) if row.loss is not None]
-    handed_in = summary.accepted + summary.rejected
+    handed_in = decided.accepted + decided.rejected
     return Report(
         workload=said.workload,
         run=name,
@@ -121,11 +121,11 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
         sample_prompt=said.prompt,
         sample_first=measured[0].sample if measured else "",
         sample_last=measured[-1].sample if measured else "",
-        tokens=summary.tokens,
+        tokens=run.tokens,
         items=run.items,
         measure=run.measure,
-        accepted=summary.accepted,
-        rejected=summary.rejected,
+        accepted=decided.accepted,
+        rejected=decided.rejected,
         credits={row.nickname: row.earned_micro / 1e6 for row in leaders},
         ledger=breaches[0] if breaches else "balanced",
         sent_bytes=sum(item.sent_bytes for item in traffic),

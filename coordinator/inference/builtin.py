@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import structlog
@@ -24,7 +24,6 @@ from coordinator.inference.inference_engine import (
     Generation,
     ModelVersion,
     PreparedPrompt,
-    TokenLogprob,
     TokenPrompt,
     Turns,
 )
@@ -39,11 +38,11 @@ from coordinator.inference.messages import (
     DrawPictures,
     Event,
     Generate,
+    GeneratedPiece,
     ModelFiles,
     Order,
     OrderFailed,
     Prepare,
-    Token,
     TokenizedPrompt,
     framed,
 )
@@ -61,6 +60,8 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.database.runs import RunRow
     from coordinator.storage.blobs import BlobStore
+
+T = TypeVar("T")
 
 RESTART_S, RESTART_MAX_S = 1.0, 60.0  # after the first death, and after many in a row
 
@@ -117,25 +118,14 @@ class BuiltinEngine:
         text = "" if isinstance(prompt, TokenPrompt) else prompt
         order = Prepare(id=_id(), model=files, prompt=text, tokens=given, probe=probe)
         async with self._ordered(order) as events:
-            found = await _next(events)
-        if not isinstance(found, TokenizedPrompt):
-            raise Internal("the inference process gave another answer than it was asked for")
-        return PreparedPrompt(
-            tokens=found.tokens,
-            context=found.context,
-            vocabulary=found.vocabulary,
-            ends=found.ends,
-            stop=found.stop,
-            text=found.text,
-            said=tuple(TokenLogprob(text=t, logprob=p, top=top) for t, p, top in found.said),
-        )
+            return (await _next(events, TokenizedPrompt)).prompt
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         files = await self._files(request.model)
         order = Generate(model=files, sequence=_sequence(request))
         async with self._ordered(order) as events:
             while True:
-                piece = _piece(await _next(events))
+                piece = (await _next(events, GeneratedPiece)).piece
                 yield piece
                 if piece.finish:
                     return
@@ -154,9 +144,7 @@ class BuiltinEngine:
             ended=ended,
         )
         async with self._ordered(order) as events:
-            found = await _next(events)
-        if not isinstance(found, Compared):
-            raise Internal("the inference process gave another answer than it was asked for")
+            found = await _next(events, Compared)
         return found.looked, found.wrong
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
@@ -164,10 +152,7 @@ class BuiltinEngine:
         async with self._ordered(
             DrawPictures(id=_id(), model=files, count=count, seed=seed)
         ) as events:
-            found = await _next(events)
-        if not isinstance(found, DrawnPictures):
-            raise Internal("the inference process gave another answer than it was asked for")
-        return found.images
+            return (await _next(events, DrawnPictures)).images
 
     async def close(self) -> None:
         """End the process."""
@@ -320,26 +305,14 @@ async def _send(writer: asyncio.StreamWriter, order: Order) -> None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S) from error
 
 
-async def _next(events: _Events) -> Event:
+async def _next(events: _Events, wanted: type[T]) -> T:
+    """Return the next event, of this kind. Raises the errors of the process."""
     event = await events.get()
     if event is None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S)
     if isinstance(event, OrderFailed):
         kind = BY_CODE.get(event.code, Internal)
         raise kind(event.message, retry_after_s=event.retry_after_s)
-    return event
-
-
-def _piece(event: Event) -> AnswerPiece:
-    if not isinstance(event, Token):
+    if not isinstance(event, wanted):
         raise Internal("the inference process gave another answer than it was asked for")
-    logprobs: tuple[TokenLogprob, ...] = ()
-    if event.logprob is not None:
-        text, value = event.logprob
-        logprobs = (TokenLogprob(text=text, logprob=value, top=event.top),)
-    return AnswerPiece(
-        text=event.text,
-        tokens=() if event.token is None else (event.token,),
-        logprobs=logprobs,
-        finish=event.finish,  # type: ignore[arg-type]
-    )
+    return event

@@ -6,6 +6,7 @@ import struct
 
 import msgspec
 
+from coordinator.inference.inference_engine import AnswerPiece, PreparedPrompt
 from shared.workloads.generation.batch import Sequence
 
 FRAME_BYTES_MAX = 64 << 20
@@ -72,24 +73,14 @@ class TokenizedPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="prepared")
     """Prompt in tokens."""
 
     id: str
-    tokens: tuple[int, ...]
-    context: int
-    vocabulary: int = 0
-    ends: tuple[int, ...] = ()  # of an answer, as of `PreparedPrompt`
-    stop: tuple[str, ...] = ()
-    text: str = ""  # of tokens that were given
-    said: tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...] = ()
+    prompt: PreparedPrompt
 
 
-class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
-    """Next part of an answer; probabilities are (text, value)."""
+class GeneratedPiece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
+    """Next part of an answer."""
 
     id: str
-    text: str = ""
-    token: int | None = None
-    logprob: tuple[str, float] | None = None
-    top: tuple[tuple[str, float], ...] = ()
-    finish: str | None = None
+    piece: AnswerPiece
 
 
 class DrawnPictures(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
@@ -116,7 +107,7 @@ class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     retry_after_s: float | None = None
 
 
-Event = TokenizedPrompt | Token | DrawnPictures | Compared | OrderFailed
+Event = TokenizedPrompt | GeneratedPiece | DrawnPictures | Compared | OrderFailed
 
 ENCODE = msgspec.msgpack.Encoder()
 ORDERS = msgspec.msgpack.Decoder(Order)

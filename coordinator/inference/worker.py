@@ -18,12 +18,18 @@ from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import psutil
 
-from coordinator.inference.inference_engine import Turns, check_length
+from coordinator.inference.inference_engine import (
+    AnswerPiece,
+    PreparedPrompt,
+    TokenLogprob,
+    Turns,
+    check_length,
+)
 from coordinator.inference.messages import (
     FRAME_BYTES_MAX,
     HEAD,
@@ -35,11 +41,11 @@ from coordinator.inference.messages import (
     DrawPictures,
     Event,
     Generate,
+    GeneratedPiece,
     ModelFiles,
     Order,
     OrderFailed,
     Prepare,
-    Token,
     TokenizedPrompt,
     framed,
 )
@@ -51,7 +57,7 @@ from shared.workloads.base import Reader
 from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn
 from shared.workloads.generation.batch import Batch, NextToken
 from shared.workloads.generation.prompt_text import ending
-from shared.workloads.generation.sampling import agrees, probed, uniform
+from shared.workloads.generation.sampling import SampledToken, agrees, probed, uniform
 
 SLOTS = 16
 LOOKED_MAX = 128  # tokens of an answer that are compared
@@ -122,7 +128,7 @@ class Worker:
                 return
             for each in busy:
                 for made in each.texts.step():
-                    self._tell(_token(each, made))
+                    self._tell(GeneratedPiece(id=made.id, piece=_piece(each, made)))
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError), self._server.makefile("rb") as stream:
@@ -173,7 +179,7 @@ class Worker:
             return
         loaded = self._of(order.model)
         if isinstance(order, Prepare):
-            self._tell(_prepared(loaded, order))
+            self._tell(TokenizedPrompt(id=order.id, prompt=_prepared(loaded, order)))
         elif isinstance(order, Compare):
             looked, wrong = compared(loaded.reader, order)
             self._tell(Compared(id=order.id, looked=looked, wrong=wrong))
@@ -238,25 +244,22 @@ def compared(reader: Reader, order: Compare) -> tuple[int, int]:
     return len(looked), wrong
 
 
-def _prepared(loaded: LoadedVersion, order: Prepare) -> TokenizedPrompt:
+def _prepared(loaded: LoadedVersion, order: Prepare) -> PreparedPrompt:
     found = _tokenized(loaded, order)
     if order.probe is None or not 1 < len(found.tokens) <= found.context:
         return found
     rows = loaded.reader.scores(found.tokens[:-1], range(len(found.tokens) - 1))
-    decode = loaded.reader.decode
-    said: list[Any] = [(decode(found.tokens[:1]), None, ())]
-    for row, token in zip(rows, found.tokens[1:], strict=True):
-        found_token = probed(row, token, order.probe)
-        top = tuple((decode([each]), value) for each, value in found_token.top)
-        said.append((decode([token]), found_token.logprob, top))
-    return msgspec.structs.replace(found, said=tuple(said))
+    first = TokenLogprob(text=loaded.reader.decode(found.tokens[:1]), logprob=None)
+    more = [
+        _probability(loaded, probed(row, token, order.probe))
+        for row, token in zip(rows, found.tokens[1:], strict=True)
+    ]
+    return msgspec.structs.replace(found, said=(first, *more))
 
 
-def _tokenized(loaded: LoadedVersion, order: Prepare) -> TokenizedPrompt:
+def _tokenized(loaded: LoadedVersion, order: Prepare) -> PreparedPrompt:
     reader, prompt = loaded.reader, order.prompt
-    found = TokenizedPrompt(
-        id=order.id, tokens=(), context=reader.context, vocabulary=reader.vocabulary
-    )
+    found = PreparedPrompt(tokens=(), context=reader.context, vocabulary=reader.vocabulary)
     if order.tokens:
         if max(order.tokens) >= reader.vocabulary:
             raise BadRequest(
@@ -273,23 +276,26 @@ def _tokenized(loaded: LoadedVersion, order: Prepare) -> TokenizedPrompt:
     )
 
 
-def _token(loaded: LoadedVersion, made: NextToken) -> Token:
-    """Return a generated token as a message; texts of single tokens only where requested."""
+def _piece(loaded: LoadedVersion, made: NextToken) -> AnswerPiece:
+    """Return a generated token as a piece; texts of single tokens only where requested."""
     chosen = made.chosen
     wanted = made.id in loaded.probed
     if made.finish:
         loaded.probed.discard(made.id)
-    if chosen is None or not wanted:
-        token = None if chosen is None else chosen.token
-        return Token(id=made.id, text=made.text, token=token, finish=made.finish)
-    decode = loaded.reader.decode
-    return Token(
-        id=made.id,
+    return AnswerPiece(
         text=made.text,
-        token=chosen.token,
-        logprob=(decode([chosen.token]), chosen.logprob),
-        top=tuple((decode([token]), value) for token, value in chosen.top),
+        tokens=() if chosen is None else (chosen.token,),
+        logprobs=(_probability(loaded, chosen),) if chosen is not None and wanted else (),
         finish=made.finish,
+    )
+
+
+def _probability(loaded: LoadedVersion, chosen: SampledToken) -> TokenLogprob:
+    decode = loaded.reader.decode
+    return TokenLogprob(
+        text=decode([chosen.token]),
+        logprob=chosen.logprob,
+        top=tuple((decode([token]), value) for token, value in chosen.top),
     )
 
 

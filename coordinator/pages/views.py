@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Stretch
     from coordinator.runs.landmarks import Landmarks
-    from coordinator.runs.queries import RunFigures
+    from coordinator.runs.queries import DecidedCounts
     from coordinator.services import Coordinator
     from shared.protocol.accounts import RunInfo
     from shared.protocol.listings import LeaderRow
@@ -66,7 +66,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
     info: RunInfo
     live: Live
-    figures: RunFigures
+    figures: DecidedCounts
     checks: CostOfChecks
     landmarks: Landmarks
     curve: Line | None
@@ -88,7 +88,7 @@ class RunSums(msgspec.Struct, frozen=True, kw_only=True):
     is.
     """
 
-    figures: RunFigures
+    figures: DecidedCounts
     checks: CostOfChecks
     landmarks: Landmarks
     news: tuple[News, ...]
@@ -340,7 +340,7 @@ class Views:
     async def _summed(self, row: RunRow) -> RunSums:
         announced = await self._coordinator.heartbeats.announcements.standing()
         return RunSums(
-            figures=await self._queries.summary(row.name),
+            figures=await self._queries.decided(row.name),
             checks=await self._queries.checks(row.name),
             landmarks=await self._queries.landmarks(row.name),
             news=await self._public.news(row, announced),
@@ -363,7 +363,7 @@ def _column_title(stretch: Stretch) -> str:
     return f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
 
 
-def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:
+def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
     """Return the words that change."""
     return Live(
         state=info.state,

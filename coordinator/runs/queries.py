@@ -58,18 +58,11 @@ LISTING_MAX = 1000
 LOSSES_MAX = 2000
 
 
-class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in numbers."""
+class DecidedCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Contributions of a run by their verdict."""
 
-    run: str
-    version: int
-    workers: int
     accepted: int
     rejected: int
-    tokens: int
-    tokens_per_s: float
-    loss_first: float | None
-    loss_last: float | None
 
 
 class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,33 +303,15 @@ class RunQueries:
 
         return await self._db.read(read)
 
-    async def summary(self, name: str) -> RunFigures:
-        """Return the figures of a run in one struct; the counts may be a moment old."""
+    async def decided(self, name: str) -> DecidedCounts:
+        """Return the counts of a run's decided contributions, maybe a moment old."""
 
         def count(conn: Connection) -> dict[str, int]:
             return contributions.counts(conn, runs.by_name(conn, name).id)
 
         counts = await self._counts.get(name, lambda: self._db.read(count))
-
-        def read(conn: Connection) -> RunFigures:
-            run = runs.by_name(conn, name)
-            now = self._clock.now()
-            lasted = max(1.0, (run.ended_at or now) - (run.started_at or now))
-            return RunFigures(
-                run=run.name,
-                version=run.head,
-                workers=runs.live_workers(conn, run.id, now - LIVE_S),
-                accepted=sum(
-                    counts.get(state, 0) for state in ("accepted", "merged", "superseded")
-                ),
-                rejected=counts.get("rejected", 0),
-                tokens=run.tokens,
-                tokens_per_s=run.tokens / lasted,
-                loss_first=evaluations.first_loss(conn, run.id),
-                loss_last=evaluations.newest_loss(conn, run.id),
-            )
-
-        return await self._db.read(read)
+        good = sum(counts.get(state, 0) for state in ("accepted", "merged", "superseded"))
+        return DecidedCounts(accepted=good, rejected=counts.get("rejected", 0))
 
 
 def merging_text(needs: int, merge_in_s: float | None) -> str:

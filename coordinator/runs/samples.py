@@ -10,19 +10,17 @@ import asyncio
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from PIL import Image
 
 from coordinator.database import evaluations, runs
+from coordinator.database.evaluations import Sampled
 from coordinator.platform import Platform, PlatformService
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.errors import NotFound
 from shared.workloads.data.image_files import SHOWN_PIXELS_MAX, open_image
-
-if TYPE_CHECKING:
-    pass
 
 Kind = Literal["gif", "webp"]
 
@@ -33,14 +31,6 @@ SIDE_MAX = 640  # pixels of a frame
 NEWEST_S = 1.0  # the newest sample may be this old
 KEPT_S = 20.0  # a time-lapse may be this old while versions come
 KEPT_MAX = 8
-
-
-class VersionSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample of one version: a PNG by its hash, or a text."""
-
-    version: int
-    text: str
-    sha256: str = ""
 
 
 class _Film(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +48,7 @@ class Samples(PlatformService):
 
     def __init__(self, on: Platform) -> None:
         super().__init__(on)
-        self._newest: KeyedCache[str, tuple[VersionSample, ...]] = KeyedCache(
+        self._newest: KeyedCache[str, tuple[Sampled, ...]] = KeyedCache(
             NEWEST_S, on.clock, rest=REST
         )
         self._given: KeyedCache[tuple[str, Kind], bytes] = KeyedCache(
@@ -67,17 +57,13 @@ class Samples(PlatformService):
         self._films: dict[tuple[str, Kind], _Film] = {}
         self._making = asyncio.Lock()
 
-    async def of(self, name: str, version: int | None = None) -> VersionSample:
+    async def of(self, name: str, version: int | None = None) -> Sampled:
         """Return the sample of a version, or the newest, maybe a second old. Raises NotFound."""
         run_id = await self._db.read(lambda conn: runs.by_name(conn, name).id)
 
-        async def load() -> tuple[VersionSample, ...]:
+        async def load() -> tuple[Sampled, ...]:
             found = await self._db.read(lambda conn: evaluations.sample(conn, run_id, version))
-            if found is None:
-                return ()
-            return (
-                VersionSample(version=found.version, text=found.text, sha256=found.sha256 or ""),
-            )
+            return () if found is None else (found,)
 
         drawn = await (self._newest.get(name, load) if version is None else load())
         if not drawn:
@@ -86,7 +72,7 @@ class Samples(PlatformService):
             raise NotFound(f'version {version} of "{name}" has no sample')
         return drawn[0]
 
-    async def picture(self, drawn: VersionSample) -> bytes:
+    async def picture(self, drawn: Sampled) -> bytes:
         """Return the PNG of a sample. Raises NotFound when it is a text."""
         if not drawn.sha256:
             raise NotFound(f"the sample of version {drawn.version} is a text")

@@ -1,4 +1,4 @@
-"""Prediction of a simulation: figures, the bottleneck, and a picture of each machine's time."""
+"""Prediction of a simulation: figures, of each machine too, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -17,17 +17,6 @@ from shared.errors import InvalidRunFile, why
 from shared.text_file import read_text
 
 MB = 1e6
-COLUMNS = 60
-SIGNS: dict[State, str] = {
-    "train": "#",
-    "down": "v",
-    "up": "^",
-    "prepare": "-",
-    "wait": ".",
-    "claim": "?",
-    "away": " ",
-}
-LEGEND = "# trains   v downloads   ^ uploads   - prepares   . waits for a merge   ? waits for work"
 BUSY_ENOUGH = 0.9  # share of the time online from which on only the devices limit the run
 WORST: dict[State, tuple[str, str]] = {
     "wait": (
@@ -162,7 +151,7 @@ def _bottleneck(spent: Counter[State]) -> tuple[str, str]:
     return f"{what} ({spent[worst] / whole:.0%} of the time)", advice
 
 
-def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
+def told(prediction: Prediction) -> str:
     """Return the prediction as text for a person."""
     p = prediction
     lines = [
@@ -179,8 +168,6 @@ def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
         f"  bottleneck               {p.bottleneck}",
         f"  what would help          {p.advice}",
         "",
-        *picture(traces, p.simulated_s),
-        "",
         f"  {'machine':16} {'busy':>5} {'MB up/h':>9} {'MB down/h':>10} {'accepted':>9} "
         f"{'in vain':>8}",
     ]
@@ -191,33 +178,6 @@ def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
         for row in p.machines
     ]
     return "\n".join(lines)
-
-
-def picture(traces: Sequence[Trace], seconds: float) -> list[str]:
-    """Return a line for each machine, over the first part of the time, where tasks can be seen."""
-    window = min(seconds, _window(traces, seconds))
-    lines = [f"  {trace.name[:16]:16} |{_line(trace, window)}|" for trace in traces]
-    return [*lines, f"  {'':16}  0 to {_clock(window)}; {LEGEND}"]
-
-
-def _window(traces: Sequence[Trace], seconds: float) -> float:
-    """Return the time of about six tasks of the typical machine."""
-    tasks = sorted(trace.tasks for trace in traces)
-    typical = tasks[len(tasks) // 2] if tasks else 0
-    return seconds * 6 / typical if typical > 6 else seconds
-
-
-def _line(trace: Trace, window: float) -> str:
-    """Return the main state of each column's time."""
-    columns: list[Counter[State]] = [Counter() for _ in range(COLUMNS)]
-    width = window / COLUMNS
-    for start, stop, state in trace.segments:
-        first = int(start / width)
-        last = min(COLUMNS - 1, int(stop / width))
-        for column in range(first, last + 1):
-            inside = min(stop, (column + 1) * width) - max(start, column * width)
-            columns[column][state] += inside  # type: ignore[assignment]  # a Counter of seconds
-    return "".join(SIGNS[max(found, key=lambda s: found[s])] if found else " " for found in columns)
 
 
 def _clock(seconds: float) -> str:
@@ -248,4 +208,4 @@ def run(
     prediction = predict(outcome)
     if as_json:
         return msgspec.json.encode(prediction).decode()
-    return told(prediction, outcome.traces)
+    return told(prediction)

@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from coordinator.inference.answers import UnknownModel, Wrong
-from coordinator.request_body import ClientGone, Receive, Scope, Send, decode_body, read_body
+from coordinator.request_body import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    decode_body,
+    read_body,
+    until_gone,
+)
 from shared.decoding import convert, in_words
 from shared.errors import (
     BadRequest,
@@ -193,7 +201,7 @@ class Out:
     def gone(self) -> asyncio.Future[None]:
         """Return a future that is done as soon as the client leaves."""
         if self._gone is None:
-            self._gone = asyncio.ensure_future(self._left())
+            self._gone = asyncio.ensure_future(until_gone(self._receive))
         return self._gone
 
     async def while_there(self, work: Awaitable[T]) -> T:
@@ -212,10 +220,6 @@ class Out:
     def close(self) -> None:
         if self._gone is not None:
             self._gone.cancel()
-
-    async def _left(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         name = (b"x-request-id", str(self._scope.get("request_id", "")).encode())

@@ -29,6 +29,7 @@ from coordinator.request_body import (
     raw_header,
     read_body,
     read_json,
+    until_gone,
 )
 from coordinator.rules.networks import address_key
 from coordinator.storage.blobs import Pieces
@@ -219,11 +220,6 @@ def error_reply(error: VolunteerError, request_id: str) -> Reply:
     return json_reply(body, error.status, headers)
 
 
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
     """Send a reply; an unread rest of the request's body ends the connection."""
     size = reply.size if reply.stream is not None else len(reply.body)
@@ -252,7 +248,7 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
     """Send piece by piece. Raises ClientGone."""
     scope["sent"] = 0
     # The server silently drops what is sent to a closed connection.
-    gone = asyncio.ensure_future(_until_gone(receive))
+    gone = asyncio.ensure_future(until_gone(receive))
     try:
         async for piece in stream:
             await send({"type": "http.response.body", "body": piece, "more_body": True})

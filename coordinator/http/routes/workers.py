@@ -9,7 +9,13 @@ from typing import TypeVar
 import msgspec
 
 from coordinator.http.routes.endpoint_app import Call
-from coordinator.request_body import INTEGER_DIGITS_MAX, ClientGone, Receive, body_stream
+from coordinator.request_body import (
+    INTEGER_DIGITS_MAX,
+    ClientGone,
+    Receive,
+    body_stream,
+    until_gone,
+)
 from coordinator.storage.disk_space import RETRY_S
 from shared.errors import BadRequest, Unavailable
 from shared.links import format_link
@@ -76,7 +82,7 @@ async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.
     Otherwise a lease could be left without a worker. Raises ClientGone, Unavailable.
     """
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_hung_up(receive))
+    gone = asyncio.ensure_future(until_gone(receive))
     stop = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait((working, gone, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -89,11 +95,6 @@ async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.
         for task in (working, gone, stop):
             task.cancel()
         await asyncio.gather(working, gone, stop, return_exceptions=True)
-
-
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def offer(call: Call[AnswerOffer]) -> AnswerWork:

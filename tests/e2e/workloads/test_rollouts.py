@@ -57,6 +57,5 @@ async def test_two_volunteers_go_on_after_one_was_killed_among_its_answers(tmp_p
         assert found.samples % 16 == 0
         rows = await home.coordinator.runs.queries.versions("rollouts")
         assert {"solved", "cut", "loss"} <= set(rows[0].metrics)
-        summary = await home.coordinator.runs.queries.summary("rollouts")
-        assert summary.rejected == 0
+        assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
         assert await sound(home)

@@ -196,12 +196,12 @@ def test_a_run_that_reaches_its_end_ends_the_simulation() -> None:
     assert outcome.seconds < 300
 
 
-def test_people_get_figures_and_a_line_of_time_for_each_machine() -> None:
+def test_people_get_figures_and_a_line_for_each_machine() -> None:
     outcome = played()
-    text = told(predict(outcome), outcome.traces)
+    text = told(predict(outcome))
     assert "versions per hour" in text
     assert "bottleneck" in text
-    assert text.count("|####") == 2
+    assert len(text.partition("in vain\n")[2].splitlines()) == 2
 
 
 @pytest.mark.parametrize(
