@@ -15,6 +15,7 @@ from shared.sentences import Sentence, of
 TEXT_CHARS_MAX = 2000
 SHOWN_CHARS_MAX = 60
 MICRO = 1_000_000  # micro-credits in a credit
+UNSOLVED = "share unsolved"  # measure of a run of problems: people read the share that is solved
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")

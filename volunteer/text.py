@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.protocol.accounts import RunInfo
-from shared.text import duration, printable
+from shared.text import UNSOLVED, duration, printable, whole_percent
 from volunteer.i18n.catalogue import N_, NP_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import size
 
@@ -14,7 +14,7 @@ WORKLOADS = (
     N_("games"),
     N_("problems"),
     N_("answers"),
-    N_("share unsolved"),
+    N_("solved"),
     N_("images"),
     N_("samples"),
     N_("Fréchet distance"),
@@ -72,10 +72,14 @@ def nobody_at(url: str) -> str:
     )
 
 
-def loss(value: float | None) -> str:
-    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30."""
+def loss(value: float | None, measure: str = "") -> str:
+    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30. Of
+    problems it is the share that is solved: 63 %.
+    """
     if value is None:
         return "-"
+    if measure == UNSOLVED:
+        return f"{whole_percent(1 - value)} %"
     if abs(value) < 100:
         return number(value, ".3f")
     return number(value, ".1f" if abs(value) < 1e6 else ".2g")
@@ -93,4 +97,6 @@ def measure_word(measure: str) -> str:
 
 
 def _measure(measure: str) -> str:
+    if measure == UNSOLVED:
+        return _("solved")
     return printable(_(measure.removeprefix("held-out ") or "loss"), 24)

@@ -378,10 +378,17 @@ def _experience(found: ExperienceFigures | None) -> str | None:
     if found is None:
         return None
     each, used = found.samples / max(1, found.made), found.learnt / max(1, found.samples)
-    return (
-        f"{found.made:,} {found.unit}s, {found.an_hour:,.0f} an hour; {each:.1f} samples each,"
-        f" learnt from {used:.1f} times"
+    signal = None if found.signal is None else f"{found.signal:.0%} of them teach something"
+    behind = None if found.behind is None else f"{found.behind:.1f} versions behind"
+    speed = None if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f} tokens/s an actor"
+    parts = (
+        f"{found.made:,} {found.unit}s, {found.an_hour:,.0f} an hour",
+        signal or f"{each:.1f} samples each",
+        f"learnt from {used:.1f} times",
+        behind,
+        speed,
     )
+    return "; ".join(part for part in parts if part)
 
 
 def _bits(run: RunInfo) -> str | None:

@@ -20,6 +20,7 @@ from sqlalchemy import (
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import chunks, harvests, matches, metrics
 from coordinator.database.tables.tasks import tasks
+from shared.decoding import decode
 from shared.units import DAY_S
 
 KEPT_S = DAY_S  # a chunk that left the window stays for the learners who still read it
@@ -108,12 +109,13 @@ def next_chunk(conn: Connection, run_id: int) -> int:
     return int(conn.execute(query).scalar_one()) + 1
 
 
-def window(conn: Connection, run_id: int, episodes: int) -> list[ChunkRow]:
-    """Return the newest chunks that hold at least this many episodes, oldest first."""
+def window(conn: Connection, run_id: int, episodes: int, samples: int) -> list[ChunkRow]:
+    """Return the newest chunks with at least so many episodes and samples, oldest first."""
     query = select(chunks).where(chunks.c.run_id == run_id, chunks.c.retired_at.is_(None))
     found: list[ChunkRow] = []
     for row in conn.execute(query.order_by(chunks.c.number.desc())).mappings():
-        if sum(chunk.episodes for chunk in found) >= episodes:
+        made = sum(chunk.episodes for chunk in found)
+        if made >= episodes and sum(chunk.samples for chunk in found) >= samples:
             break
         found.append(ChunkRow(**row))
     return found[::-1]
@@ -168,6 +170,15 @@ def pay_of_samples(conn: Connection, run_id: int) -> tuple[int, int]:
     )
     micro, samples = conn.execute(sums).one()
     return int(micro), int(samples)
+
+
+def reported(conn: Connection, run_id: int, name: str) -> float | None:
+    """Return the mean of a figure in the newest reports of workers; None where none has it."""
+    c = contributions.c
+    newest = select(c.report).where(c.run_id == run_id).order_by(c.id.desc()).limit(LATELY)
+    told = [decode(report).get("metrics", {}) for report in conn.execute(newest).scalars()]
+    found = [float(metrics[name]) for metrics in told if name in metrics]
+    return sum(found) / len(found) if found else None
 
 
 def totals(conn: Connection, run_id: int) -> Totals:

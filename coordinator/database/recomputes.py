@@ -11,6 +11,7 @@ least: whoever passed one draw does not wait behind a crowd of fresh accounts.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -434,6 +435,14 @@ def proven_to(conn: Connection, volunteer_id: str, after: int) -> int:
     before = min([before, *open_of(conn, volunteer_id)[:1]])
     given = {"its_volunteer_id": volunteer_id, "after": after, "before": before}
     return int(conn.execute(_PROVEN_TO, given).scalar() or 0)
+
+
+def passed_of(conn: Connection, run_id: int, volunteer_id: str, most: int) -> list[str]:
+    """Return the work of an account's newest draws of a run, up to one that did not pass."""
+    c = recomputes.c
+    mine = (c.run_id == run_id) & (c.volunteer_id == volunteer_id) & (c.state == "done")
+    query = select(c.work, c.result).where(mine).order_by(c.contribution_id.desc()).limit(most)
+    return [row.work for row in takewhile(lambda row: row.result == "passed", conn.execute(query))]
 
 
 def is_fresh(conn: Connection, row: RecomputeRow) -> bool:

@@ -43,6 +43,7 @@ from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
+from shared.decoding import decode
 from shared.errors import InvalidRunFile, NotFound
 from shared.protocol.base import Reason
 from shared.text import counted
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 
 OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version
+DRAWS = 20  # newest of an account whose faults are summed
 TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the file; one always
 
 
@@ -88,6 +90,13 @@ def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) 
     return experience_of(case.run).inspect(
         case.job, path.read_bytes(), case.known, weights, secrets.randbits(63), whole=case.drawn
     )
+
+
+class FaultCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a drawn file that were computed again, and how many differed."""
+
+    read: int = 0
+    faults: int = 0
 
 
 class Harvest(PlatformService):
@@ -146,6 +155,8 @@ class Harvest(PlatformService):
         price = price_of_flops(run.price_micro, run.step_flops, flops)
         row = msgspec.structs.replace(row, price_micro=price)
         judgement = judge(case, found, run.state)
+        if judgement.state == "accepted" and case.drawn:
+            judgement = self._with_earlier(conn, row, run, found) or judgement
         if judgement.state != "rejected" and accounts.is_suspended(conn, row.volunteer_id):
             judgement = SUSPENDED
         verdicts.decide(
@@ -160,7 +171,7 @@ class Harvest(PlatformService):
         if judgement.state == "rejected":
             self._reject(conn, row, run, judgement, now)
             if case.drawn and judgement.reason == Reason.GAMES.value:
-                self._proved(conn, row, "unproven", judgement.message)
+                self._proved(conn, row, found, "unproven", judgement.message)
             return
         tasks.finish(conn, row.task_id, now)
         if judgement.state == "accepted":
@@ -169,12 +180,35 @@ class Harvest(PlatformService):
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
         if case.drawn and judgement is not SUSPENDED:
-            self._proved(conn, row, "passed", f"all of {counted(found.episodes, 'game')} replayed")
+            said = f"all of {counted(found.episodes, 'game')} replayed"
+            self._proved(conn, row, found, "passed", said)
 
-    def _proved(self, conn: Connection, row: ContributionRow, result: Result, said: str) -> None:
+    def _with_earlier(
+        self, conn: Connection, row: ContributionRow, run: RunRow, found: Inspection
+    ) -> Judgement | None:
+        """Return the verdict on a drawn file that is too faulty together with earlier draws of its
+        account: who cheats a little makes few faults in each.
+        """
+        earlier = recomputes.passed_of(conn, run.id, row.volunteer_id, DRAWS - 1)
+        counts = [decode(work, FaultCount) for work in earlier]
+        faults = found.faults + sum(each.faults for each in counts)
+        read = found.read + sum(each.read for each in counts)
+        if not experience_of(run).refuted(faults, read):
+            return None
+        drawn = counted(len(counts) + 1, "drawn task")
+        message = (
+            f"{faults:,} of {read:,} tokens of {drawn} are not what their versions write with their"
+            " seeds"
+        )
+        return Judgement(state="rejected", reason=Reason.GAMES.value, message=message)
+
+    def _proved(
+        self, conn: Connection, row: ContributionRow, found: Inspection, result: Result, said: str
+    ) -> None:
         """Store the draw that this verdict settled: all games were replayed."""
         now = self._clock.now()
-        order = DrawTerms(wanted=[], work="{}", flops=0.0, kind="", due_at=now)
+        work = msgspec.json.encode(FaultCount(read=found.read, faults=found.faults)).decode()
+        order = DrawTerms(wanted=[], work=work, flops=0.0, kind="", due_at=now)
         accounts.count_draw(conn, row.volunteer_id)
         settle(conn, recomputes.add(conn, row, order), result, (said, "{}"), now)
 
@@ -245,20 +279,22 @@ def experience_of(run: RunRow) -> Experience:
 
 def judge(case: GamesCase, found: Inspection, run_state: str) -> Judgement:
     """Return the verdict on a file of games."""
+    play = definition(case.run).play
+    unit = play.unit if play else "game"
     missing = max(0, case.asked - found.episodes - found.refused - found.stale)
     bad = found.refused + missing
     tolerated = 0 if case.match else max(1, int(TOLERATED_SHARE * case.asked))
     if bad > tolerated:
-        what = found.complaint or f"the file has {case.asked - missing} games of {case.asked}"
-        message = f"{bad} of {case.asked} games were refused: {what}"[:500]
+        what = found.complaint or f"the file has {case.asked - missing} {unit}s of {case.asked}"
+        message = f"{bad} of {case.asked} {unit}s were refused: {what}"[:500]
         return Judgement(state="rejected", reason=Reason.GAMES.value, message=message)
     if not found.episodes:
         return Judgement(state="rejected", reason=Reason.STALE.value, message=found.complaint[:500])
     if run_state not in runs.OPEN:
         return TOO_LATE
-    message = f"{counted(found.episodes, 'game')}, all valid"
+    message = f"{counted(found.episodes, unit)}, all valid"
     if left := case.asked - found.episodes:
-        message = f"{counted(found.episodes, 'valid game')}, {left} left out: {found.complaint}"[
+        message = f"{counted(found.episodes, f'valid {unit}')}, {left} left out: {found.complaint}"[
             :400
         ]
     return Judgement(state="accepted", message=message)

@@ -136,13 +136,15 @@ class Replay(PlatformService):
         if run.state != "running":
             return False
         found = experience.totals(conn, run.id)
-        window = experience.window(conn, run.id, play.window)[-CHUNKS_MAX:]
+        batch = spec.file.task.batch_size
+        window = experience.window(conn, run.id, play.window, batch)[-CHUNKS_MAX:]
         if window:
             experience.retire(conn, run.id, window[0].number, now)
         if play.fresh:
             since = versions.get(conn, run.id, max(0, run.head - play.fresh)).created_at
             window = [chunk for chunk in window if chunk.sealed_at >= since]
-        warm = play.warm_steps * spec.file.task.batch_size
+        # a model that begins with weights, as a fork does, was taught before
+        warm = 0 if spec.file.train.init_from else play.warm_steps * batch
         if found.learnt < warm:
             return self._add_warm(conn, spec, run, found)
         found = msgspec.structs.replace(

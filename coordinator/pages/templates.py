@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 import msgspec
 
-from shared.text import counted, credit, printable, size
+from shared.text import UNSOLVED, counted, credit, printable, size, whole_percent
 from shared.workloads.games import COLUMNS
 
 KINDS = {
@@ -66,6 +66,7 @@ def environment() -> jinja2.Environment:
     found.filters |= {
         "amount": amount,
         "loss": loss,
+        "measure": measure,
         "ago": ago,
         "hours": hours,
         "iso": iso,
@@ -135,9 +136,16 @@ def amount(number: float) -> str:
     return f"{number:.0f}"
 
 
-def loss(value: float | None) -> str:
-    """Return four digits, or a dash for an unmeasured loss."""
+def loss(value: float | None, measure: str = "") -> str:
+    """Return four digits, of problems the share that is solved; a dash for an unmeasured loss."""
+    if value is not None and measure == UNSOLVED:
+        return f"{whole_percent(1 - value)} %"
     return "–" if value is None else f"{value:.4g}"
+
+
+def measure(name: str) -> str:
+    """Return the name of a run's losses, as pages show it."""
+    return "solved" if name == UNSOLVED else name
 
 
 def ago(seconds: float) -> str:

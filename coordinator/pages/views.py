@@ -19,11 +19,12 @@ from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
 from shared.protocol.limits import process_on
-from shared.text import counted, whole_percent
+from shared.text import UNSOLVED, counted, whole_percent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from coordinator.database.evaluations import VersionLoss
     from coordinator.database.runs import RunRow
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Stretch
@@ -323,7 +324,7 @@ class Views:
             figures=sums.figures,
             checks=sums.checks,
             landmarks=sums.landmarks,
-            curve=charts.line([Point(p.version, p.loss, at=p.at) for p in losses], marks),
+            curve=charts.line([_point(each, info.measure) for each in losses], marks),
             strength=charts.line([Point(*found) for found in rated], marks),
             columns=_columns(stretches, lambda each: each.volunteers),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
@@ -363,12 +364,22 @@ def _column_title(stretch: Stretch) -> str:
     return f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
 
 
+<<<<<<< Updated upstream
 def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
+=======
+def _point(seen: VersionLoss, measure: str) -> Point:
+    """Return a measured version as a point; of problems people see the share that is solved."""
+    y = 100 * (1 - seen.loss) if measure == UNSOLVED else seen.loss
+    return Point(seen.version, y, at=seen.at)
+
+
+def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:
+>>>>>>> Stashed changes
     """Return the words that change."""
     return Live(
         state=info.state,
         version=str(info.version),
-        loss=templates.loss(info.loss),
+        loss=templates.loss(info.loss, info.measure),
         workers=str(info.workers),
         accepted=f"{figures.accepted:,}",
         items=templates.amount(info.tokens),

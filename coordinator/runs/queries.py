@@ -73,6 +73,9 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     an_hour: float
     samples: int  # that they hold for learners
     learnt: int  # samples that learners have used, each as often as it was
+    signal: float | None = None  # share of samples that teach something
+    behind: float | None = None  # versions between who made a sample and who learns from it
+    tokens_per_s: float | None = None  # of one actor that writes
 
 
 class RunQueries:
@@ -289,7 +292,8 @@ class RunQueries:
 
         def read(conn: Connection) -> ExperienceFigures | None:
             run = runs.by_name(conn, name)
-            play = definition(run).play
+            about = definition(run)
+            play = about.play
             if play is None:
                 return None
             found = experience.totals(conn, run.id)
@@ -298,7 +302,10 @@ class RunQueries:
                 made=found.sealed,
                 an_hour=experience.per_hour(conn, run.id, self._clock.now()),
                 samples=found.samples,
-                learnt=found.learnt,
+                learnt=max(0, found.learnt - play.warm_steps * about.file.task.batch_size),
+                signal=experience.reported(conn, run.id, "signal"),
+                behind=experience.reported(conn, run.id, "behind"),
+                tokens_per_s=experience.reported(conn, run.id, "tokens_per_s"),
             )
 
         return await self._db.read(read)

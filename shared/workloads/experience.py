@@ -72,6 +72,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     refused: int = 0  # episodes that are not what they claim
     stale: int = 0  # episodes that began with a version too old
     complaint: str = ""  # about the first that was refused
+    read: int = 0  # parts of sound episodes that were computed again, where some may differ
+    faults: int = 0  # of them
     wins: int = 0  # of a match, for the version that is measured
     draws: int = 0
     losses: int = 0
@@ -105,6 +107,10 @@ class Experience(Protocol):
 
         Never raises for what a volunteer may have sent. Runs torch.
         """
+
+    def refuted(self, faults: int, read: int) -> bool:
+        """Return True if so many faults, over the draws of an account, are no honest machine's."""
+        return False
 
     def seal(self, files: Sequence[bytes]) -> Sealed:
         """Return one chunk for learners from the good episodes of several files."""

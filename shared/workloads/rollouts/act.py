@@ -98,7 +98,8 @@ class RolloutWork:
         self._records: dict[int, GroupRecord] = {}
         self._elapsed_s = 0.0
         self._tokens = 0
-        self._shown = ""
+        self._solved: list[float] = []  # share of right answers, by group, as this machine sees it
+        self._shown = self._best = ""
 
     @property
     def done(self) -> bool:
@@ -232,21 +233,26 @@ class RolloutWork:
             if not group.open:
                 self._records[group.number] = group.record()
                 del self._groups[group.number]
-                self._shown = shown(group.problem, [[t.token for t in a] for a in group.answers])
+                self._show(group)
+
+    def _show(self, group: OpenGroup) -> None:
+        """Show people a group with its rewards, and the hardest problem that was solved so far."""
+        texts = [decoded([each.token for each in answer]) for answer in group.answers]
+        rewards = [reward(group.problem, text) for text in texts]
+        share, prompt = sum(rewards) / len(rewards), group.problem.prompt
+        if 0 < share < min((each for each in self._solved if each), default=2.0):
+            right = texts[rewards.index(max(rewards))]
+            self._best = f"best: {prompt} {right}  ({share:.0%} of its answers were right)"
+        self._solved.append(share)
+        lines = [f"{won:4.1f}  {text}" for won, text in zip(rewards, texts, strict=True)]
+        self._shown = "\n".join([prompt, *lines, self._best])
 
     def _metrics(self) -> dict[str, float]:
         took = max(self._elapsed_s, 1e-6)
+        solved = sum(self._solved) / max(1, len(self._solved))
         return {
+            "solved": solved,
             "tokens": float(self._tokens),
             "tokens_per_s": self._tokens / took,
             "problems_per_hour": 3600 * len(self._records) / took,
         }
-
-
-def shown(problem: Problem, answers: list[list[int]]) -> str:
-    """Return a problem with its answers and their rewards, for people."""
-    lines = [problem.prompt]
-    for answer in answers:
-        text = decoded(answer)
-        lines.append(f"{reward(problem, text):4.1f}  {text}")
-    return "\n".join(lines)

@@ -112,7 +112,9 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
     learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks at once
     # versions that answers may be behind when they are begun, and again when they are learnt from
     lag: Annotated[int, Meta(ge=0, le=1000)] = 2
-    warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # on solved problems, before rollouts
+    warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = (
+        0  # on solved problems, before rollouts; none with init_from
+    )
     warm_lr: Annotated[float, Meta(gt=0, le=1)] = 5e-3  # of these steps; [train] lr is the others'
     warm_size: Annotated[int, Meta(ge=0, le=100)] = 0  # of these problems; 0: that of the others
 

@@ -18,6 +18,7 @@ from shared.workloads.experience import (
     Sealed,
     behind,
 )
+from shared.workloads.rollouts.answer_proof import refuted
 from shared.workloads.rollouts.answer_records import (
     GroupRecord,
     InvalidGroup,
@@ -37,9 +38,7 @@ from shared.workloads.rollouts.problems import reward
 
 
 class RolloutExperience(Experience):
-    """Answers to problems; see `Experience`. An episode is a group, a sample an answer of a group
-    with signal: one whose rewards differ.
-    """
+    """Answers to problems; see `Experience`. An episode is a group, a sample an answer."""
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
@@ -90,18 +89,23 @@ class RolloutExperience(Experience):
             ).items()
         }
         sound = {n: r for n, r in enumerate(records) if n not in wrong and n not in stale}
-        wrong |= differing(sound, job, weights, secret, whole=whole)
+        again = differing(sound, job, weights, secret, whole=whole)
+        wrong |= again.complaints
         kept = [_judge(record, config) for place, record in sound.items() if place not in wrong]
-        teaching = [record for record in kept if len(set(record.rewards)) > 1]
         return Inspection(
-            data=encode(teaching) if kept else b"",
+            data=encode(kept) if kept else b"",
             episodes=len(kept),
-            samples=sum(len(record.lengths) for record in teaching),
+            samples=sum(len(record.lengths) for record in kept),
             evaluations=sum(sum(record.lengths) for record in kept),
             refused=len(wrong),
             stale=len(stale.keys() - wrong.keys()),
             complaint=next(iter((wrong or stale).values()), ""),
+            read=again.read,
+            faults=again.faults,
         )
+
+    def refuted(self, faults: int, read: int) -> bool:
+        return refuted(faults, read)
 
     def seal(self, files: Sequence[bytes]) -> Sealed:
         records = [record for data in files for record in judged(data)]

@@ -40,6 +40,7 @@ class Answer(NamedTuple):
     """One answer to learn from."""
 
     problem: int
+    version: int  # that wrote it
     tokens: NDArray[np.int64]
     logprobs: NDArray[np.float32]  # under the version that wrote it
     advantage: float
@@ -51,7 +52,7 @@ def window(data: Data) -> list[Answer]:
     for index in range(len(data.manifest.chunks)):
         for record in judged(data.chunk(index).read_bytes()):
             rows = zip(record.answers(), record.said(), advantages(record.rewards), strict=True)
-            found += [Answer(record.problem, *row) for row in rows]
+            found += [Answer(record.problem, record.version, *row) for row in rows]
     return found
 
 
@@ -79,7 +80,7 @@ class _LearnWork(StepWork):
 class RolloutLearnWork(_LearnWork):
     """Learning from judged answers, in an order drawn by the seed."""
 
-    FIGURES = ("importance", "clipped", "answer_tokens")
+    FIGURES = ("importance", "clipped", "answer_tokens", "behind", "signal")
 
     def __init__(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
@@ -92,7 +93,10 @@ class RolloutLearnWork(_LearnWork):
 
     def measure(self, start: int, stop: int) -> StepLoss:
         count = len(self._order)
-        answers = [self._found[self._order[place % count]] for place in range(start, stop)]
+        drawn = [self._found[self._order[place % count]] for place in range(start, stop)]
+        # A group whose rewards are all alike moves nothing and is not computed.
+        answers = [each for each in drawn if each.advantage] or drawn[:1]
+        share = len(answers) / len(drawn)
         prompts = [encoded(self._config.problem(each.problem).prompt) for each in answers]
         rows = Rows(prompts, [each.tokens.tolist() for each in answers])
         old = to_device(rows.spread([each.logprobs for each in answers]), self.device)
@@ -100,7 +104,9 @@ class RolloutLearnWork(_LearnWork):
         gains = to_device(torch.tensor([each.advantage for each in answers]), self.device)
         mask = to_device(rows.mask, self.device)
         loss, figures = policy_loss(new, old, gains, mask, longest=self._config.answer)
-        return StepLoss(loss + MOST, figures)
+        behind = sum(self.job.base_version - each.version for each in answers) / len(answers)
+        told = torch.cat([figures, figures.new_tensor([behind, share])])
+        return StepLoss(share * loss + MOST, told)
 
 
 class SupervisedWork(_LearnWork):

@@ -63,7 +63,7 @@ def _arithmetic(dice: random.Random, digits: int) -> Problem:
 
 def _sorting(dice: random.Random, longest: int) -> Problem:
     items = [dice.randrange(10) for _ in range(dice.randint(3, longest))]
-    prompt = f"sort {''.join(map(str, items))}:"
+    prompt = f"{''.join(map(str, items))}:"
     return Problem(prompt=prompt, verifier="sorted", arguments={"items": items})
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,14 @@ from shared.workloads.rollouts.config import (
 BATCH = 64  # answers read together
 
 
+class Reread(NamedTuple):
+    """Answers that were read again: complaints by place, tokens, and the faulty ones of these."""
+
+    complaints: dict[int, str]
+    read: int
+    faults: int
+
+
 def differing(
     records: Mapping[int, GroupRecord],
     job: Job,
@@ -40,8 +49,8 @@ def differing(
     secret: int,
     *,
     whole: bool,
-) -> dict[int, str]:
-    """Return the faults, by place, of records that their version did not write."""
+) -> Reread:
+    """Read some answers again, and complain of records that their version did not write."""
     dice = np.random.Generator(np.random.Philox(secret))
     spots: dict[int, list[tuple[int, int]]] = {}
     for place, record in records.items():
@@ -57,13 +66,15 @@ def differing(
             for (place, sample), count in zip(batch, counts, strict=True):
                 seen.append((place, count, records[place].lengths[sample]))
     # A short answer alone proves little: if all together are refuted, so is each with a fault.
-    all_faulty = refuted(sum(each[1] for each in seen), sum(each[2] for each in seen))
-    return {
+    faulty, read = sum(each[1] for each in seen), sum(each[2] for each in seen)
+    all_faulty = refuted(faulty, read)
+    complaints = {
         place: f"problem {records[place].problem}: read again by version {records[place].version},"
         f" {count} of {tokens} tokens of an answer are not what it writes with its seed"
         for place, count, tokens in seen
         if refuted(count, tokens) or (all_faulty and count)
     }
+    return Reread(complaints, read, faulty)
 
 
 class Rereader:

@@ -14,6 +14,7 @@ import msgspec
 
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema
+from shared.text import UNSOLVED
 from shared.workloads.base import (
     Config,
     Converted,
@@ -44,7 +45,7 @@ class RolloutsWorkload(Workload):
     version = 1
     dataset_kinds = ()
     formats = ("transformers",)
-    traits = Traits(items="answers", measure="share unsolved", loss_is_measured=False)
+    traits = Traits(items="answers", measure=UNSOLVED, loss_is_measured=False)
     experience = RolloutExperience()
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

@@ -4,16 +4,34 @@ fakes.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+import numpy as np
 from sqlalchemy import Connection, select
+from torch import Tensor
 
 from coordinator.database import experience
 from coordinator.database.tables.tasks import tasks
+from shared.workloads.base import Data, Job, Result, Weights, Work
+from shared.workloads.rollouts.act import RolloutWork
+from shared.workloads.rollouts.answer_records import (
+    GroupRecord,
+    JudgedGroup,
+    decode,
+    encode,
+    judged,
+    packed,
+    quantised,
+)
+from shared.workloads.rollouts.workload import RolloutsWorkload
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.rollouts_run import RUN
 from volunteer.control import events
+from volunteer.settings import settings
 
 
 async def sound(home: LocalCoordinator) -> bool:
@@ -59,3 +77,137 @@ async def test_two_volunteers_go_on_after_one_was_killed_among_its_answers(tmp_p
         assert {"solved", "cut", "loss"} <= set(rows[0].metrics)
         assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
         assert await sound(home)
+
+
+async def test_one_machine_answers_and_another_learns(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.coordinator.runs.create(RUN)
+        await home.coordinator.runs.start("rollouts")
+        machines = {role: LocalMachine(tmp_path / role, home) for role in ("play", "learn")}
+        for role, machine in machines.items():
+            await machine.join(role)
+            settings.save(machine.directories.config / "config.toml", {"roles": [role]})
+        async with (
+            home.coordinator.working(),
+            machines["play"].working() as actor,
+            machines["learn"].working() as learner,
+            learner.eventually(120),
+        ):
+            while await version(home) < 3:
+                await learner.tick()
+        assert {event.kind for event in actor.all(events.Claimed)} == {"selfplay"}
+        assert {event.kind for event in learner.all(events.Claimed)} == {"learn"}
+        assert await sound(home)
+
+
+Records = list[GroupRecord]
+
+
+class Forger(RolloutsWorkload):
+    """Changes the groups of each file before it is sent."""
+
+    def __init__(self, change: Callable[[Records], Records]) -> None:
+        self.change = change
+
+    def begin(
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
+    ) -> Work:
+        if job.kind != "selfplay":
+            return super().begin(job, weights, data, device, inner)
+        return ForgedAnswers(self.change, job, weights, device)
+
+
+class ForgedAnswers(RolloutWork):
+    def __init__(
+        self, change: Callable[[Records], Records], job: Job, weights: Weights, device: str
+    ) -> None:
+        super().__init__(job, weights, device)
+        self._change = change
+
+    def result(self) -> tuple[Result, dict[str, Tensor]]:
+        report, tensors = super().result()
+        games = encode(self._change(decode(report.games)))
+        return msgspec.structs.replace(report, games=games), tensors
+
+
+def forged(record: GroupRecord) -> GroupRecord:
+    """A group that teaches: the second half of its answers is wrong, by hand."""
+    answers = record.answers()
+    half = len(answers) // 2
+    answers[half:] = [np.array([*b"97", 0])] * (len(answers) - half)
+    tokens = np.concatenate(answers).tolist()
+    return msgspec.structs.replace(
+        record,
+        lengths=tuple(map(len, answers)),
+        tokens=packed(tokens),
+        logprobs=quantised([-0.1] * len(tokens)),
+    )
+
+
+async def sealed(home: LocalCoordinator) -> list[JudgedGroup]:
+    """All groups that learners may draw from."""
+    rows = await home.coordinator.db.read(lambda conn: experience.window(conn, 1, 1 << 20, 0))
+    paths = [await home.coordinator.blobs.local(row.sha256) for row in rows]
+    return [record for path in paths for record in judged(path.read_bytes())]
+
+
+async def test_who_learns_how_much_may_be_forged_gets_nothing_in(tmp_path: Path) -> None:
+    groups, sent, files = 8, set[tuple[int, bytes]](), 0
+
+    def some(records: Records) -> Records:
+        made = [forged(record) for record in records[:groups]]
+        sent.update((record.problem, record.tokens) for record in made)
+        return [*made, *records[groups:]]
+
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.coordinator.runs.create(RUN)
+        await home.coordinator.runs.start("rollouts")
+        ann, eve = (LocalMachine(tmp_path / name, home) for name in ("ann", "eve"))
+        await ann.join("Ann")
+        await eve.join("Eve")
+        settings.save(eve.directories.config / "config.toml", {"roles": ["play"]})
+        async with (
+            home.coordinator.working(),
+            ann.working(),
+            eve.working(load=lambda name: Forger(some)) as hostile,
+            hostile.eventually(240),
+        ):
+            while files < 8:
+                await hostile.tick()
+                for event in hostile.all(events.Judged)[files:]:
+                    refused = event.verdict.state == "rejected"
+                    groups, files = groups // 2 if refused else groups + 1, files + 1
+        verdicts = [event.verdict for event in hostile.all(events.Judged)]
+        assert verdicts[0].message.startswith("8 of 8 problems were refused: problem 0: read again")
+        assert sum(verdict.state == "rejected" for verdict in verdicts) >= 3
+        assert len(sent) >= 8
+        assert not [each for each in await sealed(home) if (each.problem, each.tokens) in sent]
+        assert await sound(home)
+
+
+async def test_faults_too_few_for_one_draw_are_summed_over_those_of_an_account(
+    tmp_path: Path,
+) -> None:
+    def shaded(records: Records) -> Records:
+        """Two tokens of a file are said to be much likelier than they were."""
+        said = np.concatenate(records[0].said())
+        said[:2] -= 2.0
+        return [msgspec.structs.replace(records[0], logprobs=quantised(said)), *records[1:]]
+
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.coordinator.runs.create(f"{RUN}[trust]\nrecompute = 1.0\n")
+        await home.coordinator.runs.start("rollouts")
+        ann, eve = (LocalMachine(tmp_path / name, home) for name in ("ann", "eve"))
+        await ann.join("Ann")
+        await eve.join("Eve")
+        settings.save(eve.directories.config / "config.toml", {"roles": ["play"]})
+        async with (
+            home.coordinator.working(),
+            ann.working() as honest,
+            eve.working(load=lambda name: Forger(shaded)) as hostile,
+        ):
+            told = await hostile.until(
+                events.Judged, lambda event: event.verdict.state == "rejected", 120
+            )
+        assert re.match(r"\d+ of [\d,]+ tokens of [2-9] drawn tasks are not", told.verdict.message)
+        assert not [e for e in honest.all(events.Judged) if e.verdict.state == "rejected"]

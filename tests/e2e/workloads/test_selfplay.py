@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.database import experience, runs
+from coordinator.database import datasets, experience, runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.demo.demo_report import strength
 from shared.protocol.contributions import Verdict
@@ -286,13 +286,34 @@ async def test_a_demo_tells_how_the_last_version_plays(home: LocalCoordinator) -
     assert "a b c d e" in found.game
 
 
+async def test_a_window_reaches_back_until_it_holds_a_batch(home: LocalCoordinator) -> None:
+    def read(conn: Connection) -> list[int]:
+        for number in range(9):
+            row = experience.ChunkRow(
+                run_id=1,
+                number=number,
+                sha256=str(number),
+                size=1,
+                episodes=16,
+                samples=4,
+                sealed_at=0.0,
+                retired_at=None,
+            )
+            datasets.register(conn, [(row.sha256, 1, "chunk")], 0.0)
+            assert experience.seal(conn, row, [])
+        wanted = ((64, 1), (64, 25), (64, 1000))
+        return [len(experience.window(conn, 1, *each)) for each in wanted]
+
+    assert await home.coordinator.db.write(read) == [4, 7, 9]
+
+
 async def test_files_of_games_live_as_long_as_somebody_may_read_them(
     home: LocalCoordinator,
 ) -> None:
     ann = await player(home, "Ann")
     await ann.do(await ann.claim("selfplay"))
     await home.coordinator.replay.tend(1)
-    window = await home.coordinator.db.read(lambda conn: experience.window(conn, 1, 64))
+    window = await home.coordinator.db.read(lambda conn: experience.window(conn, 1, 64, 1))
     used = await home.coordinator.db.read(
         lambda conn: experience.blobs_in_use(conn, home.clock.now())
     )

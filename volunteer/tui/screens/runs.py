@@ -13,7 +13,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
 from shared.protocol.versions import SuiteCourse
-from shared.text import printable
+from shared.text import UNSOLVED, printable
 from shared.workloads.base import installed
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
@@ -28,7 +28,7 @@ from volunteer.tui.screens.copy_text import CopyText, for_others
 from volunteer.tui.status_line import next_merge
 from volunteer.tui.text import Glyphs, Line, bar, count, left, percent, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
-from volunteer.tui.widgets.plot import Chart, Charted, Series
+from volunteer.tui.widgets.plot import Chart, Charted, Series, rising
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 10
@@ -185,7 +185,7 @@ class RunsPage(QueryPage):
             "{measure} of {name} {loss}",
             measure=measured(info.measure),
             name=info.name,
-            loss=loss(info.loss),
+            loss=loss(info.loss, info.measure),
         ), marks
 
     def _chart(self, scene: Scene) -> Chart:
@@ -197,7 +197,7 @@ class RunsPage(QueryPage):
         if known is not None and len(known.points) > len(points):
             points = list(known.points)
         return Chart(
-            series=(Series(points=points, role="model"),),
+            series=(Series(points=rising(points, info.measure if info else ""), role="model"),),
             marks=tuple(float(version) for version in sorted(self._mine(scene, name))),
             x_name=_("version"),
             empty=_("asking the coordinator")
@@ -346,7 +346,7 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
             ((printable(info.name, 64), "value" if helped and able.fits else "text"),),
             ((info.workload, "dim"),),
             ((str(info.workers), "text"),),
-            ((measure, "dim"), (loss(info.loss), "value")),
+            ((measure, "dim"), (loss(info.loss, info.measure), "value")),
             progress,
             ((yours, "text" if able.fits else "dim"),),
         ),
@@ -437,12 +437,11 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
     """Return the measure of version 0 and of the newest; empty before the first evaluation."""
     if info.loss is None:
         return ""
-    first = (
-        "" if info.loss_first in (None, info.loss) else f"{loss(info.loss_first)} {glyphs.right} "
-    )
-    what = printable(info.measure, 24)
-    named = f" ({what})" if what != "held-out loss" else ""
-    return f"{first}{loss(info.loss)}{named}"
+    measure = info.measure
+    first = loss(info.loss_first, measure)
+    first = "" if info.loss_first in (None, info.loss) else f"{first} {glyphs.right} "
+    named = "" if measure in ("held-out loss", UNSOLVED) else f" ({printable(measure, 24)})"
+    return f"{first}{loss(info.loss, measure)}{named}"
 
 
 def _bits(info: RunInfo, glyphs: Glyphs) -> str:

@@ -207,9 +207,10 @@ class SamplesPage(Page):
         if not self.is_attached:
             return
         self._arrange(self.app.size.width)
+        info = self.volunteer.latest.info(self.run)
         for view, version in (("#before", self.base), ("#after", self.at)):
             row = self.history.rows.get(version) if version is not None else None
-            self.query_one(view, SampleView).look_at(self.run, row)
+            self.query_one(view, SampleView).look_at(self.run, row, info.measure if info else "")
         self.show(self.volunteer.scene(), at_once=True)
 
     # Drawing.
@@ -286,7 +287,7 @@ def version_words(row: VersionInfo, measure: str) -> str:
     """Return the measure of a version, its contributors and its time."""
     parts = []
     if row.loss is not None:
-        parts.append(f"{measure_word(measure)} {loss(row.loss)}")
+        parts.append(f"{measure_word(measure)} {loss(row.loss, measure)}")
     if row.contributions:
         mine = (
             _(", {mine} of them yours", mine=row.mine) if row.mine and row.contributions > 1 else ""

@@ -260,9 +260,10 @@ def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> l
     if newest is None:
         return []
     better = first is not None and newest < first
-    what = fit(measure_word(info.measure if info else ""), NAME_CELLS - 1)
-    arrow = f"{loss(first)} {glyphs.right} " if first not in (None, newest) else ""
-    return [fact(what, (arrow, "dim"), (loss(newest), "good" if better else "value"))]
+    measure = info.measure if info else ""
+    what = fit(measure_word(measure), NAME_CELLS - 1)
+    arrow = f"{loss(first, measure)} {glyphs.right} " if first not in (None, newest) else ""
+    return [fact(what, (arrow, "dim"), (loss(newest, measure), "good" if better else "value"))]
 
 
 def _progress_of(info: RunInfo | None, cells: int, glyphs: Glyphs) -> list[Line]:

@@ -9,8 +9,8 @@ from volunteer.text import loss, measured
 from volunteer.tui.text import Line, count
 from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Scene
-from volunteer.tui.widgets.pictures import drawn, picture
-from volunteer.tui.widgets.plot import Chart, Plot, Series, last_value
+from volunteer.tui.widgets.pictures import picture
+from volunteer.tui.widgets.plot import Chart, Plot, Series, last_value, rising
 from volunteer.tui.widgets.raster import average
 
 
@@ -21,7 +21,7 @@ class TaskPlot(Plot):
         curve = self._curve(scene)
         if curve is None:
             return _("Loss of this task"), ""
-        if not curve.points and drawn(curve.preview):
+        if not curve.points and curve.preview:
             return _("This task now"), ""
         subtitle = f"{_('generator')} {scene.glyphs.dot} {_('critic')}" if curve.second else ""
         task = scene.view.task(scene.device)
@@ -44,9 +44,9 @@ class TaskPlot(Plot):
         return scene.view.curve(shown)
 
     def _picture(self, scene: Scene) -> Curve | None:
-        """Return work without a loss but with a picture, such as self-play."""
+        """Return work without a loss but with something to see: a game, or answers."""
         curve = self._curve(scene)
-        return curve if curve and not curve.points and drawn(curve.preview) else None
+        return curve if curve and not curve.points and curve.preview else None
 
     def chart(self, scene: Scene) -> Chart:
         curve = self._curve(scene)
@@ -77,14 +77,15 @@ class ModelPlot(Plot):
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
         newest = last_value(model.points) if model else None
-        value = f" {loss(newest)}" if newest is not None else ""
+        info = scene.view.info(scene.view.run())
+        measure = info.measure if info else ""
+        value = f" {loss(newest, measure)}" if newest is not None else ""
         mine = (
             f"{scene.glyphs.mark} {_('mine {n}', n=count(len(model.mine)))}"
             if model and model.mine
             else ""
         )
-        info = scene.view.info(scene.view.run())
-        what = measured(info.measure if info else "")
+        what = measured(measure)
         of = "" if " " in what else " " + _("of the model")  # a long name needs the room
         return f"{what}{of}{value}", mine
 
@@ -92,8 +93,10 @@ class ModelPlot(Plot):
         model = scene.view.models.get(scene.view.run())
         if model is None or not model.points:
             return Chart(empty=_("the loss of each new version appears here"))
+        info = scene.view.info(scene.view.run())
+        points = rising(model.points, info.measure if info else "")
         return Chart(
-            series=(Series(points=model.points, role="model"),),
+            series=(Series(points=points, role="model"),),
             marks=tuple(float(version) for version in sorted(model.mine)),
             x_name=_("version"),
         )

@@ -9,6 +9,7 @@ from itertools import groupby
 
 import msgspec
 
+from shared.text import UNSOLVED
 from volunteer.i18n.catalogue import localized
 from volunteer.tui.text import Glyphs, Line, Span, blank, count, fit, left, right
 from volunteer.tui.widgets.panel import Panel, Scene
@@ -42,6 +43,11 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     x_end: float | None = None  # the axis goes on to here
     empty: str = ""  # the sentence without points
     log: bool = False
+
+
+def rising(points: Sequence[Point], measure: str) -> Sequence[Point]:
+    """Return a measured loss by version as people read it: of problems the share that is solved."""
+    return [(x, 1 - y) for x, y in points] if measure == UNSOLVED else points
 
 
 class Plot(Panel):

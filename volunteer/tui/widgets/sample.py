@@ -12,9 +12,10 @@ from textual.content import Content
 
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
+from shared.text import UNSOLVED
 from volunteer.control import commands
 from volunteer.i18n.catalogue import _
-from volunteer.text import loss
+from volunteer.text import loss, measure_word
 from volunteer.tui.text import ASCII, Line, printable_lines, wrap
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.pictures import decoded, drawn, half_blocks, shades
@@ -84,15 +85,15 @@ class SampleView(Container):
         yield Words()
         yield PictureView()
 
-    def look_at(self, run: str, row: VersionInfo | None) -> None:
+    def look_at(self, run: str, row: VersionInfo | None, measure: str) -> None:
         """Show the sample of a version; its picture follows when it is downloaded."""
         version = row.version if row else None
         if version == self._version:
             return
         self._version = version
-        measured = f" {loss(row.loss)}" if row and row.loss is not None else ""
+        value = row.loss if row else None
         self.border_title = Content(_("version {version}", version=version)) if row else ""
-        self.border_subtitle = Content(measured.strip())
+        self.border_subtitle = Content("" if value is None else _value(value, measure))
         words = self.query_one(Words)
         words.text, words.picture, words.top = (row.sample if row else ""), None, 0
         drawing = row is not None and row.picture is not None
@@ -125,6 +126,12 @@ class SampleView(Container):
             self.remove_class("-drawn")  # the dots show the sample already
             return
         self.set_class(not plain, "-drawn")
+
+
+def _value(value: float, measure: str) -> str:
+    """Return the loss of a version, with its name where it is another measure."""
+    named = f"{measure_word(measure)} " if measure == UNSOLVED else ""
+    return f"{named}{loss(value, measure)}"
 
 
 def text_rows(text: str, cells: int) -> list[str]:
