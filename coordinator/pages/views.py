@@ -364,17 +364,13 @@ def _column_title(stretch: Stretch) -> str:
     return f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
 
 
-<<<<<<< Updated upstream
-def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
-=======
 def _point(seen: VersionLoss, measure: str) -> Point:
     """Return a measured version as a point; of problems people see the share that is solved."""
     y = 100 * (1 - seen.loss) if measure == UNSOLVED else seen.loss
     return Point(seen.version, y, at=seen.at)
 
 
-def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:
->>>>>>> Stashed changes
+def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
     """Return the words that change."""
     return Live(
         state=info.state,
