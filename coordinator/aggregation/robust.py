@@ -20,8 +20,8 @@ from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, T
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # of the radius
-# Equal voices that a common direction needs: among fewer, hostile two fifths and one contribution
-# that they copy would be a majority.
+# Least number of equal voices for a common direction: of fewer, a hostile two fifths and one
+# contribution that they copy are a majority.
 VOICES = 8
 AGREED = 0.6  # median cosine to the others from which on contributions have a common direction
 ASTRAY = 0.25  # share of that cosine below which a contribution points elsewhere

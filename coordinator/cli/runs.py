@@ -225,7 +225,7 @@ def fork(
 @app.command
 def diff(
     first: Annotated[str, Parameter(help="Name of a run.")],
-    second: Annotated[str, Parameter(help="Name of the other.")],
+    second: Annotated[str, Parameter(help="Name of the other run.")],
     *,
     where: Where = HERE,
     json: Json = False,

@@ -234,7 +234,7 @@ class S3Blobs:
         await self._call(self._obstore.copy_async(self._store, key, self._key(sha256)))
 
     async def keep(self, sha256: str, path: Path) -> None:
-        """Take a file whose blob is stored into the cache."""
+        """Move a file into the cache, once its blob is in the store."""
         await in_pool(self._keep, sha256, path)
 
     async def delete(self, sha256: str) -> None:

@@ -451,7 +451,7 @@ class Agent:
         kept = tuple(held for held in alive if held.device in self._lent)
         for held in stored:
             if held in kept:
-                self._hub.notice(Sentence("going on with task {task}", task=held.lease.task))
+                self._hub.notice(Sentence("continuing task {task}", task=held.lease.task))
                 continue
             leases.drop(held.lease)
             if held in open_:

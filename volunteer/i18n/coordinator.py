@@ -24,7 +24,7 @@ REFUSED = {
     "forbidden": N_('the coordinator does not allow this ("{words}")'),
     "banned": N_('the organiser has banned this account ("{words}")'),
     "not_found": N_('the coordinator does not have this ("{words}")'),
-    "conflict": N_('the coordinator has it otherwise ("{words}")'),
+    "conflict": N_('this conflicts with what the coordinator has ("{words}")'),
     "gone": N_("somebody else holds this task now"),
     "cancelled": N_("the task was cancelled"),
     "too_large": N_('the coordinator takes no more bytes ("{words}")'),
@@ -40,7 +40,7 @@ IDLE = {
     Reason.NO_FIT: N_('no run needs this device ("{words}")'),
     Reason.RUN_PAUSED: N_("the run is paused by its organiser"),
     Reason.RUN_ENDED: N_("the run has ended"),
-    Reason.ALL_TAKEN: N_("others do all tasks there are just now"),
+    Reason.ALL_TAKEN: N_("all tasks are held by others just now"),
     Reason.IN_FLIGHT: N_("this machine holds as many tasks as it may for now"),
     Reason.PROOF: N_(
         "first this machine proves a task that it did; where it lost the files for that, "

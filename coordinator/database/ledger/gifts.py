@@ -66,4 +66,4 @@ def given_since(conn: Connection, giver: str, at: float) -> tuple[int, int]:
 
 def _check(amount_micro: int) -> None:
     if not 0 < amount_micro <= AMOUNT_MAX:
-        raise BadRequest("a gift is more than nothing, and at most 9 billion credits")
+        raise BadRequest("a gift must be above 0 and at most 9 billion credits")

@@ -81,7 +81,7 @@ def evaluate(
 
 def _judge(config: DcganConfig, heldout: Data | None) -> Judge:
     if heldout is None:
-        raise InvalidRunFile("dcgan is measured beside real images, so it needs a dataset")
+        raise InvalidRunFile("dcgan is measured against real images, so it needs a dataset")
     try:
         return load_judge(heldout.asset(JUDGE), config.channels)
     except NotFound as error:

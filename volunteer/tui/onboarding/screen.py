@@ -111,7 +111,7 @@ class Onboarding(Page):
             action="start",
             short=N_("start"),
             help=N_(
-                "Start to work on the last page; change the setting under the cursor on Limits."
+                "Start working (last page), or change the setting under the cursor (Limits)."
             ),
             rank=3,
         ),

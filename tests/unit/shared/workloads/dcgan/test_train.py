@@ -282,7 +282,7 @@ def test_nobody_makes_another_machine_learn_from_single_images(
 ) -> None:
     model = config(data)
     task = msgspec.structs.replace(job(model, steps=4, batch=32), halved=halved)
-    with pytest.raises(BadRequest, match="no machine halves"):
+    with pytest.raises(BadRequest, match="halved more often than is possible"):
         finish(WORKLOAD.begin(task, WORKLOAD.init(model, 0), data, "cpu", None))
 
 
