@@ -20,7 +20,7 @@ import structlog
 
 from coordinator.accounts.suspension import suspend
 from coordinator.checking.case import Draws
-from coordinator.checking.proof import release, settle
+from coordinator.checking.proof import bond_of, release, settle
 from coordinator.checking.redo import likeness
 from coordinator.database import audits, contributions, recomputes, runs, tasks, verdicts
 from coordinator.database import volunteers as accounts
@@ -207,10 +207,11 @@ class Audits(PlatformService):
         """Return True if the organiser recomputes the task of an agreeing answer."""
         freed = escrow.at_stake(conn, audit.volunteer_id, audit.contribution_id)
         gained = freed + 2 * row.price_micro  # the work has the price of the answer
-        vouched = accounts.existing(conn, row.volunteer_id).invited
-        stake = escrow.at_stake(conn, row.volunteer_id) - row.price_micro
+        auditor = accounts.existing(conn, row.volunteer_id)
+        stake = escrow.at_stake(conn, auditor.id) - row.price_micro
+        stake = min(stake, bond_of(auditor))  # earlier draws may free the rest
         return self._draws.confirmed(
-            row, rules.confirmed_chance(gained, None if vouched else stake)
+            row, rules.confirmed_chance(gained, None if auditor.invited else stake)
         )
 
 

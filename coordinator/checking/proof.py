@@ -70,13 +70,15 @@ def settle(
 
 def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     """Free the pay that the passed draws of an account prove."""
-    last = recomputes.proven_to(conn, account.id, account.lost_to)
-    kept = _bond(account) + payments.balances(conn, account.id).debt_micro
-    escrow.free(conn, account.id, last, kept, now)
+    proven = recomputes.proven_to(conn, account.id, account.lost_to)
+    waiting = len(recomputes.open_of(conn, account.id))
+    kept = bond_of(account, waiting) + payments.balances(conn, account.id).debt_micro
+    escrow.free(conn, account.id, proven, kept, now)
 
 
-def _bond(account: VolunteerRow) -> int:
-    return bond(account.draws, account.accepted_micro / max(1, account.accepted))
+def bond_of(account: VolunteerRow, waiting: int = 0) -> int:
+    """Return the bond of an account, as it was before its draws that are waiting."""
+    return bond(account.draws - waiting, account.accepted_micro / max(1, account.accepted))
 
 
 def _charge(
@@ -85,7 +87,7 @@ def _charge(
     """Charge an account for the share of a task that its passed draw did not show."""
     has = payments.balances(conn, account.id)
     stake = escrow.at_stake(conn, account.id) + has.pending_micro - has.debt_micro
-    owed = shortfall(share, min(stake, max(_bond(account), row.price_micro)))
+    owed = shortfall(share, min(stake, max(bond_of(account), row.price_micro)))
     why = f"task {row.task_id}, done again elsewhere, shows {share:.1%} of its work"
     debts.charge(conn, account.id, row.id, owed, why, now)
 

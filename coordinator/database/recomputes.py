@@ -429,12 +429,14 @@ def open_of(conn: Connection, volunteer_id: str) -> list[int]:
     return list(conn.execute(_OPEN_OF, {"its_volunteer_id": volunteer_id}).scalars())
 
 
-def proven_to(conn: Connection, volunteer_id: str, after: int) -> int:
-    """Return the newest passed draw after `after` that no open draw precedes; 0 without one."""
+def proven_to(conn: Connection, volunteer_id: str, after: int) -> tuple[int, int]:
+    """Return the newest passed draw after `after` that no open draw precedes, 0 without one; and
+    the oldest open draw, `NO_ID` without one.
+    """
     before = conn.execute(_ANSWERED_OF, {"its_auditor_id": volunteer_id}).scalar() or NO_ID
     before = min([before, *open_of(conn, volunteer_id)[:1]])
     given = {"its_volunteer_id": volunteer_id, "after": after, "before": before}
-    return int(conn.execute(_PROVEN_TO, given).scalar() or 0)
+    return int(conn.execute(_PROVEN_TO, given).scalar() or 0), before
 
 
 def passed_of(conn: Connection, run_id: int, volunteer_id: str, most: int) -> list[str]:

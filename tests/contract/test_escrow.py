@@ -130,6 +130,30 @@ async def test_nothing_is_freed_past_an_open_question(database: Database) -> Non
     assert await breaches(database) == []
 
 
+async def test_pay_behind_an_open_draw_is_no_bond(database: Database) -> None:
+    """Else whoever is drawn with a fake fills the bond by more of them, and then reveals an honest
+    task that was drawn before: all that is free of risk is free, and the bond was never lost.
+    """
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> RecomputeRow:
+        for _ in range(4):
+            merged(conn, run, NEW, 1.0)
+        honest = draw(conn, merged(conn, run, NEW, 2.0), ("a" * 64,))
+        fake = draw(conn, merged(conn, run, NEW, 2.0), ("b" * 64,))
+        for _ in range(20):
+            merged(conn, run, NEW, 3.0)
+        settle(conn, honest, "passed")
+        return fake
+
+    fake = await database.write(drawn)
+    kept = 2 * PRICE  # the bond of the one draw before
+    assert await have(database) == (0, kept + 21 * PRICE, 3 * PRICE)
+    await database.write(lambda conn: settle(conn, fake, "failed"))
+    assert await have(database) == (0, 0, 3 * PRICE)
+    assert await breaches(database) == []
+
+
 async def test_what_proves_nothing_costs_all_that_is_at_stake(database: Database) -> None:
     """Also what was accepted behind it, and what is still being checked at that moment."""
     run = await setting(database, standing="vetted", proofs=12)

@@ -113,7 +113,8 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             before = spent.spent
             assert not await database.read(lambda conn: recomputes.follows(conn, row))
             assert await database.read(lambda conn: audits.auditors(conn, [NEW]))
-            assert await database.read(lambda conn: recomputes.proven_to(conn, NEW, 0)) == row.id
+            proven = await database.read(lambda conn: recomputes.proven_to(conn, NEW, 0))
+            assert proven[0] == row.id
             assert await database.read(lambda conn: recomputes.first(conn, 1.0)) is None
             assert await database.read(recomputes.waiting) == {}
             assert await database.read(recomputes.blobs_in_use) == set()

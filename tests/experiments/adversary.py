@@ -68,15 +68,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     sleep: float = 0.0  # seconds without work before each task where `sleeps` holds
     sleeps: tuple[When, float] = ("by chance", 0.5)
     busy: float = 1.0  # time that the server takes by that of the work
+    holds: bool = False  # reveals an honest draw when the next is drawn, or a fake was
+    fill: int = 0  # fakes that it submits between, before it leaves
 
 
 HONEST = Policy(honest=10**9)
-# What searches found, and what closed it: the share of a pass, and the lot of answers to audits.
+# What was found, and what closed it: the share of a pass, and a bond before the oldest open draw.
 FOUND = (
     Policy(trained=0.91, compared=False, tasks=800),
     Policy(trained=0.5, compared=False, tasks=800),
     Policy(trained=0.25, compared=False, tasks=800),
-)
+    Policy(
+        honest=100, holds=True, fill=40, machines=3, tasks=800,
+        when=(("right behind a draw", 0.8), ("a draw is open", 0.0)),
+    ),
+)  # fmt: skip
 
 
 def elsewhere(rounding: float) -> Policy:
@@ -112,6 +118,8 @@ def some(rng: random.Random) -> Policy:
         sleep=rng.choice((0.0, 0.0, 0.0, 300.0, 5000.0, 100_000.0)),
         sleeps=(rng.choice(WHENS), rng.random()),
         busy=rng.choice((1.0, 1.0, 10.0, 100.0)),
+        holds=rng.random() < 0.3,
+        fill=rng.choice((0, 5, 40)),
     )
 
 
@@ -157,6 +165,8 @@ class Life:
         self.blocked: dict[tuple[str, int], int] = {}  # machine, and what it is asked for
         self.audits: dict[str, int] = {}
         self.slept: dict[str, int] = {}
+        self.held: dict[str, int] = {}  # the honest draw that an account has not revealed
+        self.filling: dict[str, int] = {}  # fakes that it still submits
         self.dues: list[tuple[float, int, Reveal]] = []
         self.slots: list[tuple[float, int, int, str]] = []
         self.serving: tuple[float, int] | None = None
@@ -220,6 +230,8 @@ class Life:
 
     def _leaves(self, name: str, account: Account) -> bool:
         leave = self.policy.leave
+        if self.filling.get(name) == 0:
+            return True
         if not leave or name == self.auditor:
             return False
         return sum(draw.result == "passed" for draw in account.drawn.values()) >= leave
@@ -249,9 +261,13 @@ class Life:
             self.books.merge(name, number)
         if draw is not None and fake and self._audited(name):
             self._audit(draw, price)
+        if name in self.filling:
+            self._fill(name)
         return max(took, LEAST_S)
 
     def _fakes(self, account: Account, name: str, price: int, dear: bool) -> bool:
+        if name in self.filling:
+            return True
         honest = account.accepted < self.policy.honest
         when = self.policy.when
         return not honest and all(self._holds(account, name, one, price, dear) for one in when)
@@ -276,11 +292,31 @@ class Life:
 
     def _reveal(self, draw: Draw, machine: int, account: Account, *, fake: bool) -> None:
         reveal: Reveal = self.policy.reveal if fake else "now"
+        if self.policy.holds and draw.who != self.auditor:
+            reveal = "late"
+            if fake:
+                self.filling.setdefault(draw.who, self.policy.fill)
+            else:
+                self._let_go(draw.who)
+                self.held[draw.who], self.since[draw.who] = draw.number, 0
         draw.revealed = reveal in ("now", "made up")
         if not draw.revealed:
             wait = checks.reveal_s(account.state.proofs) * (0.9 if reveal == "late" else 1.0)
             heapq.heappush(self.dues, (self.now + wait, draw.number, reveal))
             self.blocked[draw.who, machine] = draw.number
+
+    def _fill(self, name: str) -> None:
+        """Count a fake behind one that is drawn; reveal the honest draw when there are enough."""
+        asked = [self.blocked.get((name, machine)) for machine in range(self.policy.machines)]
+        stuck = all(one in self.books.open and not self.books.open[one].revealed for one in asked)
+        self.filling[name] = 0 if stuck else max(0, self.filling[name] - 1)
+        if not self.filling[name]:
+            self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        number = self.held.pop(name, None)
+        if number in self.books.open:
+            self.books.open[number].revealed = True
 
     # --- auditors of its own ---
 

@@ -125,7 +125,8 @@ class Books:
         """Return the probability that an answer which agrees is done again all the same."""
         account = self.accounts[draw.who]
         freed = sum(pay for number, pay in account.stake.items() if number <= draw.number)
-        return confirmed_chance(freed + 2 * price, self.accounts[auditor].at_stake)
+        other = self.accounts[auditor]
+        return confirmed_chance(freed + 2 * price, min(other.at_stake, other.bond))
 
     def settle(
         self, number: int, result: Result, now: float, share: float = 1.0, *, computed: bool = True
@@ -179,11 +180,8 @@ class Books:
 
     def release(self, account: Account) -> None:
         """Free the pay that draws prove, the oldest first, up to the bond."""
-        first = min(
-            [draw.number for draw in account.drawn.values() if draw.result is None]
-            + sorted(account.answers),
-            default=NEVER,
-        )
+        waiting = [draw.number for draw in account.drawn.values() if draw.result is None]
+        first = min(waiting + sorted(account.answers), default=NEVER)
         last = max(
             (
                 draw.number
@@ -192,7 +190,9 @@ class Books:
             ),
             default=0,
         )
-        left, before = account.at_stake - account.debt - account.bond, account.freed
+        left = sum(pay for number, pay in account.stake.items() if number < first) - account.debt
+        left -= checks.bond(account.draws - len(waiting), account.mean)
+        before = account.freed
         for number in sorted(account.stake):
             left -= account.stake[number]
             if number > last or left < 0:

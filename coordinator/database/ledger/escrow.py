@@ -102,9 +102,14 @@ def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> N
     post_void_many(conn, [Payment.of(row) for row in rows], now)
 
 
-def free(conn: Connection, volunteer_id: str, last: int, bond: int, now: float) -> None:
-    """Free an account's stake up to a contribution, the oldest first, as long as the bond stays."""
-    left = at_stake(conn, volunteer_id) - bond
+def free(
+    conn: Connection, volunteer_id: str, proven: tuple[int, int], bond: int, now: float
+) -> None:
+    """Free an account's stake up to a passed draw, the oldest first, as long as the bond stays
+    before its oldest open one: pay behind that may be faked by who knows that it will fail.
+    """
+    last, before = proven
+    left = at_stake(conn, volunteer_id, before - 1) - bond
     rows = []
     for row in conn.execute(_UP_TO, {"its_volunteer_id": volunteer_id, "last": last}):
         left -= int(row.amount_micro)

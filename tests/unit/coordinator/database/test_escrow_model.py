@@ -168,22 +168,24 @@ class Books(RuleBasedStateMachine):
     def debt(self, name: str) -> int:
         return max(0, -self.net(name))
 
-    def bond(self, name: str) -> int:
+    def bond(self, name: str, waiting: int = 0) -> int:
         account = self.account(name)
-        return bond(account.draws, account.accepted_micro / max(1, account.accepted))
+        return bond(account.draws - waiting, account.accepted_micro / max(1, account.accepted))
 
     def free(self, name: str) -> None:
         """Earn the stake up to the newest draw that passed before any open one, the oldest
-        first, but for the bond.
+        first, but for the bond before that.
         """
         mine = {number: work for number, work in self.work.items() if work.who == name}
-        first = min((n for n, work in mine.items() if work.draw == "open"), default=10**9)
+        waiting = [number for number, work in mine.items() if work.draw == "open"]
+        first = min(waiting, default=10**9)
         account = self.account(name)
         last = max(
             (n for n, w in mine.items() if w.draw == "passed" and account.lost_to < n < first),
             default=0,
         )
-        left = self.total(name, "escrow") - self.bond(name) - self.debt(name)
+        left = -self.bond(name, len(waiting)) - self.debt(name)
+        left += sum(self.work[n].price for n in self.of(name, "escrow") if n < first)
         for number in sorted(self.of(name, "escrow")):
             left -= self.work[number].price
             if number > last or left < 0:
