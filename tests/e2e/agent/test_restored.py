@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from coordinator.config import Settings
 from coordinator.database import runs
@@ -15,7 +17,8 @@ from tests.support.local_volunteer import SHORT, LocalMachine, Process
 from volunteer.control import events
 from volunteer.storage.receipts import ReceiptBook
 
-MACHINES = 2
+MACHINES = int(os.environ.get("RESTORED_MACHINES", "2"))
+PATIENCE_S = 90 * MACHINES
 
 
 async def head(home: LocalCoordinator) -> int:
@@ -24,7 +27,7 @@ async def head(home: LocalCoordinator) -> int:
 
 async def at_work(machines: list[LocalMachine], home: LocalCoordinator, to: int) -> None:
     """Let all machines work until each has seen a version."""
-    async with asyncio.timeout(180), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
 
         async def work(machine: LocalMachine) -> None:
             machine.home = home
@@ -39,6 +42,7 @@ async def at_work(machines: list[LocalMachine], home: LocalCoordinator, to: int)
             group.create_task(work(machine))
 
 
+@pytest.mark.timeout(120 + 3 * PATIENCE_S)
 async def test_volunteers_go_on_by_themselves_and_keep_what_was_lost(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "one") as home:
         await home.start_run(SHORT)
@@ -61,7 +65,7 @@ async def test_volunteers_go_on_by_themselves_and_keep_what_was_lost(tmp_path: P
     await restore(Settings(data_dir=str(tmp_path / "two"), space_floor_bytes=0), tmp_path / "saved")
     async with local_coordinator(tmp_path / "two") as home, home.coordinator.working():
         assert await head(home) <= saved
-        async with asyncio.timeout(180), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
             going_on = [group.create_task(gone_on(machine, home)) for machine in machines]
         said = [notice for each in going_on for notice in each.result()]
         assert any("from a backup of" in notice for notice in said)

@@ -15,6 +15,7 @@ import signal
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -340,6 +341,7 @@ STEPS = int(os.environ.get("CHAOS_KILLS", "16"))
 CHAOS = RUN.replace(
     PRESET, 'preset = "diloco"\nphases = []\nmax_staleness = 10000\nshards = 2\noverlap = true'
 ) + ("[evaluation]\nevery = 0\n")
+MOST_S = 60.0 * float(os.environ.get("CHAOS_MINUTES", "inf"))
 LEASE_S = 0.3
 BACKLOG = 6
 REPLICAS = 3
@@ -436,9 +438,10 @@ async def test_three_coordinators_in_trouble_never_merge_a_step_twice(
         crew, seeds, acknowledged = await joined(home), itertools.count(), set[int]()
         replicas = Replicas(processes, home, postgres, wayward)
         suffering = asyncio.create_task(replicas.suffer())
+        until = monotonic() + MOST_S
         try:
             async with asyncio.timeout(60 + 5 * STEPS):
-                while await merged_steps(home) < STEPS:
+                while await merged_steps(home) < STEPS and monotonic() < until:
                     assert not suffering.done(), suffering.exception()
                     if await backlog(home) < BACKLOG:
                         seed = next(seeds)
@@ -451,6 +454,7 @@ async def test_three_coordinators_in_trouble_never_merge_a_step_twice(
             replicas.end()
             print(dict(replicas.suffered), len(acknowledged), "acknowledged")
         await postgres.answers("SELECT 1")
+        print(await merged_steps(home), "steps")
         await merged_once(home)
         query = select(contributions_table.c.id).where(
             contributions_table.c.state.in_(("accepted", "merged"))
