@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -390,7 +391,7 @@ async def test_files_of_bases_stay_while_a_lease_may_need_them(rows: Rows) -> No
 
 async def test_failed_tasks_of_open_runs_return_with_a_clean_slate(rows: Rows) -> None:
     states = {"running": True, "paused": True, "completed": False, "failed": False}
-    runs = [await rows.write(lambda c, s=s: add_run(c, s, state=s)) for s in states]  # type: ignore[misc]
+    runs = [await rows.write(partial(add_run, name=s, state=s)) for s in states]
     gone = [
         await rows.put(run_id=run, state="discarded", failures=3, timeouts=2, ended_at=3.0)
         for run in runs
