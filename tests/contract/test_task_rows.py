@@ -12,7 +12,6 @@ from sqlalchemy import Connection, insert, select
 
 from coordinator.database import leases, tasks
 from coordinator.database.engine.open_database import Database
-from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import failures as failures_table
 from coordinator.database.tables.tasks import tasks as tasks_table
@@ -205,10 +204,11 @@ async def test_a_returned_task_is_leased_anew_and_keeps_nothing_of_its_last_hold
 
 async def test_a_new_lease_has_the_assigned_range_and_counts_nothing_yet(rows: Rows) -> None:
     forget_statements()
-    wanted = [taken(rows, None, 1), taken(rows, await rows.put(), 2), taken(rows, None, 3)]
+    wanted = [taken(rows, None, 1), taken(rows, await rows.put(), 2)]
+    wanted += [taken(rows, None, 3), taken(rows, None, 4)]
     made = await rows.write(lambda c: leases.take(c, wanted, NOW))
-    assert [row.claim_id for row in made] == ["claim-1", "claim-2", "claim-3"]
-    assert [row.attempt for row in made] == [1, 3, 1]
+    assert [row.claim_id for row in made] == [f"claim-{n}" for n in range(1, 5)]
+    assert [row.attempt for row in made] == [1, 3, 1, 1]
     assert made[0] == TaskRow(
         id=made[0].id,
         run_id=rows.run,
@@ -241,7 +241,7 @@ async def test_a_new_lease_has_the_assigned_range_and_counts_nothing_yet(rows: R
         update_kind="gradient",
         part_steps=3,
     )
-    assert len(await rows.all()) == 3  # rows that only fill a statement up make no tasks
+    assert len(await rows.all()) == 4  # rows that only fill a statement up make no tasks
 
 
 async def test_a_task_that_another_coordinator_took_is_not_taken_again(rows: Rows) -> None:
@@ -253,6 +253,7 @@ async def test_a_task_that_another_coordinator_took_is_not_taken_again(rows: Row
 
 
 async def test_the_rest_of_a_split_task_waits_with_the_failures_counted_so_far(rows: Rows) -> None:
+    forget_statements()
     task = await rows.put(returned=True, failures=1, base_version=0, begun_at=1.0)
     note = {"attempt": 2, "worker_id": rows.a.worker_id, "kind": "failure", "at": 4.0}
     stranger = await rows.put()
@@ -505,124 +506,6 @@ async def test_a_task_failed_too_often_is_discarded_at_that_moment(rows: Rows) -
     assert (row.state, row.ended_at, row.claim_id, row.renew_by) == ("discarded", NOW, None, None)
 
 
-class Jury:
-    """Volunteers with and without a standing, and what they failed."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    async def volunteer(self, standing: str, account: str = "active", **worked: Any) -> str:
-        """Add a volunteer, and a task that it did or holds; return its machine."""
-        who = await self.rows.write(add_worker)
-        people = volunteers_table
-        told = people.update().where(people.c.id == who.volunteer_id)
-        told = told.values(standing=standing, state=account)
-        await self.rows.write(lambda c: c.execute(told))
-        if worked:
-            await self.rows.put(worker_id=who.worker_id, volunteer_id=who.volunteer_id, **worked)
-        return who.worker_id
-
-    async def fails(self, task: TaskRow, worker: str, kind: str = "failure") -> None:
-        note = {"task_id": task.id, "attempt": 2, "worker_id": worker, "kind": kind}
-        await self.rows.write(
-            lambda c: c.execute(insert(failures_table).values(**note, message="", at=NOW))
-        )
-
-    async def hopeless(self, task: TaskRow, failures: int, timeouts: int = 0) -> bool:
-        counted = changed(task, failures=failures, timeouts=timeouts)
-        settings = TaskSettings(max_failures=2, max_timeouts=4)
-        return await self.rows.db.read(lambda c: tasks.is_hopeless(c, counted, settings, NOW))
-
-
-@pytest.fixture
-async def jury(rows: Rows) -> Jury:
-    return Jury(rows)
-
-
-async def test_strangers_discard_a_task_by_their_number_where_nobody_vetted_works(
-    rows: Rows, jury: Jury
-) -> None:
-    task, other = await rows.put(), await rows.put()
-    one, two = [await jury.volunteer("probation") for _ in range(2)]
-    await jury.fails(task, one)
-    await jury.fails(task, one)
-    await jury.fails(task, two, "timeout")
-    await jury.fails(other, two)
-    assert not await jury.hopeless(task, failures=9)  # one voice alone, however often
-    await jury.fails(task, two)
-    assert await jury.hopeless(task, failures=2)
-    assert not await jury.hopeless(task, failures=1)
-
-
-async def test_strangers_discard_nothing_where_a_vetted_volunteer_works(
-    rows: Rows, jury: Jury
-) -> None:
-    task = await rows.put()
-    for _ in range(3):
-        await jury.fails(task, await jury.volunteer("probation"))
-    await jury.volunteer("vetted", **HELD)
-    assert not await jury.hopeless(task, failures=9)
-
-
-async def test_vetted_volunteers_discard_a_task_by_their_number(rows: Rows, jury: Jury) -> None:
-    task = await rows.put()
-    await jury.volunteer("vetted", **HELD)
-    await jury.fails(task, await jury.volunteer("vetted"))
-    await jury.fails(task, await jury.volunteer("probation"))
-    assert not await jury.hopeless(task, failures=9)
-    await jury.fails(task, await jury.volunteer("vetted"))
-    assert await jury.hopeless(task, failures=2)
-
-
-DONE: dict[str, Any] = {"state": "done", "claimed_at": NOW - 1}
-
-
-@pytest.mark.parametrize(
-    ("worked", "account", "decides"),
-    [
-        (HELD, "active", False),
-        (DONE, "active", False),
-        (HELD, "banned", True),
-        (DONE | {"claimed_at": NOW - tasks.LATELY_S}, "active", True),
-        (DONE | {"claimed_at": NOW - tasks.LATELY_S + 1}, "active", False),
-        (DONE | {"claimed_at": None}, "active", True),
-        (DONE | {"state": "todo"}, "active", True),
-    ],
-)
-async def test_a_vetted_volunteer_decides_alone_where_no_other_is_at_work(
-    rows: Rows, jury: Jury, worked: dict[str, Any], account: str, decides: bool
-) -> None:
-    task = await rows.put()
-    await jury.volunteer("vetted", account, **worked)
-    await jury.volunteer("vetted", **HELD, run_id=rows.other)  # works for another run
-    await jury.fails(task, await jury.volunteer("vetted", **HELD))
-    assert await jury.hopeless(task, failures=4) == decides
-    assert not await jury.hopeless(task, failures=3)  # alone it takes twice as many
-
-
-async def test_only_the_newest_work_says_who_is_at_work(
-    rows: Rows, jury: Jury, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks, "LATELY", 1)
-    task = await rows.put()
-    await jury.volunteer("vetted", **DONE)
-    alone = await jury.volunteer("vetted", **DONE)
-    await jury.fails(task, alone)
-    assert await jury.hopeless(task, failures=4)
-
-
-async def test_timeouts_discard_a_task_after_two_volunteers_or_all_at_work(
-    rows: Rows, jury: Jury
-) -> None:
-    task = await rows.put()
-    await jury.volunteer("vetted", **HELD)
-    await jury.fails(task, await jury.volunteer("vetted", **HELD), "timeout")
-    assert not await jury.hopeless(task, failures=0, timeouts=9)
-    await jury.fails(task, await jury.volunteer("vetted"), "timeout")
-    assert not await jury.hopeless(task, failures=0, timeouts=3)
-    assert await jury.hopeless(task, failures=0, timeouts=4)
-
-
 @pytest.mark.parametrize(
     ("columns", "worker", "attempt", "error"),
     [
@@ -774,7 +657,8 @@ async def test_the_list_of_tasks_tells_failures_of_several_workers_and_the_last_
             ("x", "forgiven", "fifth"),
         )
     ]
-    await rows.write(lambda c: c.execute(insert(failures_table), notes))
+    elsewhere = {"task_id": other.id, "worker_id": "y", "kind": "failure", "message": ""}
+    await rows.write(lambda c: c.execute(insert(failures_table), [*notes, note | elsewhere]))
 
     async def lines(states: list[str], *args: Any) -> list[tasks.TaskLine]:
         return await rows.db.read(lambda c: tasks.lines(c, states, *args))

@@ -43,6 +43,20 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
+def docstrings(path: Path) -> tuple[str, ...]:
+    """Docstrings of a file, its classes and functions, however deep they stand."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found: list[str] = []
+    todo: list[ast.AST] = [tree(path)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            found.append(text)
+        todo += [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr)]
+    return tuple(found)
+
+
+@cache
 def imports() -> tuple[Import, ...]:
     """Every import statement of the three packages, resolved to modules where they are ours."""
     return tuple(found for module in modules() for found in imports_of(module))
@@ -78,7 +92,9 @@ def _walk(module: str, node: ast.AST, when: When) -> Iterator[Import]:
         if isinstance(child, ast.Import | ast.ImportFrom):
             for imported in _targets(module, child):
                 yield Import(importer=module, imported=imported, line=child.lineno, when=when)
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif isinstance(child, ast.expr):  # holds no statement
+            continue
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _walk(module, child, "lazy" if when == "load" else when)
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             yield from _walk(module, ast.Module(child.body, []), "typing")

@@ -177,7 +177,8 @@ def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
         if not changes.get("sandbox", True):
             raise Configuration(
                 Sentence(
-                    "the program cannot leave its sandbox: write `sandbox = false` into {path}", path=path
+                    "the program cannot leave its sandbox: write `sandbox = false` into {path}",
+                    path=path,
                 )
             )
         config.save(path, changes)

@@ -110,9 +110,7 @@ class Onboarding(Page):
             key="space",
             action="start",
             short=N_("start"),
-            help=N_(
-                "Start working (last page), or change the setting under the cursor (Limits)."
-            ),
+            help=N_("Start working (last page), or change the setting under the cursor (Limits)."),
             rank=3,
         ),
     )
