@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.util import await_only
 
+from coordinator.accounts import reversals as reversals_module
 from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.suspension import suspend
 from coordinator.database import contributions, record, volunteers
@@ -168,9 +169,12 @@ async def test_one_contribution_is_reversed_once_and_only_if_paid(database: Data
     assert await breaches(database) == []
 
 
-async def test_a_thousand_take_several_transactions_of_few_statements(database: Database) -> None:
+async def test_hundreds_take_several_transactions_of_few_statements(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reversals_module, "BATCH", 150)
     run = await setting(database)
-    count = 1100
+    count = 330
 
     def work(conn: Connection) -> None:
         numbers = [
@@ -181,10 +185,10 @@ async def test_a_thousand_take_several_transactions_of_few_statements(database: 
         escrow.pay(conn, rows, 1.0)
 
     await database.write(work)
-    await database.write(lambda conn: bought(conn, FRIEND, "h", 600))
+    await database.write(lambda conn: bought(conn, FRIEND, "h", 180))
 
     def first(conn: Connection) -> int:
-        rows = contributions.good_of(conn, FRIEND, 0.0, 0, 500)
+        rows = contributions.good_of(conn, FRIEND, 0.0, 0, 150)
         seen: list[str] = []
         event.listen(conn, "before_cursor_execute", lambda *said: seen.append(str(said[2])))
         reversal.take_back(conn, [Payment.of(row) for row in rows], "", 2.0)
@@ -193,8 +197,8 @@ async def test_a_thousand_take_several_transactions_of_few_statements(database: 
     assert await database.write(first) <= 60
     reversals = Reversals(database, VirtualClock())
     done = await reversals.of_volunteer(FRIEND, 0.0, "the rest, after a kill")
-    assert done.taken == TakenBack(contributions=600, earned_micro=600, debt_micro=600)
-    assert await has(database) == Balances(spent_micro=600, debt_micro=600)
+    assert done.taken == TakenBack(contributions=180, earned_micro=180, debt_micro=180)
+    assert await has(database) == Balances(spent_micro=180, debt_micro=180)
     assert await breaches(database) == []
 
 
@@ -207,7 +211,7 @@ async def test_pay_of_hundreds_takes_a_handful_of_statements(database: Database)
             add(conn, who)
         numbers = [
             add_contribution(conn, run, (*people, FRIEND)[n % 41], "merged", 1, weight=1.0)
-            for n in range(500)
+            for n in range(200)
         ]
         rows = contributions.by_ids(conn, numbers)
         payments.post_pending_many(conn, [Payment.of(row) for row in rows], 1.0)
