@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -350,6 +351,14 @@ REPLICAS = 3
 def merge_for_ever(settings: dict[str, Any], store: str) -> None:
     """In a process of its own: a coordinator that does nothing but merge."""
     os.environ["AWS_ENDPOINT_URL"] = store
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
     async def merge() -> None:
         async with opened(convert(settings, Settings)) as coordinator:
