@@ -615,11 +615,13 @@ async def test_stakes_are_freed_from_the_oldest_on_as_far_as_the_bond_stays(
         return await database.read(lambda conn: escrow.at_stake(conn, MIA, last))
 
     assert [await at_stake(last) for last in (None, d, c, b, a, 0)] == [100, 100, 60, 30, 10, 0]
-    await database.write(lambda conn: escrow.free(conn, MIA, c, 71, 3.0))
+    await database.write(lambda conn: escrow.free(conn, MIA, (c, d + 1), 71, 3.0))
     assert await at_stake() == 90  # 10 are freed, 20 more would leave less than the bond
-    await database.write(lambda conn: escrow.free(conn, MIA, b, 0, 4.0))
+    await database.write(lambda conn: escrow.free(conn, MIA, (b, d + 1), 0, 4.0))
+    await database.write(lambda conn: escrow.free(conn, MIA, (c, c), 0, 4.0))
+    # What lies behind the oldest open draw is no bond for anything.
     assert [row.contribution_id for row in await stakes(database)] == [c, d]
-    await database.write(lambda conn: escrow.free(conn, MIA, d, 30, 5.0))
+    await database.write(lambda conn: escrow.free(conn, MIA, (d, d + 1), 30, 5.0))
     assert [row.contribution_id for row in await stakes(database)] == [d]
     assert await has(database) == Balances(escrow_micro=40, earned_micro=60)
     assert await has(database, BOB) == Balances(escrow_micro=99)

@@ -21,7 +21,7 @@ TITLE_ROWS = 5  # title and margins
 
 
 def for_others(link: str, words: str) -> str:
-    """Return the words next to a link, or that no other machine can use it."""
+    """Return the sentence above a link: how others use it, or that none but this machine can."""
     if not is_loopback(urlsplit(link).hostname or ""):
         return words
     return _("This link works on this machine only; the organiser has one for other machines:")
