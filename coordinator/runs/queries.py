@@ -73,7 +73,7 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     an_hour: float
     samples: int  # that they hold for learners
     learnt: int  # samples that learners have used, each as often as it was
-    signal: float | None = None  # share of samples that teach something
+    signal: float | None = None  # share of episodes that teach something
     behind: float | None = None  # versions between who made a sample and who learns from it
     tokens_per_s: float | None = None  # of one actor that writes
 
@@ -303,7 +303,9 @@ class RunQueries:
                 an_hour=experience.per_hour(conn, run.id, self._clock.now()),
                 samples=found.samples,
                 learnt=max(0, found.learnt - play.warm_steps * about.file.task.batch_size),
-                signal=experience.reported(conn, run.id, "signal"),
+                signal=found.samples / (play.samples * max(1, found.sealed))
+                if play.samples
+                else None,
                 behind=experience.reported(conn, run.id, "behind"),
                 tokens_per_s=experience.reported(conn, run.id, "tokens_per_s"),
             )

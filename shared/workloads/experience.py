@@ -47,6 +47,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     learners: int  # learn tasks at once
     fresh: int = 0  # learners draw from chunks sealed within this many versions; 0 = any
     unit: str = "game"  # what people call an episode
+    samples: int = 0  # of an episode that teaches; 0 = any number, and all teach
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
     match_games: int = 0  # of one match
     match_every: int = 0  # versions from one match to the next; 0 = none

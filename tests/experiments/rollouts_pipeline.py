@@ -37,11 +37,12 @@ class Pipeline(NamedTuple):
     problems: int = 32  # of a version
     group: int = 8
     versions: int = 400
-    batch: int = 256  # answers of a step
+    batch: int = 64  # answers with signal of a step
     lr: float = 4e-4
     lag: int = 0
     learners: int = 1  # machines that learn in turns, each with an optimiser of its own
     reset: bool = False
+    beta1: float = 0.9
 
 
 def solved(model: dict[str, Any], weights: Weights) -> float:
@@ -94,7 +95,7 @@ class Run:
     def taught(self) -> Iterator[tuple[int, float, float]]:
         """Learn by rewards; yields version, share of right answers, share of groups with signal."""
         s, old = self._s, [self.weights]
-        train = TrainSettings(lr=s.lr, weight_decay=0.0, warmup_steps=10)
+        train = TrainSettings(lr=s.lr, weight_decay=0.0, warmup_steps=10, beta1=s.beta1)
         for version in range(1, s.versions + 1):
             right, signal = self._answer(old[0], version)
             work = WORKLOAD.begin(
@@ -148,5 +149,5 @@ def run(s: Pipeline, seed: int) -> Iterator[tuple[str, float, float, float]]:
         one.warm()
         yield "warm", solved(one.model, one.weights), 0.0, 0.0
         for version, right, signal in one.taught():
-            if version % 50 == 0:
+            if version % 25 == 0:
                 yield str(version), solved(one.model, one.weights), right, signal

@@ -38,7 +38,9 @@ from shared.workloads.rollouts.problems import reward
 
 
 class RolloutExperience(Experience):
-    """Answers to problems; see `Experience`. An episode is a group, a sample an answer."""
+    """Answers to problems; see `Experience`. An episode is a group, a sample an answer of a group
+    with signal: one whose rewards differ.
+    """
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
@@ -60,6 +62,7 @@ class RolloutExperience(Experience):
             fresh=how.lag,
             learners=how.learners,
             unit="problem",
+            samples=how.group,
             warm_steps=how.warm_steps,
         )
 
@@ -92,10 +95,11 @@ class RolloutExperience(Experience):
         again = differing(sound, job, weights, secret, whole=whole)
         wrong |= again.complaints
         kept = [_judge(record, config) for place, record in sound.items() if place not in wrong]
+        teaching = [record for record in kept if len(set(record.rewards)) > 1]
         return Inspection(
-            data=encode(kept) if kept else b"",
+            data=encode(teaching) if kept else b"",
             episodes=len(kept),
-            samples=sum(len(record.lengths) for record in kept),
+            samples=sum(len(record.lengths) for record in teaching),
             evaluations=sum(sum(record.lengths) for record in kept),
             refused=len(wrong),
             stale=len(stale.keys() - wrong.keys()),

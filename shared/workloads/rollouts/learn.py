@@ -80,7 +80,7 @@ class _LearnWork(StepWork):
 class RolloutLearnWork(_LearnWork):
     """Learning from judged answers, in an order drawn by the seed."""
 
-    FIGURES = ("importance", "clipped", "answer_tokens", "behind", "signal")
+    FIGURES = ("importance", "clipped", "answer_tokens", "behind")
 
     def __init__(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
@@ -93,10 +93,7 @@ class RolloutLearnWork(_LearnWork):
 
     def measure(self, start: int, stop: int) -> StepLoss:
         count = len(self._order)
-        drawn = [self._found[self._order[place % count]] for place in range(start, stop)]
-        # A group whose rewards are all alike moves nothing and is not computed.
-        answers = [each for each in drawn if each.advantage] or drawn[:1]
-        share = len(answers) / len(drawn)
+        answers = [self._found[self._order[place % count]] for place in range(start, stop)]
         prompts = [encoded(self._config.problem(each.problem).prompt) for each in answers]
         rows = Rows(prompts, [each.tokens.tolist() for each in answers])
         old = to_device(rows.spread([each.logprobs for each in answers]), self.device)
@@ -105,8 +102,7 @@ class RolloutLearnWork(_LearnWork):
         mask = to_device(rows.mask, self.device)
         loss, figures = policy_loss(new, old, gains, mask, longest=self._config.answer)
         behind = sum(self.job.base_version - each.version for each in answers) / len(answers)
-        told = torch.cat([figures, figures.new_tensor([behind, share])])
-        return StepLoss(share * loss + MOST, told)
+        return StepLoss(loss + MOST, torch.cat([figures, figures.new_tensor([behind])]))
 
 
 class SupervisedWork(_LearnWork):
