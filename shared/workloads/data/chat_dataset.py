@@ -176,7 +176,7 @@ def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
     """Return a dialogue without the optional parts that its template has no place for, which are
     counted.
 
-    Raises InvalidRunFile where the rest would be a lesson in something else.
+    Raises InvalidRunFile where the rest would teach something else.
     """
     has: set[str] = {each.role for each in read.messages if each.role in ("system", "tool")}
     has |= {"tools"} if read.tools else set()
