@@ -66,7 +66,7 @@ class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskRow
     job: Job
     known: tuple[KnownVersion, ...]
-    drawn: bool  # every search is repeated, not just a few
+    drawn: bool = False  # every search is repeated, not just a few
 
     @property
     def match(self) -> bool:
@@ -76,6 +76,12 @@ class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
     def asked(self) -> int:
         """Return how many games the task asked for."""
         return self.task.stop - self.task.start
+
+    def price(self, found: Inspection) -> int:
+        """Return the micro-credits of the games that were found good."""
+        play = definition(self.run).play
+        flops = found.evaluations * (play.evaluation_flops if play else 0.0)
+        return price_of_flops(self.run.price_micro, self.run.step_flops, flops)
 
 
 def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) -> Inspection:
@@ -113,6 +119,11 @@ class Harvest(PlatformService):
         path = await self._blobs.local(row.sha256)
         files = {known.number: await self._blobs.local(known.sha256) for known in case.known}
         found, seconds = await self._compute.timed(inspect, case, path, files)
+        paid = msgspec.structs.replace(row, price_micro=case.price(found))
+        if await self._db.read(lambda conn: self._draws.drawn(conn, paid, case.run)):
+            case = msgspec.structs.replace(case, drawn=True)
+            found, more = await self._compute.timed(inspect, case, path, files)
+            seconds += more
         sha256 = await self._blobs.put_bytes(found.data) if found.data else ""
 
         def write(conn: Connection) -> None:
@@ -134,8 +145,7 @@ class Harvest(PlatformService):
             base_sha256=base.published_sha256,
         )
         known = _known(conn, run, task, base.version)
-        drawn = self._draws.drawn(conn, row, run)
-        return GamesCase(run=run, task=task, job=job, known=known, drawn=drawn)
+        return GamesCase(run=run, task=task, job=job, known=known)
 
     def _decide(
         self,
@@ -150,9 +160,7 @@ class Harvest(PlatformService):
         if row.state != "checking":
             return  # another replica has decided it
         run = runs.by_id(conn, row.run_id)
-        play = definition(run).play
-        flops = found.evaluations * (play.evaluation_flops if play else 0.0)
-        price = price_of_flops(run.price_micro, run.step_flops, flops)
+        price = case.price(found)
         row = msgspec.structs.replace(row, price_micro=price)
         judgement = judge(case, found, run.state)
         if judgement.state == "accepted" and case.drawn:

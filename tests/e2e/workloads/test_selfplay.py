@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 
 from coordinator.database import datasets, experience, runs
 from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.trust import recomputes
 from coordinator.demo.demo_report import strength
 from shared.protocol.contributions import Verdict
 from shared.protocol.versions import VersionInfo
@@ -103,6 +104,23 @@ async def test_games_become_chunks_and_chunks_a_version(home: LocalCoordinator) 
     assert await home.coordinator.merger.merge_if_due(1)
     assert (await home.coordinator.runs.queries.info("gomoku")).version == 1
     assert await sound(home)
+
+
+async def test_games_are_drawn_by_what_they_are_paid(tmp_path: Path) -> None:
+    """A task's price is a guess: else long games were faked at the risk of short ones."""
+    async with local_coordinator(tmp_path) as home:
+        await home.coordinator.runs.create(f"{RUN}[trust]\nrecompute = 0.05\n")
+        await home.coordinator.runs.start("gomoku")
+        async with home.coordinator.working():
+            ann = await player(home, "Ann")
+            lease = await ann.claim("selfplay")
+            await home.coordinator.db.write(
+                lambda conn: conn.execute(update(tasks).values(price_micro=0))
+            )
+            assert (await ann.do(lease)).credits_micro > 0
+            drawn = select(recomputes.c.result)
+            found = await home.coordinator.db.read(lambda conn: conn.execute(drawn).scalars().all())
+            assert found == ["passed"]
 
 
 FLIPPED = "but the moves end with"
