@@ -2,6 +2,9 @@
 
 After SparseLoCo, an upload sends 64 of 4,096 in two bits, with error feedback, without which most of
 it is lost. A link of the downlink sends 256 of 4,096 in eight bits: as many as four uploads name.
+
+Positions are written after Elias and Fano: of each its lowest four bits, and the others as the number
+of zeros before its one in a row of bits. That is 9 bits a position of an upload, 6 of a link.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from shared.tensors.spec import TensorSpec, grid
 
 INDEX = "#index"
 CHUNK = 4096
+PART = 16  # elements between which the lowest four bits of a position choose
 _LIMIT = 127
 _MOST = 3.38e38  # largest magnitude that rounds to a finite bfloat16
 
@@ -36,7 +40,7 @@ class TopK(Decoded):
     bits); and increasing positions within the chunk.
     """
 
-    keep: int  # elements kept of a chunk: a divisor of its size and a multiple of four
+    keep: int  # elements kept of a chunk: a divisor of its size and a multiple of eight
     coarse: bool
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -47,53 +51,47 @@ class TopK(Decoded):
         return (
             codes,
             TensorSpec(spec.name + SCALE, (scales,), "BF16"),
-            TensorSpec(spec.name + INDEX, (kept,), "U16"),
+            TensorSpec(spec.name + INDEX, (self._index_bytes(spec.count),), "U8"),
         )
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
         refuse_nonfinite(numbers)
-        codes: list[Array] = [np.empty(0, np.uint8 if self.coarse else np.int8)]
-        scales, index = [np.empty(0, np.uint16)], [np.empty(0, np.uint16)]
+        pieces: list[tuple[Array, ...]] = []
         for start, stop in _runs(numbers.size):
             rows = numbers[start:stop].reshape(-1, min(CHUNK, stop - start))
             places = _largest(rows, self._kept(rows.shape[1]))
             values = np.take_along_axis(rows, places, axis=1)
-            found, sizes = _two_bits(values) if self.coarse else _eight_bits(values)
-            codes.append(found)
-            scales.append(sizes)
-            index.append(places.astype(np.uint16).reshape(-1))
-        return np.concatenate(codes), np.concatenate(scales), np.concatenate(index)
+            found = _two_bits(values) if self.coarse else _eight_bits(values)
+            pieces.append((*found, _index(places, rows.shape[1])))
+        kinds = (np.uint8 if self.coarse else np.int8, np.uint16, np.uint8)
+        empty = [np.empty(0, kind) for kind in kinds]
+        return tuple(map(np.concatenate, zip(empty, *pieces, strict=True)))
 
     def decode(
         self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
     ) -> F32:
-        first = start // CHUNK
-        begin, end = first * CHUNK, min(-(-stop // CHUNK) * CHUNK, count)
+        begin, end = start // CHUNK * CHUNK, min(-(-stop // CHUNK) * CHUNK, count)
         each = 1 + self.coarse
-        scales = read_scales(parts[1][first * each : -(-end // CHUNK) * each]).reshape(-1, each)
+        scales = parts[1][begin // CHUNK * each : -(-end // CHUNK) * each]
+        magnitudes = read_scales(scales).reshape(-1, each)
         numbers = np.zeros(end - begin, np.float32)
         for low, high in _runs(end - begin):
             rows = numbers[low:high].reshape(-1, min(CHUNK, high - low))
             kept = slice(self._kept(begin + low), self._kept(begin + high))
-            index = _positions(parts[2][kept].reshape(len(rows), -1), rows.shape[1])
-            values = self._values(parts[0], kept, scales[low // CHUNK :][: len(rows)])
-            np.put_along_axis(rows, index, values, axis=1)
+            index = parts[2][self._index_bytes(begin + low) : self._index_bytes(begin + high)]
+            values = _values(parts[0], kept, magnitudes[low // CHUNK :][: len(rows)])
+            places = _places(index.reshape(len(rows), -1), values.shape[1], rows.shape[1])
+            np.put_along_axis(rows, places, values, axis=1)
         return numbers[start - begin : stop - begin]
-
-    def _values(self, codes: Array, kept: slice, scales: F32) -> F32:
-        """Return the numbers of some rows."""
-        if not self.coarse:
-            whole: F32 = codes[kept].reshape(len(scales), -1) * scales
-            return whole
-        packed = codes[kept.start // 4 : -(-kept.stop // 4)]
-        four = (packed[:, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3
-        told = four.reshape(-1)[: kept.stop - kept.start].reshape(len(scales), -1)
-        large = np.where(told & 2, scales[:, 1:], scales[:, :1])
-        return np.where(told & 1, -large, large)
 
     def _kept(self, count: int) -> int:
         """Return how many of the first `count` elements travel; a short last chunk rounds up."""
         return count // CHUNK * self.keep + -(-(count % CHUNK) * self.keep // CHUNK)
+
+    def _index_bytes(self, count: int) -> int:
+        """Return how many bytes the positions of the first `count` elements take."""
+        whole, rest = divmod(count, CHUNK)
+        return whole * sum(_sizes(self.keep, CHUNK)) + sum(_sizes(self._kept(rest), rest))
 
 
 def _largest(rows: F32, keep: int) -> Array:
@@ -127,13 +125,45 @@ def _two_bits(values: F32) -> tuple[U8, U16]:
     return packed, scales
 
 
-def _positions(index: U16, width: int) -> Array:
-    wide = index.astype(np.int64)
-    if wide.size and (wide[:, -1].max() >= width or (np.diff(wide, axis=1) <= 0).any()):
-        raise InvalidFrame(
-            "the positions of a sparse update are out of order or outside their chunk"
-        )
-    return wide
+def _values(codes: Array, kept: slice, scales: F32) -> F32:
+    """Return the numbers of some rows; `kept` begins at a multiple of four."""
+    if scales.shape[1] == 1:
+        whole: F32 = codes[kept].reshape(len(scales), -1) * scales
+        return whole
+    packed = codes[kept.start // 4 : -(-kept.stop // 4)]
+    four = (packed[:, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3
+    told = four.reshape(-1)[: kept.stop - kept.start].reshape(len(scales), -1)
+    large = np.where(told & 2, scales[:, 1:], scales[:, :1])
+    return np.where(told & 1, -large, large)
+
+
+def _sizes(kept: int, width: int) -> tuple[int, int]:
+    """Return how many bytes the row of bits and the lowest bits of so many positions take."""
+    return -(-(kept + -(-width // PART)) // 8), -(-kept // 2)
+
+
+def _index(places: Array, width: int) -> U8:
+    """Return the positions in rows of `width`, written."""
+    count, kept = places.shape
+    bits = np.zeros((count, 8 * _sizes(kept, width)[0]), np.uint8)
+    np.put_along_axis(bits, places // PART + np.arange(kept), 1, axis=1)
+    lowest = np.zeros((count, kept + kept % 2), np.uint8)
+    lowest[:, :kept] = places % PART
+    packed = lowest[:, ::2] << 4 | lowest[:, 1::2]
+    return np.concatenate([np.packbits(bits, axis=1), packed], axis=1).reshape(-1)
+
+
+def _places(index: Array, kept: int, width: int) -> Array:
+    """Return the positions that were written. Raises InvalidFrame."""
+    edge, _ = _sizes(kept, width)
+    bits, packed = np.unpackbits(index[:, :edge], axis=1), index[:, edge:]
+    if (bits.sum(axis=1) == kept).all():
+        lowest = np.stack([packed >> 4, packed & 15], axis=2).reshape(len(index), -1)[:, :kept]
+        parts = np.nonzero(bits)[1].reshape(len(index), kept) - np.arange(kept)
+        found: Array = parts * PART + lowest
+        if not found.size or (found[:, -1].max() < width and (np.diff(found, axis=1) > 0).all()):
+            return found
+    raise InvalidFrame("the positions of a sparse update are out of order or outside their chunk")
 
 
 def _runs(count: int) -> list[tuple[int, int]]:

@@ -68,7 +68,7 @@ def test_a_link_of_sparse_uploads_is_their_union(tmp_path: Path) -> None:
     published = parse_frame(run.blobs[content.published_sha256], SCHEMA)
     assert np.abs(published["w"] - run.weights["w"]).max() < 1e-2 / 127
     assert [step.codec for step in content.downlink.links] == ["topk-int8"] * 3
-    assert content.downlink.links[0].blob.size < 0.19 * COUNT + 1000
+    assert content.downlink.links[0].blob.size < 0.111 * COUNT + 1000
 
 
 def test_a_version_that_nobody_could_tell_from_the_last_has_no_link(tmp_path: Path) -> None:
