@@ -68,7 +68,7 @@ def add(
     text: Annotated[
         list[Path] | None,
         Parameter(
-            help="Text files, folders, .jsonl, or nanoGPT .bin files.",
+            help="Text files, folders, or .jsonl.",
             consume_multiple=True,
             negative="",
         ),

@@ -77,7 +77,7 @@ class Datasets(PlatformService):
         return manifest
 
     async def add_text(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """Add a token dataset from text files, folders, JSONL or a token `.bin`; see
+        """Add a token dataset from text files, folders or JSONL; see
         `shared.workloads.data.text_dataset.build_text`.
         """
         from shared.workloads.data.text_dataset import build_text

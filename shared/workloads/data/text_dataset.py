@@ -3,14 +3,14 @@ volunteers never get.
 
 Two runs over the same input give the same bytes. Text passes through a temporary file, so memory
 holds an index of the documents and never the corpus. Reading the sources is `documents.py`, the
-format of a chunk `tokens.py`, and what is tokens already `token_files.py`.
+format of a chunk `tokenizer.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, Unpack
 
@@ -24,7 +24,6 @@ from shared.workloads.data.documents import Document, read_documents
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.text_lengths import lengths
-from shared.workloads.data.token_files import build_token_files, token_files
 from shared.workloads.data.tokenizer import (
     Built,
     ChunkWriter,
@@ -73,7 +72,7 @@ def build_text(
 ) -> DatasetManifest:
     """Store a token dataset through `put` and return its manifest.
 
-    A source is a file, a directory, a `Document`, or a nanoGPT `.bin` of uint16 tokens. Long
+    A source is a file, a directory or a `Document`. Long
     documents are cut, exact copies dropped; the parts with the smallest SHA-256 are held out until
     `heldout_share` of the bytes is reached, so the split depends on the text alone. Unreadable
     texts are added to `skipped`. Raises InvalidRunFile.
@@ -81,14 +80,11 @@ def build_text(
     settings = TextSettings(**options)
     tell = on_progress or (lambda _: None)
     skipped = skipped if skipped is not None else Skipped()
-    if isinstance(sources, Sequence) and (files := token_files(sources)):
-        built = build_token_files(files, put, settings)
-    else:
-        with tempfile.TemporaryFile() as spool:
-            documents = read_documents(sources, skipped)
-            parts, counts = _spool(documents, spool, settings.heldout_share, tell)
-            built = _build(_TextScratch(spool, parts), put, settings, tell)
-        built.meta.update(counts, skipped=skipped.count)
+    with tempfile.TemporaryFile() as spool:
+        documents = read_documents(sources, skipped)
+        parts, counts = _spool(documents, spool, settings.heldout_share, tell)
+        built = _build(_TextScratch(spool, parts), put, settings, tell)
+    built.meta.update(counts, skipped=skipped.count)
     return DatasetManifest(
         name=name,
         kind="tokens",

@@ -176,41 +176,14 @@ def test_a_tokenizer_of_ones_own_is_used_and_travels_along() -> None:
     assert manifest.meta["vocab_size"] == 280
 
 
-def test_nanogpt_token_files_keep_their_split(tmp_path: Path) -> None:
-    train = np.arange(1000, dtype="<u2") % 500
-    val = np.arange(100, dtype="<u2")
-    train.tofile(tmp_path / "train.bin")
-    val.tofile(tmp_path / "val.bin")
-    store = Store()
-    manifest = build_text("web", [tmp_path], store.put, vocab_size=500, chunk_tokens=300)
-    assert store.stream(manifest.chunks) == train.tolist()
-    assert store.stream(manifest.heldout) == val.tolist()
-    assert manifest.assets == {}
-    alone = build_text(
-        "web", [tmp_path / "train.bin"], store.put, vocab_size=500, heldout_share=0.1
-    )
-    assert store.stream(alone.heldout) == train[900:].tolist()
-
-
-def test_a_vocabulary_above_65535_takes_four_bytes_a_token(tmp_path: Path) -> None:
-    tokens = np.array([69_999, 3, 7, 11] * 10, dtype="<u4")
-    tokens.tofile(tmp_path / "big.bin")
-    store = Store()
-    manifest = build_text("big", [tmp_path / "big.bin"], store.put, vocab_size=70_000)
-    assert manifest.meta["dtype"] == "uint32"
-    assert store.stream(manifest.chunks + manifest.heldout[:0], "<u4")[0] == 69_999
-
-
 def refuses(match: str, *sources: str | Path | Document, **options: object) -> None:
     with pytest.raises(InvalidRunFile, match=match):
         build_text("bad", sources, Store().put, **options)  # type: ignore[arg-type]
 
 
 def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
-    latin, odd, tokens, plain = (tmp_path / name for name in ("l.txt", "o.bin", "t.bin", "p.txt"))
+    latin, plain = tmp_path / "l.txt", tmp_path / "p.txt"
     latin.write_bytes("déjà vu".encode("latin1"))
-    odd.write_bytes(b"\x01\x02\x03")
-    np.array([1, 2, 900, 3], dtype="<u2").tofile(tokens)
     plain.write_text("a few words")
     refuses("not UTF-8 text .*0xe9.*iconv", latin)
     refuses("no such file or directory", tmp_path / "missing")
@@ -224,9 +197,6 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     refuses("it is a program", noise)
     refuses(r"too little text .*\(11 bytes in 1 document\)", plain)
     refuses(r"too little text .*\(0 bytes in 0 documents\)", Document("blank", "  \n"))
-    refuses("3 bytes are not a list of uint16", odd)
-    refuses("token 900 at position 2 is not below vocab_size 500", tokens, vocab_size=500)
-    refuses("cannot be mixed", tokens, plain)
     refuses("vocab_size 100 must lie between 257", *stories(), vocab_size=100)
     refuses("heldout_share 0.9", plain, heldout_share=0.9)
     refuses("not a tokenizer.json", *stories(), tokenizer=b"{}")
