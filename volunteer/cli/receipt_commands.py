@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from volunteer.cli.exit_codes import EXIT_FAILURE, hinted, remark
-from volunteer.cli.json_output import print_json, print_table
-from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
+from volunteer.cli.exit_codes import EXIT_FAILURE, remark
+from volunteer.cli.json_output import print_json
+from volunteer.i18n.catalogue import _, ngettext, number, shown
 
 if TYPE_CHECKING:
     from volunteer.account.profile import Identity
@@ -18,46 +18,10 @@ if TYPE_CHECKING:
     from volunteer.settings.settings import Directories
     from volunteer.storage.receipts import ReceiptBook
 
-app = App(name="receipts", help="Signed receipts of your payments: list and verify them.")
+app = App(name="receipts", help="Signed receipts of your payments.")
 
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
-
-EARNED, ESCROW = N_("earned"), N_("at stake")
-KINDS = {"earn": EARNED, "vest": EARNED, "answered": EARNED, "escrow": ESCROW, "answer": ESCROW}
-NONE = N_(
-    "there are no receipts yet: a volunteer at work fetches them a moment after each payment, and "
-    "`volunteer receipts verify` does too"
-)
-
-
-@app.command(name="list")
-def listing(*, json: Json = False, profile: Profile = "") -> int:
-    """List the receipts that are kept here, oldest first."""
-    from datetime import UTC, datetime
-
-    from volunteer.i18n.formats import credit
-
-    _places, identity, book = _opened(profile)
-    found = _checked(identity, book)
-    rows = [_row(each) for each in found]
-    if json:
-        print_json(rows)
-        return 0
-    if not rows:
-        print(hinted(_(NONE), profile))
-        return 0
-    lines = []
-    for row in rows:
-        if row["problem"]:
-            lines.append(["-", "-", _("wrong: {problem}", problem=shown(row["problem"])), "-", "-"])
-            continue
-        at = datetime.fromtimestamp(row["at"], UTC).strftime("%Y-%m-%d %H:%M")
-        paid = credit(row["credits_micro"], 2 if row["contribution"] is not None else 6)
-        lines.append([at, paid, _(row["kind"]), _work(row), str(row["leaf"])])
-    names = [_("at"), _("credits"), _("kind"), _("for"), _("entry")]
-    print_table(names, lines, {1, 4})
-    return 0
 
 
 @app.command
@@ -183,33 +147,6 @@ async def _fetched(profile: Any, check: RecordCheck) -> str:
             return await check.fetch()
     except (Configuration, Forbidden, Unauthorized):
         return ""
-
-
-def _row(checked: CheckedReceipt) -> dict[str, Any]:
-    receipt = checked.receipt
-    if receipt is None:
-        return {"problem": checked.problem}
-    return {
-        "at": receipt.entry.at,
-        "run": receipt.run,
-        "contribution": receipt.contribution,
-        "version": receipt.version,
-        "credits_micro": receipt.credits_micro,
-        "kind": KINDS.get(receipt.entry.kind, receipt.entry.kind),
-        "leaf": receipt.leaf,
-        "problem": checked.problem,
-    }
-
-
-def _work(row: dict[str, Any]) -> str:
-    """Return the purpose of a receipt."""
-    run = row["run"]
-    if row["contribution"] is None:
-        return _("an answer of {run}", run=run)
-    of_run = _("contribution {id} of {run}", id=row["contribution"], run=run)
-    if row["version"] is None:
-        return _("{contribution}, in no version", contribution=of_run)
-    return _("{contribution}, in version {version}", contribution=of_run, version=row["version"])
 
 
 def _named(checked: CheckedReceipt) -> str:

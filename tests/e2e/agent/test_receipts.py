@@ -167,7 +167,6 @@ def test_a_receipt_is_fetched_once_and_verified_with_and_without_a_server(
     code, out, err = ann.run("verify")
     assert (code, out) == (75, "0 receipts verified\n")
     assert "the present record was not checked" in err
-    assert "there are no receipts yet" in ann.run("list")[1]
     server = serve()
     sealed(server)
     for _ in range(2):
@@ -176,10 +175,6 @@ def test_a_receipt_is_fetched_once_and_verified_with_and_without_a_server(
         assert out == "1 receipt verified; the coordinator's record still holds them\n"
     assert server.stop() == 0
     assert ann.run("verify", "--offline") == (0, "1 receipt verified\n", "")
-    (row,) = json.loads(ann.run("list", "--json")[1])
-    assert (row["run"], row["version"], row["kind"]) == ("tiny", 1, "earned")
-    assert row["credits_micro"] > 0
-    assert "earned  contribution" in ann.run("list")[1]
     code, out, _ = ann.run("verify", "--json")
     found = json.loads(out)
     assert (code, found["receipts"], found["history"], found["heads"]) == (75, 1, "", 1)
@@ -258,7 +253,6 @@ def test_a_damaged_or_foreign_receipt_is_wrong(
     assert code == 1
     assert "wrong: a receipt: the signature does not fit" in out
     assert "1 of 1 receipt wrong" in out
-    assert "wrong: " in ann.run("list")[1]
     # Signed by a key that is not the coordinator's.
     other = SigningKey.load_or_create(tmp_path / "other.key")
     payload = signed["payload"]
