@@ -28,7 +28,6 @@ class MoveReply(msgspec.Struct, frozen=True, kw_only=True):
 
     move: int
     value: float  # for whoever is to move, -1 ... 1
-    heat: tuple[float, ...]  # the policy, a number for each cell
 
 
 class BoardAnalysis(msgspec.Struct, frozen=True, kw_only=True):

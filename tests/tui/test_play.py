@@ -1,4 +1,4 @@
-"""A game against a version: keys and mouse lay stones, hints, taking back, other versions, and
+"""A game against a version: keys and mouse lay stones, taking back, other versions, and
 trouble as a sentence.
 """
 
@@ -58,9 +58,7 @@ class Friend:
         self.asked.append((tuple(moves), level))
         await self.gate.wait()
         free = [field for field, stone in enumerate(self.look(moves).board) if not stone]
-        heat = [0.0] * self.rules.cells
-        heat[free[-1]], heat[free[0]] = 0.34, 0.66
-        return MoveReply(move=free[0], value=0.2, heat=tuple(heat))
+        return MoveReply(move=free[0], value=0.2)
 
 
 @asynccontextmanager
@@ -116,21 +114,6 @@ async def test_stones_are_laid_by_the_mouse_also_where_only_a_part_of_the_board_
         assert names(app)[0] == "h9"  # above the middle
 
 
-async def test_a_hint_is_a_map_and_goes_away() -> None:
-    friend = Friend()
-    async with at_the_board(friend) as (app, pilot):
-        await press(pilot, "1", "i")
-        assert friend.asked == [((), 1)]  # never as sloppy as the easy level
-        text = screen_text(app)
-        assert "a6 66 %" in text
-        assert "f1 34 %" in text
-        assert " 6 6 · · · · ·" in text
-        await press(pilot, "i")
-        assert "66 %" not in screen_text(app)
-        await press(pilot, "i", "enter")
-        assert "66 %" not in screen_text(app)
-
-
 async def test_a_move_is_taken_back_even_while_the_version_thinks() -> None:
     friend = Friend()
     async with at_the_board(friend) as (app, pilot):
@@ -140,7 +123,7 @@ async def test_a_move_is_taken_back_even_while_the_version_thinks() -> None:
         await pilot.press("enter")
         await pilot.pause()
         assert "version 7 is thinking" in screen_text(app)
-        await pilot.press("enter", "i")  # nothing happens while it thinks
+        await pilot.press("enter")  # nothing happens while it thinks
         await pilot.press("u")
         friend.gate.set()
         await settle(pilot)
@@ -163,7 +146,7 @@ async def test_a_game_is_won_lost_or_drawn() -> None:
         assert "your turn" in screen_text(app)
         await press(pilot, "left", "left", "left", "enter")
         assert "you have won" in screen_text(app)
-        await press(pilot, "right", "enter", "i")
+        await press(pilot, "right", "enter")
         assert len(app.game.moves) == 7
     async with at_the_board(Friend()) as (app, pilot):
         for key in ("enter", "down", "enter", "right", "enter", "down", "enter"):
@@ -199,7 +182,7 @@ async def test_without_a_version_there_is_a_sentence_and_a_way_out() -> None:
     friend.refuses = Unreachable("the coordinator does not answer")
     async with at_the_board(friend) as (app, pilot):
         assert "the coordinator does not answer" in screen_text(app)
-        await press(pilot, "enter", "up", "i", "u", "n", "c", "right_square_bracket")
+        await press(pilot, "enter", "up", "u", "n", "c", "right_square_bracket")
         await pilot.press("q")
         await pilot.pause()
     assert app.return_code == 0
@@ -241,7 +224,7 @@ def picture(snap_compare: Snapshot, size: tuple[int, int], *, ascii: bool = Fals
 
     async def play(pilot: Pilot[int]) -> None:
         await settle(pilot)
-        await press(pilot, "enter", "up", "right", "enter", "left", "enter", "down", "i")
+        await press(pilot, "enter", "up", "right", "enter", "left", "enter", "down")
 
     return snap_compare(app, terminal_size=size, run_before=play)
 

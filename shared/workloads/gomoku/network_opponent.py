@@ -61,5 +61,4 @@ class GomokuOpponent:
         return MoveReply(
             move=int(order[1 if second else 0]),
             value=float(search.values()[0]),
-            heat=tuple((visits / visits.sum()).tolist()),
         )

@@ -65,8 +65,6 @@ async def test_a_version_sits_down_answers_and_gives_hints(tmp_path: Path) -> No
             assert (seated.version, seated.newest, seated.size, seated.win) == (0, 0, 5, 4)
             reply = await one.reply([12], 0)
             assert one.look([12, reply.move]).board.count(0) == 23
-            assert sum(reply.heat) == pytest.approx(1)
-            assert reply.heat[12] == 0
             # One move from a row of four, on either side of the board.
             assert (await one.reply([0, 20, 1, 21, 2, 22], 2)).move == 3
             won = one.look([0, 20, 1, 21, 2, 22, 3])

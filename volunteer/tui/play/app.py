@@ -33,8 +33,6 @@ from volunteer.tui.widgets.panel import Panel, Scene, panels
 if TYPE_CHECKING:
     from volunteer.opponent import Seated
 
-HINT_LEVEL = 1  # at least: a hint of the easy level would err on purpose
-
 
 class Partner(Protocol):
     """Interface of an opponent, which `volunteer.opponent.Rival` implements."""
@@ -152,7 +150,6 @@ class PlayApp(App[int]):
             newest=seated.newest,
             size=seated.size,
             win=seated.win,
-            hint=None,
             value=None,
         )
         self.query_one(Board).styles.width = width_of(seated.size)
@@ -171,9 +168,7 @@ class PlayApp(App[int]):
     def _place(self, moves: tuple[int, ...]) -> None:
         """Set the position after the legal `moves`."""
         position = self._partner.look(moves)
-        self.game = replace(
-            self.game, moves=moves, position=position, hint=None, asking=False, trouble=""
-        )
+        self.game = replace(self.game, moves=moves, position=position, trouble="")
         self._goes_on()
 
     def _goes_on(self) -> None:
@@ -192,14 +187,6 @@ class PlayApp(App[int]):
             self.game = replace(self.game, value=reply.value, thinking=False)
             self._place((*self.game.moves, reply.move))
 
-    async def _look_up(self) -> None:
-        self._asked += 1
-        asked = self._asked
-        reply = await self._partner.reply(self.game.moves, max(HINT_LEVEL, self.game.level))
-        if asked == self._asked:
-            self.game = replace(self.game, hint=reply, asking=False)
-            self._draw()
-
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a call of the opponent; an error is shown as a sentence, the game stays as it was."""
 
@@ -207,9 +194,7 @@ class PlayApp(App[int]):
             try:
                 await work
             except VolunteerError as error:
-                self.game = replace(
-                    self.game, trouble=shown(error.message), thinking=False, asking=False
-                )
+                self.game = replace(self.game, trouble=shown(error.message), thinking=False)
                 self._draw()
 
         self.run_worker(running(), group="game", exit_on_error=True)
@@ -225,7 +210,6 @@ class PlayApp(App[int]):
             cursor=self._cursor,
             last=game.moves[-1] if game.moves else -1,
             row=game.position.row,
-            heat=game.hint.heat if game.hint is not None else (),
         )
         for panel in panels(self.screen):
             panel.show(scene, at_once=True)
@@ -252,17 +236,6 @@ class PlayApp(App[int]):
             self._place((*game.moves, self._cursor))
         else:
             self._draw()
-
-    def action_hint(self) -> None:
-        """Show the moves that the version would play here, or hide them."""
-        if not self.game.my_turn or self.game.asking:
-            return
-        if self.game.hint is not None:
-            self.game = replace(self.game, hint=None)
-        else:
-            self.game = replace(self.game, asking=True)
-            self._run(self._look_up())
-        self._draw()
 
     def action_take_back(self) -> None:
         """Take back the user's last stone and the moves after it."""
@@ -294,7 +267,7 @@ class PlayApp(App[int]):
         wanted = self.game.version + by
         if self.game.size and not self.game.thinking and 0 <= wanted <= self.game.newest:
             self._asked += 1
-            self.game = replace(self.game, trouble="", asking=False)
+            self.game = replace(self.game, trouble="")
             self._run(self._sit(wanted))
 
     def action_help(self) -> None:

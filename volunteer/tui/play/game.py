@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.workloads.games import BoardAnalysis, MoveReply, cell_name
+from shared.workloads.games import BoardAnalysis, cell_name
 from volunteer.i18n.catalogue import N_, _, number, pgettext
 from volunteer.tui.keys import KeyCommand
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.board import STONES
 
-BEST = 5  # moves of a hint that are listed
 MOVES_SHOWN = 6
 LEVEL_WORDS = (N_("easy"), N_("middle"), N_("hard"))  # of LEVELS
 EMPTY = BoardAnalysis(board=(), over=False)
@@ -29,8 +28,6 @@ class Game(msgspec.Struct, frozen=True, kw_only=True):
     level: int = 1
     position: BoardAnalysis = EMPTY
     thinking: bool = False
-    asking: bool = False  # for a hint
-    hint: MoveReply | None = None
     value: float | None = None  # the version's own estimate of its last position, -1 to 1
     trouble: str = ""
 
@@ -50,13 +47,6 @@ ACTIONS = (
         short=N_("lay"),
         help=N_("Lay a stone."),
         rank=50,
-    ),
-    KeyCommand(
-        key="i",
-        action="hint",
-        short=N_("hint"),
-        help=N_("Show what the version would play here: tenths of its visits, on the board."),
-        rank=10,
     ),
     KeyCommand(
         name="back",
@@ -187,20 +177,6 @@ def facts(game: Game, width: int, height: int) -> list[Line]:
     if names:
         rows.append((_("last moves"), " ".join(names)))
     lines += [((left(name, 12), "dim"), (value, "value")) for name, value in rows]
-    return [*lines, *_hint(game)][:height]
-
-
-def _hint(game: Game) -> list[Line]:
-    if game.asking:
-        return [(), ((_("the version is thinking"), "dim"),)]
-    if game.hint is None:
-        choose = _("arrow keys or mouse choose a field")
-        return [] if game.moves or game.thinking else [(), ((choose, "dim"),)]
-    heat = game.hint.heat
-    best = sorted(range(len(heat)), key=lambda field: -heat[field])[:BEST]
-    told = [f"{cell_name(field, game.size)} {100 * heat[field]:.0f} %" for field in best]
-    return [
-        (),
-        ((_("it would play (digits: tenths)"), "dim"),),
-        *(((text, "mark"),) for text in told if not text.endswith(" 0 %")),
-    ]
+    if not game.moves and not game.thinking:
+        lines += [(), ((_("arrow keys or mouse choose a field"), "dim"),)]
+    return lines[:height]

@@ -15,8 +15,6 @@ from volunteer.tui.widgets.panel import Panel, Scene
 
 STONES = {1: ("X", "info"), -1: ("O", "accent")}
 LABEL = 3  # cells of the terminal for the number of a row
-WARM = ((0.3, "good"), (0.1, "model"), (0.0, "raw"))  # roles of a share in a heat map
-SHARE_MIN = 0.02  # smaller shares have no digit
 
 
 class BoardState(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +25,6 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
     cursor: int = 0
     last: int = -1  # the stone that was laid last
     row: tuple[int, ...] = ()  # that won
-    heat: tuple[float, ...] = ()  # share of each field; empty = no map
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,11 +98,7 @@ def _field(laid: BoardState, field: int, glyphs: Glyphs) -> Span:
     if stone:
         sign, role = STONES[stone]
         return sign, "good" if field in laid.row else role
-    share = laid.heat[field] if laid.heat else 0.0
-    if share < SHARE_MIN:
-        return glyphs.dot, "faint"
-    role = next(name for least, name in WARM if share >= least)
-    return str(min(9, int(10 * share))), role
+    return glyphs.dot, "faint"
 
 
 class Board(Panel):
