@@ -11,8 +11,6 @@ from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
-from volunteer.settings import settings
-from volunteer.settings.limit_presets import PRESETS, following, held, preset
 from volunteer.tui.look import Look
 from volunteer.tui.screens.settings import about_lines
 from volunteer.tui.setting_labels import choices, grouped, holds, label, parsed, shown
@@ -226,36 +224,13 @@ def test_a_default_is_told_in_the_words_of_a_value(name: str, says: str) -> None
 async def test_changes_are_taken_back_one_after_the_other(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
-        await pilot.press("down", "enter", "p")
+        await pilot.press("down", "enter", "down", "down", "enter")
         await settle(app, pilot)
-        assert changes(engine) == [{"in_use": "gentle"}, preset("gentle").changes]
+        assert changes(engine) == [{"in_use": "gentle"}, {"on_battery": True}]
         await pilot.press("u", "u", "u")
         await settle(app, pilot)
-        before = {name: named(name).value for name in preset("gentle").changes}
-        assert changes(engine)[2:] == [before, {"in_use": "work"}]
+        assert changes(engine)[2:] == [{"on_battery": False}, {"in_use": "work"}]
         assert "nothing was changed on this page" in screen_text(app)
-
-
-async def test_the_preset_that_holds_is_marked_and_the_next_is_taken(engine: FakeEngine) -> None:
-    wanted = preset("gentle").changes
-    rows = tuple(replace(row, value=wanted.get(row.name, row.value)) for row in SETTINGS)
-    prepared(engine).answers[commands.GetSettings] = rows
-    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
-        await settle(app, pilot)
-        await pilot.press("p")
-        await settle(app, pilot)
-        assert changes(engine) == [preset("evenings").changes]
-
-
-def test_presets_set_the_same_settings_and_right_values() -> None:
-    assert len({tuple(sorted(one.changes)) for one in PRESETS}) == 1
-    for one in PRESETS:
-        assert settings.TABLE.check(one.changes, "this") == one.changes
-        assert held(one.changes) == one.name
-        assert held({**one.changes, "duty_percent": 7}) == ""
-        listed = {k: list(v) if isinstance(v, tuple) else v for k, v in one.changes.items()}
-        assert held(listed) == one.name
-    assert [following(one.changes).name for one in PRESETS] == ["evenings", "everything", "gentle"]
 
 
 async def test_settings_are_found_by_a_text(engine: FakeEngine) -> None:

@@ -15,7 +15,7 @@ from volunteer.control.control import Control
 from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.tui import keys
 from volunteer.tui.page import Page
-from volunteer.tui.text import Line, as_of, wrap
+from volunteer.tui.text import as_of
 from volunteer.tui.widgets.panel import Scene
 
 T = TypeVar("T")
@@ -47,18 +47,15 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             return as_of(scene.now - self.at)
         return _("asking") if self.asking and self.value is None else ""
 
-    def instead(self, scene: Scene, width: int, height: int, empty: str) -> list[Line]:
-        """Return the lines in place of a reply: the error, or the reason for the wait."""
-        glyphs = scene.glyphs
+    def instead(self, empty: str) -> str:
+        """Return the sentence of a list without rows: the error, the wait, or `empty`."""
         if self.error:
-            lines: list[Line] = [((f"{glyphs.cross} {_('cannot be shown')}", "bad"),)]
-            said = _("{error}. Press r to try again.", error=self.error.rstrip("."))
-            return [*lines, *(((t, "text"),) for t in wrap(said, width, height - 1))][:height]
-        if self.value is None and self.asking:
-            return [((f"{glyphs.wait} {_('asking the coordinator')}", "dim"),)]
-        if self.value is None and not scene.view.status.online:
-            return [((text, "dim"),) for text in wrap(_(OFFLINE), width, height)]
-        return [((text, "dim"),) for text in wrap(empty, width, height)]
+            return _(
+                "cannot be shown: {error}. Press r to try again.", error=self.error.rstrip(".")
+            )
+        if self.value is not None:
+            return empty
+        return _("asking the coordinator") if self.asking else _(OFFLINE)
 
 
 RELOAD = keys.KeyCommand(

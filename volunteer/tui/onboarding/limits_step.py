@@ -10,11 +10,9 @@ from textual.app import ComposeResult
 from shared.errors import VolunteerError
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
-from volunteer.settings import limit_presets
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
 from volunteer.tui.setting_labels import help_of
 from volunteer.tui.text import Line
-from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.setting_list import SettingList
 from volunteer.tui.widgets.table import Listing
@@ -40,10 +38,9 @@ class LimitsStep(Step):
     NAME = "Limits"
     TITLE = N_("Limits")
     HEADING = N_("What may volunteer use?")
-    KEYS = (*NEXT, (N_("space"), N_("change"), "start"), ("p", N_("preset"), "preset"), *BACK)
+    KEYS = (*NEXT, (N_("space"), N_("change"), "start"), *BACK)
 
     def compose(self) -> ComposeResult:
-        yield ChoiceRow(limit_presets.NAMES, self._preset, action="take", key="p", id="presets")
         yield SettingList(
             lambda: self.choice.settings, names=ASKED, title="", id="asked", by_enter=False
         )
@@ -68,18 +65,6 @@ class LimitsStep(Step):
         if not self._list.editing:
             self.post_message(self.Done())
 
-    def _values(self) -> dict[str, Any]:
-        return {row.name: row.value for row in self.choice.settings}
-
-    def _preset(self) -> str:
-        return limit_presets.held(self._values())
-
-    def take(self, name: str = "") -> None:
-        """Apply a preset, or the next one."""
-        chosen = limit_presets.preset(name) if name else limit_presets.following(self._values())
-        self.volunteer.tell(f"{_(chosen.name)}: {_(chosen.help)}")
-        self.run_worker(self._save(chosen.changes), group="limits")
-
     def press_space(self) -> None:
         self._list.change()
 
@@ -103,7 +88,6 @@ class LimitsStep(Step):
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         self._list.refill()
-        self.query_one(ChoiceRow).draw()
         self.query_one("#setting-help", FunctionPanel).draw()
 
     def _help(self, scene: Scene, width: int, height: int) -> list[Line]:

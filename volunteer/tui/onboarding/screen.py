@@ -101,12 +101,6 @@ class Onboarding(Page):
             help=N_("Keep the nickname from the leaderboard, or show it."),
         ),
         keys.KeyCommand(
-            key="p",
-            action="preset",
-            short=N_("preset"),
-            help=N_("Set the limits together: gentle, evenings, everything."),
-        ),
-        keys.KeyCommand(
             key="space",
             action="start",
             short=N_("start"),
@@ -135,7 +129,6 @@ class Onboarding(Page):
         &.-tall #how { display: block; }
         #verdict-name { height: 3; padding: 0 1; }
         #sent { height: 10; }
-        #presets { height: 1; }
         #setting-help { height: 4; padding: 0 1; }
         #machine { height: 14; }
         #choices { height: 1fr; max-height: 14; }
@@ -193,8 +186,6 @@ class Onboarding(Page):
                 return isinstance(self.step, BenchmarkStep)
             case "hide":
                 return isinstance(self.step, NameStep)
-            case "preset":
-                return isinstance(self.step, LimitsStep)
             case "start":
                 return isinstance(self.step, LimitsStep | ReadyStep)
         return True
@@ -256,13 +247,6 @@ class Onboarding(Page):
     def action_hide(self) -> None:
         if isinstance(self.step, NameStep):
             self.step.hide()
-
-    def action_preset(self) -> None:
-        self.action_take("")
-
-    def action_take(self, name: str) -> None:
-        if isinstance(self.step, LimitsStep):
-            self.step.take(name)
 
     def action_start(self) -> None:
         self.step.press_space()

@@ -168,7 +168,14 @@ class History(QueryPage):
         note = " ".join(part for part in (count, answer.note(scene)) if part)
         return Filling(
             rows=tuple(verdict_row(v, scene, paid, old=old) for v in chosen),
-            empty=_empty(answer, known),
+            empty=_("nothing of this kind; w shows others, / searches for another text")
+            if known
+            else answer.instead(
+                _(
+                    "your contributions appear here with their verdicts and reasons, from the "
+                    "first task on"
+                )
+            ),
             title=_('Contributions with "{needle}"', needle=self.needle)
             if self.needle
             else _("Contributions"),
@@ -297,22 +304,6 @@ def way(state: str, scene: Scene) -> Line:
         role = "good" if place == 3 and reached == 3 else "text" if place <= reached else "faint"
         spans.append((word, role))
     return tuple(spans)
-
-
-def _empty(answer: QueryReply[Page], known: Sequence[Verdict]) -> str:
-    if known:
-        return _("nothing of this kind; w shows others, / searches for another text")
-    if answer.error:
-        return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
-    if answer.value is not None:
-        return _(
-            "your contributions appear here with their verdicts and reasons, from the first task on"
-        )
-    return (
-        _("asking the coordinator")
-        if answer.asking
-        else _("shown as soon as the coordinator answers")
-    )
 
 
 def detail_lines(

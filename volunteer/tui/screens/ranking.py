@@ -111,27 +111,18 @@ class LeaderboardPage(QueryPage):
         answer = self._ranks()
         return Filling(
             rows=leader_rows(answer.value or (), scene, old=answer.old(scene)),
-            empty=_empty(answer),
+            empty=answer.instead(
+                _(
+                    "no credits were earned in this time; the first accepted contribution opens "
+                    "the list"
+                )
+            ),
             title=_("Ranks"),
             subtitle=answer.note(scene),
         )
 
     def _place(self, scene: Scene, width: int, height: int) -> list[Line]:
         return [place_line(self._ranks().value or (), scene, width)]
-
-
-def _empty(answer: QueryReply[Sequence[LeaderRow]]) -> str:
-    if answer.error:
-        return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
-    if answer.value is not None:
-        return _(
-            "no credits were earned in this time; the first accepted contribution opens the list"
-        )
-    return (
-        _("asking the coordinator")
-        if answer.asking
-        else _("shown as soon as the coordinator answers")
-    )
 
 
 def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tuple[Row, ...]:

@@ -158,7 +158,9 @@ class RunsPage(QueryPage):
                 run_row(info, self.estimate(info), scene, helped=helped(info, chosen), old=old)
                 for info in infos
             ),
-            empty=_empty(answer),
+            empty=answer.instead(
+                _("this coordinator has no run yet: its organiser starts one, and it appears here")
+            ),
             title=_("Runs"),
             subtitle=subtitle or (helping if infos else ""),
         )
@@ -299,18 +301,6 @@ class RunsPage(QueryPage):
 def helped(info: RunInfo, chosen: Sequence[str]) -> bool:
     """Return True if this machine claims tasks of a run."""
     return not chosen or info.name in chosen
-
-
-def _empty(answer: QueryReply[tuple[RunInfo, ...]]) -> str:
-    if answer.error:
-        return _("cannot be shown: {error}. Press r to try again.", error=answer.error.rstrip("."))
-    if answer.value is not None:
-        return _("this coordinator has no run yet: its organiser starts one, and it appears here")
-    return (
-        _("asking the coordinator")
-        if answer.asking
-        else _("shown as soon as the coordinator answers")
-    )
 
 
 def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old: bool) -> Row:

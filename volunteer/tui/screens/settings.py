@@ -15,12 +15,11 @@ from shared.errors import VolunteerError
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, _
-from volunteer.settings import limit_presets, settings
+from volunteer.settings import settings
 from volunteer.tui import keys
 from volunteer.tui.query_page import PageQuery, QueryPage, QueryReply
 from volunteer.tui.setting_labels import SOURCES, choices, help_of, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
-from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.setting_list import SettingList
@@ -65,17 +64,9 @@ class SettingsPage(QueryPage):
             help=N_("Show only settings that hold a text."),
             rank=35,
         ),
-        keys.KeyCommand(
-            key="p",
-            action="preset",
-            short=N_("preset"),
-            help=N_("Set the limits together: gentle, evenings, everything."),
-            rank=37,
-        ),
     )
     CSS = """
     SettingsPage {
-        #presets { height: 1; }
         #columns { height: 1fr; }
         #about { width: 46; }
         &.-normal, &.-narrow, &.-tiny {
@@ -84,7 +75,6 @@ class SettingsPage(QueryPage):
         }
         &.-short #about { height: 5; }
         &.-flat #about { display: none; }
-        &.-flat #presets { display: none; }
     }
     """
 
@@ -94,7 +84,6 @@ class SettingsPage(QueryPage):
 
     def body(self) -> ComposeResult:
         with Vertical():
-            yield ChoiceRow(limit_presets.NAMES, self._preset, action="take", key="p", id="presets")
             yield Finder(id="finder")
             with Horizontal(id="columns"):
                 yield SettingList(self.rows, empty=self._empty)
@@ -149,20 +138,6 @@ class SettingsPage(QueryPage):
 
     def _values(self) -> dict[str, Any]:
         return {row.name: row.value for row in self.rows()}
-
-    def _preset(self) -> str:
-        return limit_presets.held(self._values())
-
-    def action_preset(self) -> None:
-        self.action_take(limit_presets.following(self._values()).name)
-
-    def action_take(self, name: str) -> None:
-        """Apply a preset."""
-        chosen = limit_presets.preset(name)
-        self._change(chosen.changes)
-        self.volunteer.tell(
-            _("{name}: {help} u takes it back.", name=_(chosen.name), help=_(chosen.help))
-        )
 
     def action_undo(self) -> None:
         if not self._undo:
