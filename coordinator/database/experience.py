@@ -153,25 +153,6 @@ def per_hour(conn: Connection, run_id: int, now: float) -> float:
     return count * 3600.0 / max(1.0, now - float(oldest.sealed_at))
 
 
-def pay_of_samples(conn: Connection, run_id: int) -> tuple[int, int]:
-    """Return the micro-credits of the newest files of episodes, and the samples in them."""
-    h = harvests.c
-    newest = (
-        select(h.samples, contributions.c.price_micro)
-        .join(contributions, contributions.c.id == h.contribution_id)
-        .where(h.run_id == run_id)
-        .order_by(h.contribution_id.desc())
-        .limit(LATELY)
-        .subquery()
-    )
-    sums = select(
-        func.coalesce(func.sum(newest.c.price_micro), 0),
-        func.coalesce(func.sum(newest.c.samples), 0),
-    )
-    micro, samples = conn.execute(sums).one()
-    return int(micro), int(samples)
-
-
 def reported(conn: Connection, run_id: int, name: str) -> float | None:
     """Return the mean of a figure in the newest reports of workers; None where none has it."""
     c = contributions.c

@@ -24,7 +24,7 @@ from coordinator.plan.plan_tables import Plan
 from coordinator.rules.advice import advice, too_large
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
-from coordinator.runs.definition import Definition, definition, price_of_flops
+from coordinator.runs.definition import Definition, definition
 from coordinator.runs.landmarks import Landmarks, landmarks
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, KeyedCache
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.rules.run_file import RunFile
     from shared.signing import SigningKey
-    from shared.workloads.experience import Pacing
 
 LIVE_S = 4 * HEARTBEAT_S
 PATIENCE_S = 300.0  # wait for silent vetted volunteers, where the plan has no deadline
@@ -187,7 +186,6 @@ class RunQueries:
             workers=runs.live_workers(conn, run.id, now - LIVE_S),
             episodes_per_hour=experience.per_hour(conn, run.id, now) if play else None,
             episodes=f"{play.unit}s" if play else "",
-            credit_shares=_credit_shares(conn, run, play) if play else {},
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:
@@ -332,32 +330,6 @@ def merging_text(needs: int, merge_in_s: float | None) -> str:
         minutes, seconds = divmod(max(0, round(merge_in_s)), 60)
         text += f" or {minutes}:{seconds:02d}"
     return text
-
-
-def _credit_shares(conn: Connection, run: RunRow, play: Pacing) -> dict[str, float]:
-    """Return the shares of a run's credits that players, learners and matches get in the long run;
-    none before the first games.
-
-    A learner waits until there are positions enough for it, so that its plan says how many are
-    played for each that it learns from.
-    """
-    micro, samples = experience.pay_of_samples(conn, run.id)
-    if not samples:
-        return {}
-    task = definition(run).file.task
-    needed = task.local_steps * task.batch_size / play.reuse
-    paid = {
-        "learn": float(run.price_micro * task.local_steps),
-        "selfplay": needed * micro / samples,
-        "evaluate": 0.0,
-    }
-    if play.match_every:
-        match = play.match_games * price_of_flops(
-            run.price_micro, run.step_flops, play.episode_flops
-        )
-        paid["evaluate"] = match / (play.match_every * max(1, phases.at_head(run).quorum))
-    whole = sum(paid.values())
-    return {kind: each / whole for kind, each in paid.items() if each}
 
 
 def _memory(run: RunRow, about: Definition) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
 from shared.protocol.accounts import Me
@@ -48,8 +47,6 @@ class RunBeat(Message):
     # run that makes no data of its own.
     episodes_per_hour: float | None = None
     episodes: str = "games"
-    # Shares of its credits in the long run, by kind of task; empty where all are of one kind.
-    credit_shares: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class TaskOrder(Message):

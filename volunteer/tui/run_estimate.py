@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 
 import msgspec
@@ -79,10 +79,11 @@ def pace(
         if devices is not None and device not in devices:
             continue
         if len(last) >= TASKS_MIN and steps > 0 and seconds > 0:
-            few = run and len(last) < STEADY_MIN
-            rate = _rate_of_few(last, status) if few else _rate(last)
-            if rate is None:
-                continue
+            rate = _rate(last)
+            if run and len(last) < STEADY_MIN:
+                if any(w.kind in MIXED for w in last):
+                    continue
+                rate = median(_rate([w]) for w in last if w.seconds > 0)
             paces.append(
                 MachinePace(
                     device=device,
@@ -97,34 +98,6 @@ def pace(
 def _rate(work: Sequence[WorkDone]) -> float:
     """Return the credits a second of some work."""
     return sum(w.price_micro for w in work) / MICRO / sum(w.seconds for w in work)
-
-
-def _rate_of_few(work: Sequence[WorkDone], status: Status) -> float | None:
-    """Return the expected credits a second from few tasks of a run: the median of each kind,
-    weighted by the run's long-term shares; None while a share or a median is unknown.
-    """
-    rates = {
-        kind: median(_rate([w]) for w in work if w.kind == kind and w.seconds > 0)
-        for kind in {w.kind for w in work if w.seconds > 0}
-    }
-    beat = next((beat for beat in status.beats if beat.run == work[0].run), None)
-    shares = beat.credit_shares if beat is not None else {}
-    if not shares:
-        mixed = MIXED & rates.keys()
-        return None if mixed else median(_rate([w]) for w in work if w.seconds > 0)
-    rates |= {kind: _unseen(kind, rates, work[0], status) for kind in shares if kind not in rates}
-    if not all(rates[kind] > 0 for kind in shares):
-        return None
-    return sum(shares.values()) / sum(share / rates[kind] for kind, share in shares.items())
-
-
-def _unseen(kind: str, rates: Mapping[str, float], work: WorkDone, status: Status) -> float:
-    """Return the credits a second of a kind of task that was not done here yet; 0 if unknown."""
-    if kind != "learn":  # a match is played as games of self-play are
-        return next((rates[other] for other in ("selfplay", "evaluate") if other in rates), 0.0)
-    info = next((info for info in status.runs if info.name == work.run), None)
-    speed = next((b.step_flops for b in status.benchmarks if b.device == work.device), 0.0)
-    return info.credits_per_step * speed / info.step_flops if info and info.step_flops else 0.0
 
 
 def time_to(micro: int, status: Status) -> str:

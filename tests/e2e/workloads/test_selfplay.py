@@ -63,9 +63,6 @@ async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
         found = await home.coordinator.db.read(lambda conn: experience.totals(conn, 1))
         assert found.sealed >= 4
         assert found.samples > found.sealed
-        [beat] = await home.coordinator.runs.queries.beats()
-        assert set(beat.credit_shares) == {"selfplay", "learn", "evaluate"}
-        assert sum(beat.credit_shares.values()) == pytest.approx(1)
         assert await sound(home)
 
 
