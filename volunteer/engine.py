@@ -390,7 +390,6 @@ ACTING: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
     commands.Measure: lambda agent, told: agent.measure(told.device, quick=told.quick),
     commands.StopMeasuring: lambda agent, _: agent.stop_measuring(),
     commands.LookAtDevices: lambda agent, _: agent.look(),
-    commands.GetMeasured: lambda agent, _: agent.store.home.memory.measured,
     commands.GetInvitation: lambda agent, _: _invitation(agent.remote.identity),
     commands.GetPicture: lambda agent, told: sample_picture(agent.remote, told.run, told.version),
     commands.MakeLink: lambda agent, _: agent.remote.api.link(),

@@ -59,9 +59,7 @@ def benchmarks(told: Sequence[Benchmark]) -> tuple[Benchmark, ...]:
             device=device,
             fp32_flops=_rate(b.fp32_flops),
             bf16_flops=_rate(b.bf16_flops),
-            memory_bytes_per_s=_rate(b.memory_bytes_per_s),
             step_flops=_rate(b.step_flops),
-            disk_bytes_per_s=_rate(b.disk_bytes_per_s),
             at=b.at if math.isfinite(b.at) else 0.0,
         )
         for device, b in list(kept.items())[:DEVICES_MAX]

@@ -121,7 +121,6 @@ class SimulatedMachine:
             device=DEVICE,
             fp32_flops=0.0,
             bf16_flops=0.0,
-            memory_bytes_per_s=0.0,
             step_flops=self._step_flops,
         )
         request = BenchmarkRequest(benchmarks=(speed,))

@@ -111,9 +111,7 @@ class Benchmark(Message):
     device: str
     fp32_flops: float  # matmul
     bf16_flops: float
-    memory_bytes_per_s: float
     step_flops: float  # of a real training step: what task sizing uses
-    disk_bytes_per_s: float = 0.0
     at: float = 0.0
 
 

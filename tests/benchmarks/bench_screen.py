@@ -163,9 +163,7 @@ def joined(home: str) -> None:
     )
     remembered = profile.home(identity)
     remembered.remember_verdicts(verdicts, VERDICTS_KEPT)
-    speed = Benchmark(
-        device="cpu", fp32_flops=1e11, bf16_flops=1e11, memory_bytes_per_s=1e10, step_flops=1e10
-    )
+    speed = Benchmark(device="cpu", fp32_flops=1e11, bf16_flops=1e11, step_flops=1e10)
     remembered.remember(benchmarks=(speed,))  # without one it begins with the first questions
 
 

@@ -115,7 +115,7 @@ def measured(bench: Bench) -> tuple[Benchmark, list[Row]]:
     ).result(120)
     said = (
         f"{found.fp32_flops / 1e12:.2f} TFLOP/s float32, {found.bf16_flops / 1e12:.2f} bfloat16,"
-        f" {found.memory_bytes_per_s / 1e9:.0f} GB/s, a step {found.step_flops / 1e12:.3f}"
+        f" a step {found.step_flops / 1e12:.3f}"
     )
     return found, [("benchmark", said, found.fp32_flops > 0 and found.step_flops > 0)]
 

@@ -95,7 +95,6 @@ RUNS = (
     replace(scenes.RUN, name="digits", state="paused", workers=0, progress=0.1),
     replace(scenes.RUN, name="large-gpt", memory_bytes=90_000_000_000, loss=None, workers=3),
 )
-MEASURED = tuple(replace(scenes.BENCHMARK, step_flops=(80 + n * 7 % 50) * 1e9) for n in range(9))
 WORKERS = tuple(
     WorkerInfo(
         worker_id=str(n),
@@ -132,7 +131,6 @@ ANSWERS: dict[Any, Any] = {
     endpoints.ME: scenes.ME,
     endpoints.CONTRIBUTIONS: Paged(OLDER, "780"),
     endpoints.RUNS: RUNS,
-    commands.GetMeasured: MEASURED,
     endpoints.WORKERS: WORKERS,
     endpoints.VERSIONS: (),
     commands.GetSettings: SETTINGS,
@@ -159,7 +157,6 @@ NOTHING: dict[Any, Any] = {
     ),
     endpoints.CONTRIBUTIONS: Paged((), ""),
     endpoints.RUNS: (),
-    commands.GetMeasured: (),
     endpoints.WORKERS: (),
 }
 

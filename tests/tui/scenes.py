@@ -23,7 +23,6 @@ BENCHMARK = Benchmark(
     device="cpu",
     fp32_flops=412e9,
     bf16_flops=155e9,
-    memory_bytes_per_s=31e9,
     step_flops=118e9,
     at=1_699_990_000.0,
 )

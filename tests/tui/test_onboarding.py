@@ -338,15 +338,11 @@ async def test_who_joined_on_the_command_line_begins_with_the_limits(engine: Fak
 async def test_measuring_shows_what_is_done_and_what_comes(engine: FakeEngine) -> None:
     async with at(engine, "measuring") as (app, _):
         rows = [line.strip(" │") for line in screen_text(app).splitlines()]
-        stages = [
-            row for row in rows if "matrix" in row or row.endswith(("memory", "steps", "disk"))
-        ]
+        stages = [row for row in rows if "matrix" in row or row.endswith("steps")]
         assert stages == [
             "✓ matrix products in float32",
             "✓ matrix products in bfloat16",
-            "✓ memory",
             "● real training steps",
-            "○ disk",
         ]
         assert "enter: next" not in screen_text(app)
 
@@ -381,7 +377,7 @@ async def test_the_proof_of_work_shows_how_far_it_is(engine: FakeEngine) -> None
         assert "40 %" not in screen_text(app)
 
 
-OWN = {"back", "skip", "hide", "preset", "start"}
+OWN = {"back", "skip", "hide", "start"}
 
 
 @pytest.mark.parametrize(
@@ -389,7 +385,7 @@ OWN = {"back", "skip", "hide", "preset", "start"}
     [
         ("join", set()),
         ("name", {"back", "hide"}),
-        ("limits", {"back", "preset", "start"}),
+        ("limits", {"back", "start"}),
         ("measuring", {"back", "skip"}),
         ("ready", {"back", "start"}),
     ],

@@ -79,8 +79,6 @@ class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
     ordered_at: float = 0.0  # of the last order from another machine of the account
     verdicts: tuple[Verdict, ...] = ()  # newest last
     benchmarks: tuple[Benchmark, ...] = ()
-    measured: tuple[Benchmark, ...] = ()  # all of them, oldest first
-    disturbed: tuple[str, ...] = ()  # devices that were measured beside other programs
     torch: str = ""  # version the benchmarks were made with
     steps: tuple[ModelStep, ...] = ()  # of the runs' own models
     shortages: tuple[Shortage, ...] = ()  # of memory, by run and device

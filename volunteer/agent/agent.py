@@ -133,7 +133,6 @@ class Agent:
             hub=hub,
             life=life,
             settings=settings,
-            scratch=store.cache.root,
         )
         self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
         self._guard = PolicyGuard(settings.rules, self._watched(), self._pauses)
@@ -351,16 +350,13 @@ class Agent:
             hub=self._hub,
             quit_s=self._settings.quit_seconds,
         )
-        await supervisor.run(work, self._loops(submitter, pairs))
+        await supervisor.run(work, self._loops(submitter))
 
-    def _loops(self, submitter: Submitter, pairs: list[tuple[Device, Trainer]]) -> list[Loop]:
+    def _loops(self, submitter: Submitter) -> list[Loop]:
         """Return the background loops that run until the work ends."""
         clock, hub, remote = self._timing.clock, self._hub, self.remote
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         keeper = ReceiptKeeper(self._record_check(), self.store.receipts, hub, clock)
-        again = self._benchmarks.measure_again(
-            pairs, may=lambda device: self._pauses.paused(device) is None
-        )
         found = [
             Loop(name="the heartbeat", work=self.heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
@@ -371,7 +367,6 @@ class Agent:
             Loop(name="revealing", work=self._revealer().run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=self._sensors.run(), vital=False),
-            Loop(name="measuring again", work=again, vital=False),
         ]
         if self._settings.serve:
             found.append(Loop(name="answering", work=self._answering().run(), vital=False))

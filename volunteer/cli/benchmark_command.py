@@ -23,7 +23,7 @@ from volunteer.settings.settings import Directories
 from volunteer.training.trainer import Trainer
 
 LINE = 40  # cells of the line that tells how far it is
-STAGES = {"step": N_("training"), "memory": N_("memory"), "disk": N_("disk")}
+STAGES = {"step": N_("training")}
 
 
 def measure(directories: Directories, device: str, *, quick: bool, json: bool) -> int:
@@ -65,7 +65,6 @@ def _one(
             quick=quick,
             report=report,
             stop=lambda: False,
-            scratch=directories.cache,
             now=now,
         )
     ).result()
@@ -77,15 +76,13 @@ def _one(
 def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
     names = {device.id: printable(device.name) for device in devices}
     rows = [
-        (_("device"), _("training"), "fp32", "bf16", _("memory"), _("disk"), _("name")),
+        (_("device"), _("training"), "fp32", "bf16", _("name")),
         *(
             (
                 b.device,
                 f"{number(b.step_flops / 1e9, ',.0f')} GF/s",
                 f"{number(b.fp32_flops / 1e9, ',.0f')} GF/s",
                 f"{number(b.bf16_flops / 1e9, ',.0f')} GF/s",
-                f"{number(b.memory_bytes_per_s / 1e9, ',.1f')} GB/s",
-                f"{number(b.disk_bytes_per_s / 1e9, ',.1f')} GB/s",
                 names.get(b.device, ""),
             )
             for b in results
@@ -111,8 +108,7 @@ def _remember(
     others = home.memory.benchmarks if home.memory.torch == machine.torch else ()
     fresh = {b.device for b in results}
     benchmarks = (*(b for b in others if b.device not in fresh), *results)
-    disturbed = tuple(d for d in home.memory.disturbed if d not in fresh)
-    home.remember(benchmarks=benchmarks, disturbed=disturbed, torch=machine.torch)
+    home.remember(benchmarks=benchmarks, torch=machine.torch)
     if identity.registered:
         request = BenchmarkRequest(benchmarks=benchmarks, hardware=machine)
         asyncio.run(_publish(identity, request))

@@ -19,7 +19,7 @@ from typing import (
 import msgspec
 
 from shared.errors import BadRequest
-from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
+from shared.protocol.accounts import LinkCode, ServerInfo
 from shared.protocol.endpoints import QUERIES, Endpoint
 from shared.sentences import Sentence, Words
 from volunteer.control.events import AnyEvent
@@ -162,10 +162,6 @@ class StopMeasuring(Command[None]):
 
 class LookAtDevices(Command[None]):
     """Read the sensors of the devices now; changes arrive as events."""
-
-
-class GetMeasured(Command[tuple[Benchmark, ...]]):
-    """Return all remembered benchmarks of this machine, oldest first."""
 
 
 class GetInvitation(Command[str]):

@@ -7,63 +7,22 @@ may be cancelled.
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from shared.machine_limits import machine_cores
 from shared.protocol.accounts import Benchmark
 from volunteer.machine.device_memory import synchronize
 
 if TYPE_CHECKING:
     import torch
 
-DISK_BYTES = 64 << 20
 VOCABULARY = 4096
-FULL_S = {"fp32": 3.0, "bf16": 3.0, "memory": 2.0, "step": 6.0, "disk": 1.0}
+FULL_S = {"fp32": 3.0, "bf16": 3.0, "step": 6.0}
 FIRST_STAGE = "fp32"
 QUICK_SHARE = 0.15
-SLACK_CORES = 0.25  # what a quiet system uses by itself
 REPORT_S = 0.25  # progress is told at most this often: a bf16 product of a small matrix takes 20 us
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorTime:
-    """Processor seconds of this machine so far: of all programs, and of this one."""
-
-    at: float  # monotonic
-    busy_s: float
-    own_s: float
-
-
-def processor_time() -> ProcessorTime:
-    """Return the processor seconds used by now; time taken by other virtual machines is used."""
-    spent = psutil.cpu_times()._asdict()
-    unused = ("idle", "iowait", "guest", "guest_nice")  # guests are in user and nice too
-    own = psutil.Process().cpu_times()
-    return ProcessorTime(
-        at=time.monotonic(),
-        busy_s=sum(seconds for kind, seconds in spent.items() if kind not in unused),
-        own_s=own.user + own.system,
-    )
-
-
-def disturbed(
-    before: ProcessorTime, after: ProcessorTime, *, threads: int, cores: int | None = None
-) -> bool:
-    """Return True if other programs kept more cores busy than `threads` leave them of the whole
-    machine, which has more than a container may use.
-    """
-    cores = cores or machine_cores()
-    seconds = max(after.at - before.at, 1e-9)
-    others = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    return others / seconds > max(0, cores - threads) + SLACK_CORES
 
 
 class BenchmarkCancelled(Exception):
@@ -80,11 +39,10 @@ class Shape:
     length: int  # T
     batch: int  # B
     matrix: int  # side of the first matrix product
-    copy_bytes: int
 
 
-SMALL = Shape(width=256, layers=4, heads=8, length=128, batch=4, matrix=512, copy_bytes=64 << 20)
-LARGE = Shape(width=768, layers=12, heads=12, length=512, batch=8, matrix=4096, copy_bytes=1 << 30)
+SMALL = Shape(width=256, layers=4, heads=8, length=128, batch=4, matrix=512)
+LARGE = Shape(width=768, layers=12, heads=12, length=512, batch=8, matrix=4096)
 
 
 class _Bench:
@@ -138,26 +96,21 @@ def benchmark(
     quick: bool,
     report: Callable[[str, float], None],
     stop: Callable[[], bool],
-    scratch: Path | None = None,
     now: float = 0.0,
 ) -> Benchmark:
-    """Measure a device; `scratch` lies on the disk to measure. Raises BenchmarkCancelled."""
+    """Measure a device. Raises BenchmarkCancelled."""
     import torch
 
     bench = _Bench(device, quick, report, stop)
     fp32 = _product(bench, "fp32", torch.float32)
     bf16 = _product(bench, "bf16", torch.bfloat16)
-    memory = _copy(bench)
     step = _step(bench)
-    disk = 0.0 if scratch is None else _disk(bench, scratch)
     report("done", 1.0)
     return Benchmark(
         device=device,
         fp32_flops=fp32,
         bf16_flops=bf16,
-        memory_bytes_per_s=memory,
         step_flops=step,
-        disk_bytes_per_s=disk,
         at=now,
     )
 
@@ -178,20 +131,6 @@ def _product(bench: _Bench, stage: str, dtype: torch.dtype) -> float:
 
     seconds = bench.measure(stage, once)
     return 2.0 * side**3 / seconds
-
-
-def _copy(bench: _Bench) -> float:
-    """Bytes a second read and written."""
-    import torch
-
-    source = torch.zeros(bench.shape.copy_bytes, dtype=torch.uint8, device=bench.device)
-    target = torch.empty_like(source)
-
-    def once() -> None:
-        target.copy_(source)
-
-    seconds = bench.measure("memory", once)
-    return 2.0 * bench.shape.copy_bytes / seconds
 
 
 def _step(bench: _Bench) -> float:
@@ -235,24 +174,3 @@ def _step(bench: _Bench) -> float:
     used = sum(p.numel() for p in model.parameters()) - VOCABULARY * s.width  # a look-up is free
     attention = 12 * s.layers * s.length * s.width
     return (6.0 * used + attention) * s.batch * s.length / seconds
-
-
-def _disk(bench: _Bench, directory: Path) -> float:
-    """Bytes a second that a file is written with; 0 where none can be."""
-    try:
-        return DISK_BYTES / bench.measure("disk", lambda: _write(directory))
-    except OSError:
-        return 0.0
-
-
-def _write(directory: Path) -> None:
-    path = directory / f".disk.{secrets.token_hex(4)}.part"
-    block = bytes(4 << 20)
-    try:
-        with path.open("wb") as file:
-            for _ in range(DISK_BYTES // len(block)):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        path.unlink(missing_ok=True)

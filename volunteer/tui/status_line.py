@@ -22,9 +22,7 @@ from volunteer.tui.view import AgentView
 STAGES = {
     "fp32": N_("matrix products in float32"),
     "bf16": N_("matrix products in bfloat16"),
-    "memory": N_("memory"),
     "step": N_("real training steps"),
-    "disk": N_("disk"),
 }
 
 

@@ -181,7 +181,6 @@ async def test_who_is_at_work_is_told_with_the_speed_of_the_device_that_works(
             device=device,
             fp32_flops=1e12,
             bf16_flops=1e12,
-            memory_bytes_per_s=1e9,
             step_flops=steps * row.step_flops,
         )
         for device, steps in (("cpu", 3.0), ("cuda:0", 700.0))

@@ -74,9 +74,7 @@ STORY: list[AnyEvent] = [
         )
     ),
     events.Benchmarked(
-        benchmark=Benchmark(
-            device="cpu", fp32_flops=1e11, bf16_flops=1e11, memory_bytes_per_s=1e10, step_flops=8e10
-        )
+        benchmark=Benchmark(device="cpu", fp32_flops=1e11, bf16_flops=1e11, step_flops=8e10)
     ),
     events.Idle(reason="no_run", message="nothing is running", until=NOW + 30, at=NOW),
     training(10, NOW),

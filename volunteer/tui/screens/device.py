@@ -26,7 +26,7 @@ from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.run_estimate import estimate, part_words
 from volunteer.tui.screens.copy_text import CopyText, for_others
-from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
+from volunteer.tui.text import Line, ago, count, fit, flops, left, wrap
 from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.device_readings import Readings, device_state, live_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
@@ -146,7 +146,6 @@ class DevicePage(QueryPage):
     def queries(self) -> dict[str, PageQuery]:
         run = self.volunteer.view.run()
         asked: dict[str, PageQuery] = {
-            "measured": lambda control: control.do(commands.GetMeasured()),
             "settings": lambda control: control.do(commands.GetSettings()),
         }
         if run:
@@ -212,9 +211,8 @@ class DevicePage(QueryPage):
         device = self._device()
         if device is None:
             return []
-        history: Sequence[Benchmark] = self.answer("measured").value or ()
         workers: QueryReply[Sequence[WorkerInfo]] = self.answer("workers")
-        return benchmark_lines(device, history, workers.value or (), scene, width)[:height]
+        return benchmark_lines(device, workers.value or (), scene, width)[:height]
 
     def _now_title(self, scene: Scene) -> tuple[str, str]:
         device = self._device()
@@ -257,12 +255,7 @@ class DevicePage(QueryPage):
             return
         if self.volunteer.view.task(device.id) is not None:
             self.volunteer.tell(_("measuring starts after the task in hand"))
-        self.volunteer.command(
-            control.do(commands.Measure(device=device.id)), lambda: self.ask_measured()
-        )
-
-    def ask_measured(self) -> None:
-        self.query_now({"measured": lambda control: control.do(commands.GetMeasured())})
+        self.volunteer.command(control.do(commands.Measure(device=device.id)))
 
     def action_pause_device(self) -> None:
         control, device = self.volunteer.control, self._device()
@@ -344,7 +337,6 @@ def device_row(device: Device, speed: Benchmark | None, scene: Scene) -> Row:
 
 def benchmark_lines(
     device: Device,
-    history: Sequence[Benchmark],
     workers: Sequence[WorkerInfo],
     scene: Scene,
     cells: int,
@@ -364,31 +356,12 @@ def benchmark_lines(
         _fact(_("training"), flops(speed.step_flops), room, "value"),
         _fact("fp32", f"{flops(speed.fp32_flops)}{products}", room),
         _fact("bf16", f"{flops(speed.bf16_flops)}{products}", room),
-        _fact(_("memory"), f"{size(speed.memory_bytes_per_s)}/s", room),
     ]
-    if speed.disk_bytes_per_s:
-        lines.append(
-            _fact(
-                _("disk"),
-                _("{rate}/s written", rate=size(speed.disk_bytes_per_s)),
-                room,
-            )
-        )
     ways = ((glyphs.up, status.up_bytes_per_s), (glyphs.down, status.down_bytes_per_s))
     if network := "  ".join(f"{sign} {size(rate)}/s" for sign, rate in ways if rate):
         lines.append(_fact(_("network"), network, room))
     if speed.at:
         lines.append(_fact(_("measured"), _("{time} ago", time=ago(scene.now - speed.at)), room))
-    earlier = [b.step_flops for b in history if b.device == device.id]
-    if len(earlier) > 1:
-        drawn = spark(earlier[-20:], 20, glyphs)
-        lines.append(
-            (
-                (left(_("before"), NAME_CELLS), "dim"),
-                (drawn, "fill"),
-                (" " + ngettext("{n} time", "{n} times", len(earlier)), "dim"),
-            )
-        )
     return [*lines, *_compared(speed, workers, scene, room)]
 
 

@@ -58,35 +58,32 @@ def test_any_report_fits_its_column(told: Hardware) -> None:
     assert msgspec.json.decode(msgspec.json.encode(kept), type=Hardware) == kept
 
 
-@given(rates, rates, rates, rates)
-def test_rates_are_finite_and_not_negative(
-    fp32: float, bf16: float, memory: float, at: float
-) -> None:
+@given(rates, rates, rates)
+def test_rates_are_finite_and_not_negative(fp32: float, bf16: float, at: float) -> None:
     told = Benchmark(
         device="cpu",
         fp32_flops=fp32,
         bf16_flops=bf16,
-        memory_bytes_per_s=memory,
         step_flops=fp32,
         at=at,
     )
     (kept,) = reports.benchmarks([told])
-    for value in (kept.fp32_flops, kept.bf16_flops, kept.memory_bytes_per_s, kept.step_flops):
+    for value in (kept.fp32_flops, kept.bf16_flops, kept.step_flops):
         assert 0.0 <= value <= reports.RATE_MAX
     assert math.isfinite(kept.at)
 
 
 def test_the_last_result_of_a_device_counts() -> None:
     told = [
-        Benchmark(device="cpu", fp32_flops=1, bf16_flops=1, memory_bytes_per_s=1, step_flops=flops)
+        Benchmark(device="cpu", fp32_flops=1, bf16_flops=1, step_flops=flops)
         for flops in (1.0, 2.0)
     ]
     assert [b.step_flops for b in reports.benchmarks(told)] == [2.0]
 
 
 def benchmark(device: str = "cpu", **rates: float) -> Benchmark:
-    told = {"fp32_flops": 1.0, "bf16_flops": 2.0, "memory_bytes_per_s": 3.0, "step_flops": 4.0}
-    return Benchmark(device=device, **(told | {"disk_bytes_per_s": 5.0, "at": 6.0} | rates))
+    told = {"fp32_flops": 1.0, "bf16_flops": 2.0, "step_flops": 4.0, "at": 6.0}
+    return Benchmark(device=device, **(told | rates))
 
 
 def test_an_honest_benchmark_is_kept_as_it_is() -> None:
@@ -98,8 +95,8 @@ def test_what_is_no_number_or_too_long_is_cut() -> None:
     odd = benchmark("d" * 33, fp32_flops=math.inf, bf16_flops=math.nan, step_flops=-1, at=math.nan)
     (kept,) = reports.benchmarks([odd])
     assert kept == benchmark("d" * 32, fp32_flops=0.0, bf16_flops=0.0, step_flops=0.0, at=0.0)
-    (huge,) = reports.benchmarks([benchmark(disk_bytes_per_s=1e300)])
-    assert huge.disk_bytes_per_s == reports.RATE_MAX
+    (huge,) = reports.benchmarks([benchmark(bf16_flops=1e300)])
+    assert huge.bf16_flops == reports.RATE_MAX
 
 
 def test_so_many_devices_and_so_many_results_are_read() -> None:
