@@ -430,7 +430,8 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
     measure = info.measure
     first = loss(info.loss_first, measure)
     first = "" if info.loss_first in (None, info.loss) else f"{first} {glyphs.right} "
-    named = "" if measure in ("held-out loss", UNSOLVED) else f" ({printable(measure, 24)})"
+    usual = measure == "held-out loss" or measure == UNSOLVED
+    named = "" if usual else f" ({printable(measure, 24)})"
     return f"{first}{loss(info.loss, measure)}{named}"
 
 
