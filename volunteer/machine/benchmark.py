@@ -1,8 +1,7 @@
-"""Benchmark of a device: matrix products, memory, and a real training step of a small language
-model.
+"""Benchmark of a device: matrix products, and a real training step of a small language model.
 
-Runs on the device's training thread, about 15 seconds, 3 when quick; between two measurements it
-may be cancelled.
+A benchmark runs on the device's training thread, about 12 seconds, 2 when quick; between two
+measurements it may be cancelled.
 """
 
 from __future__ import annotations
