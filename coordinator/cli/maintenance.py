@@ -125,8 +125,8 @@ def backup(
     folder: Annotated[
         str,
         Parameter(
-            help="A new or empty folder; with --keep or --every one "
-            "that holds a folder for each backup. Or s3://bucket/prefix, for any number."
+            help="A new or empty folder (with --keep or --every: the parent of one "
+            "folder a backup), or s3://bucket/prefix, which holds any number."
         ),
     ],
     *,
