@@ -141,6 +141,7 @@ async def test_each_step_posts_its_two_sides_under_its_own_key(
 
 async def test_single_payments_post_what_many_do(database: Database) -> None:
     one: dict[str, Any] = {"volunteer_id": MIA, "run_id": 1, "amount_micro": 9}
+    assert await database.read(payments.last_event) == 0
     await database.write(lambda c: payments.post_pending(c, contribution_id=4, now=1.0, **one))
     await database.write(lambda c: payments.post_earned(c, contribution_id=4, now=2.0, **one))
     await database.write(lambda c: payments.post_pending(c, contribution_id=5, now=3.0, **one))

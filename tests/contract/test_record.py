@@ -75,7 +75,10 @@ async def test_sealing_while_others_post_leaves_no_gap(database: Database) -> No
 # What a person with the database in hands might do, and what the check then says.
 TAMPERING = {
     "UPDATE postings SET amount_micro = amount_micro + 1 WHERE id = 1": "sum to 1",
+    "UPDATE postings SET amount_micro = amount_micro + 2 WHERE id = "
+    "1": "all accounts together hold 2 instead of 0",
     "UPDATE postings SET amount_micro = amount_micro * 2 WHERE event_id = 1": "not what was posted",
+    "DELETE FROM meta WHERE key = 'chain.events'": "rows behind row 0 say they were sealed",
     "UPDATE accounts SET balance_micro = balance_micro + 5 WHERE kind = "
     "'earned'": "its postings sum to",
     "UPDATE events SET contribution_id = 77 WHERE id = 1": "not what was posted",
