@@ -3,8 +3,9 @@
 After SparseLoCo, an upload sends 64 of 4,096 in two bits, with error feedback, without which most of
 it is lost. A link of the downlink sends 256 of 4,096 in eight bits: as many as four uploads name.
 
-Positions are written after Elias and Fano: of each its lowest four bits, and the others as the number
-of zeros before its one in a row of bits. That is 9 bits a position of an upload, 6 of a link.
+Positions are written after Elias and Fano: of each its lowest four bits, and the others as the
+number of zeros before its one in a row of bits. That is 9 bits a position of an upload, 6 of a
+link.
 """
 
 from __future__ import annotations
