@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from coordinator.rules.placement import (
     DeviceBench,
     Machines,
     PeerDevice,
+    Placement,
     took_s,
 )
 from coordinator.rules.sizing import Run
@@ -60,6 +62,45 @@ def test_it_is_left_to_a_fast_machine_that_is_busy_unless_that_takes_too_long() 
     assert [a.task_id for a in soon.assignments] == [None]
     late = ask([slow], [games()], [learn()], bench=bench((slow, 0.0), (fast, 60.0)))
     assert [a.task_id for a in late.assignments] == [7]
+
+
+def test_the_time_of_a_task_is_that_of_its_work_and_unknown_without_a_speed() -> None:
+    run = games()
+    assert took_s(run, 100, 1e9) == 2.0  # one step, a benchmark being twice too good
+    assert took_s(run, 50, 4e9) == 0.25
+    assert took_s(run, 100, 0.0) == 0.0
+    assert took_s(run, 100, 0.5) == 4e9
+    assert took_s(msgspec.structs.replace(run, step_flops=0.0), 100, 1e9) == 0.0
+    assert took_s(msgspec.structs.replace(run, step_flops=0.5), 100, 1.0) == 1.0
+
+
+def test_a_task_is_left_for_an_end_in_less_than_half_the_time_and_for_no_other() -> None:
+    """The slow machine needs 100 s, the fast one 6.25."""
+    run, task, slow, fast = games(), learn(), waiter(1, flops=SLOW), waiter(2, flops=FAST)
+
+    def left(slow_s: float, fast_s: float) -> bool:
+        placement = Placement(bench((slow, slow_s), (fast, fast_s)))
+        found = placement.leaves(run, task, slow)
+        assert placement.left == ({7} if found else set())
+        return found
+
+    assert [left(0.0, fast_s) for fast_s in (43.7, 43.75, 44.0)] == [True, False, False]
+    assert [left(20.0, fast_s) for fast_s in (53.7, 53.75)] == [True, False]
+    unknown = Placement(bench((fast, 43.7)))  # the slow machine asks for the first time
+    assert unknown.leaves(run, task, slow)
+    assert not Placement(bench((fast, 43.75))).leaves(run, task, slow)
+    assert not Placement(bench((fast, 0.0))).leaves(run, task, waiter(1, flops=0.0))
+
+
+def test_a_machine_that_was_given_a_task_is_busy_for_that_much_longer() -> None:
+    run, task, slow, fast = games(), learn(), waiter(1, flops=SLOW), waiter(2, flops=FAST)
+    placement = Placement(bench((slow, 0.0), (fast, 37.6)))
+    assert placement.leaves(run, task, slow)
+    placement.note(run, task.price_micro, fast)
+    assert not placement.leaves(run, task, slow)  # 37.6 and twice 6.25 are 50.1
+    placement.note(run, task.price_micro, waiter(3, flops=SLOW))  # nobody that was seen
+    placement.note(run, task.price_micro, slow)
+    assert placement.leaves(run, task, slow)
 
 
 def test_nobody_is_waited_for_longer_than_the_task_takes_here() -> None:
