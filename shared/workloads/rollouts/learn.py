@@ -85,6 +85,9 @@ class RolloutLearnWork(_LearnWork):
     def __init__(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
+        # The schedule begins with the first rollouts: an optimiser's first steps are its longest.
+        warm = 0 if job.train.init_from else RolloutsOptions.from_dict(job.options).warm_steps
+        job = msgspec.structs.replace(job, global_step=max(0, job.global_step - warm))
         super().__init__(job, weights, device, inner)
         self._found = window(data)
         if not self._found:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import save_file
 
 from shared.errors import BadRequest, InvalidRunFile
+from shared.workloads.base import TrainSettings
 from shared.workloads.experience import Actor, Inspection, KnownVersion
 from shared.workloads.rollouts.answer_records import (
     LOWEST,
@@ -228,3 +229,14 @@ def test_a_warm_start_ends_slowly_and_leaves_no_state_to_the_learners(tmp_path: 
     report, _ = tiny.finish(work)
     assert report.metrics["lr"] < 0.1 * 1e-3
     assert work.state() == {}
+
+
+@pytest.mark.parametrize(("start", "rate"), [("", 1e-3), ("reason@40", 1e-2)])
+def test_the_rate_of_learners_rises_after_the_warm_start(
+    tmp_path: Path, start: str, rate: float
+) -> None:
+    train = TrainSettings(lr=1e-2, warmup_steps=10, init_from=start)
+    options = tiny.WORKLOAD.options({"group": 4, "warm_steps": 300})
+    task = tiny.job("learn", 1, options=options, train=train, global_step=300)
+    work = tiny.WORKLOAD.begin(task, tiny.lively(), tiny.window(tmp_path), "cpu", None)
+    assert tiny.finish(work)[0].metrics["lr"] == pytest.approx(rate)
