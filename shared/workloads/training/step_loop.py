@@ -7,6 +7,7 @@ gradient. On a GPU nothing waits for the device but reading the figures, five ti
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -103,16 +104,10 @@ class StepWork(ABC):
 
     def listen(self, look: Callable[[], None]) -> None:
         """Check for pauses within micro-batches; see `Listening`. On a GPU they are short."""
-        self._look = partial(self._held, look)
+        # Weakly: a cycle would keep models and states of finished tasks until a garbage collection.
+        self._look = partial(_held, weakref.ref(self), look)
         if self.device == "cpu":
             self._lookout = Lookout(self._look, self.model.parameters())
-
-    def _held(self, look: Callable[[], None]) -> None:
-        if self._ranks is not None:
-            self._ranks.hold(True)
-        look()
-        if self._ranks is not None:
-            self._ranks.hold(False)
 
     def spread(self, ranks: Ranks, begin: Begin) -> None:
         """Compute each step with further ranks, which begin the same task by `begin`."""
@@ -334,6 +329,17 @@ class StepWork(ABC):
 def _nothing() -> None: ...
 
 
+def _held(own: weakref.ref[StepWork], look: Callable[[], None]) -> None:
+    """Hold the further ranks of a work while `look` runs."""
+    work = own()
+    ranks = None if work is None else work._ranks
+    if ranks is not None:
+        ranks.hold(True)
+    look()
+    if ranks is not None:
+        ranks.hold(False)
+
+
 def _told(means: list[float]) -> float:
     """Return the loss of a batch; 0 for a batch without learnt tokens."""
     loss, weight = means[:2]
@@ -360,6 +366,7 @@ class Lookout:
 
     def __exit__(self, *raised: object) -> None:
         self._hooks.__exit__(*raised)
+        del self._hooks  # they refer to this lookout
         self._kept.clear()
         self.longest_s = max(self.longest_s, perf_counter() - self._at)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,22 @@ def test_work_that_is_interrupted_anywhere_learns_the_same_bit_for_bit(
             assert work.snapshot().keys() == fresh.keys()  # none is possible within a step
     assert interrupted == len(ends)
     assert tiny_gpt.same(work.result()[1], whole)
+
+
+def test_finished_work_leaves_its_memory_without_a_garbage_collection(
+    data: tiny_gpt.Folder,
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        work = begun(data)
+        work.listen(lambda: None)
+        tiny_gpt.finish(work)
+        model, own = weakref.ref(work.model), weakref.ref(work)
+        del work
+        assert (own(), model()) == (None, None)
+    finally:
+        gc.enable()
 
 
 def test_a_look_may_compute(data: tiny_gpt.Folder, monkeypatch: pytest.MonkeyPatch) -> None:
