@@ -210,18 +210,23 @@ def _stop(paused: Flag, ends: Stop) -> Stop:
 
 def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
     """Answer calls until the server closes the pipe, or has died."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
+    step_back(NICENESS, EXPENDABLE)
     Thread(target=_end_with_the_server, daemon=True).start()
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write(EXPENDABLE)
     with gc_freeze.spared():
         _limit_threads(torch_threads)
     with contextlib.suppress(EOFError, OSError):
         while True:
             work, arguments = pipe.recv()
             pipe.send(_reply(work, (_stop(paused, _never), *arguments)))
+
+
+def step_back(niceness: int, expendable: str) -> None:
+    """Let the server's process go first: for processors, for memory, and in ending this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
+    with contextlib.suppress(OSError):
+        os.nice(niceness)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write(expendable)
 
 
 def _end_with_the_server() -> None:

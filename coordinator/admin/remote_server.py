@@ -10,8 +10,10 @@ import base64
 import hashlib
 import http.client
 import secrets
+import shutil
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -102,44 +104,28 @@ class RemoteServer:
 
     def get(self, box: str, name: str, path: Path) -> None:
         """Fetch one file of a box."""
-        connection = self._connect()
-        try:
-            connection.request("GET", f"{API}/admin/files/{box}/{name}", headers=self._headers())
-            response = connection.getresponse()
+        with self._reply("GET", f"/admin/files/{box}/{name}") as response:
             if response.status != 200:
                 _good(response, response.read(REPLY_BYTES_MAX))
             with path.open("xb") as file:
-                while data := response.read(COPY_BYTES):
-                    file.write(data)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-        finally:
-            connection.close()
+                shutil.copyfileobj(response, file, COPY_BYTES)
 
     def blob(self, sha256: str, path: Path) -> None:
         """Fetch a blob into a file, resuming a partial one. Raises the server's errors, and
         Internal for bytes of another hash, which are deleted.
         """
-        connection = self._connect()
         begun = path.stat().st_size if path.exists() else 0
-        headers = self._headers() | ({"Range": f"bytes={begun}-"} if begun else {})
-        try:
-            connection.request("GET", f"{API}/admin/blobs/{sha256}", headers=headers)
-            response = connection.getresponse()
+        part = {"Range": f"bytes={begun}-"} if begun else {}
+        with self._reply("GET", f"/admin/blobs/{sha256}", **part) as response:
             if response.status == 416:  # all of it was here
                 response.read(REPLY_BYTES_MAX)
             elif response.status not in (200, 206):
                 _good(response, response.read(REPLY_BYTES_MAX))
             else:
                 with path.open("ab" if response.status == 206 else "wb") as file:
-                    while data := response.read(COPY_BYTES):
-                        file.write(data)
+                    shutil.copyfileobj(response, file, COPY_BYTES)
                 if response.length:
                     raise ConnectionError("the connection ended in the middle of a file")
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-        finally:
-            connection.close()
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
@@ -149,19 +135,25 @@ class RemoteServer:
     def _send(
         self, method: str, path: str, body: Any, size: int
     ) -> tuple[http.client.HTTPResponse, bytes]:
+        with self._reply(method, path, body, **{"Content-Length": str(size)}) as response:
+            data = response.read(REPLY_BYTES_MAX + 1)
+        if len(data) > REPLY_BYTES_MAX:
+            raise Internal("the server's reply is too large")
+        return response, data
+
+    @contextmanager
+    def _reply(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request; lend its reply until the block is left. Raises Unreachable."""
         connection = self._connect()
         try:
-            headers = {**self._headers(), "Content-Length": str(size)}
-            connection.request(method, API + path, body=body, headers=headers)
-            response = connection.getresponse()
-            data = response.read(REPLY_BYTES_MAX + 1)
+            connection.request(method, API + path, body=body, headers=self._headers() | headers)
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:
             connection.close()
-        if len(data) > REPLY_BYTES_MAX:
-            raise Internal("the server's reply is too large")
-        return response, data
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}

@@ -137,7 +137,7 @@ async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
 async def measure(coordinator: Coordinator, ask: Named) -> Measured:
     def read(conn: Connection) -> tuple[RunRow, DatasetManifest | None]:
         run = runs.by_name(conn, ask.name)
-        data = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+        data = datasets.of_run(conn, run)
         return run, data.manifest if data else None
 
     run, manifest = await coordinator.db.read(read)

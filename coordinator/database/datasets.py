@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, union
@@ -18,6 +18,9 @@ from shared.decoding import decode
 from shared.errors import Conflict, NotFound
 from shared.nearest import hint
 from shared.workloads.base import ChunkRef, DatasetManifest
+
+if TYPE_CHECKING:
+    from coordinator.database.runs import RunRow
 
 _SKIPPED = "dataset.skipped."  # and the number of the dataset: a key of `meta`
 
@@ -112,6 +115,17 @@ _BY_ID = select(datasets).where(its(datasets.c.id))
 
 def by_id(conn: Connection, dataset_id: int) -> DatasetRow:
     return _row(dict(conn.execute(_BY_ID, {"its_id": dataset_id}).mappings().one()))
+
+
+def of_run(conn: Connection, run: RunRow) -> DatasetRow | None:
+    """Return the dataset of a run; None for a run that makes its own data."""
+    return None if run.dataset_id is None else by_id(conn, run.dataset_id)
+
+
+def assets_of(conn: Connection, run: RunRow) -> Mapping[str, ChunkRef]:
+    """Return the assets of a run's dataset, such as its tokenizer."""
+    found = of_run(conn, run)
+    return {} if found is None else found.manifest.assets
 
 
 def every(conn: Connection) -> list[DatasetRow]:

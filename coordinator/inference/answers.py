@@ -245,7 +245,7 @@ class Answers:
                 version=ModelVersion(run_id=run.id, run=run.name, version=version),
                 items=load(run.workload).traits.items,
                 serve=serve,
-                template=_chat(run, _dataset(conn, run), self._templates) == TOKENIZERS,
+                template=_chat(run, datasets.of_run(conn, run), self._templates) == TOKENIZERS,
                 tier=serving.tier_of(serve, total),
                 unit_nano=_unit_nano(run),
                 asker=asker,
@@ -455,10 +455,6 @@ def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> 
     return found
 
 
-def _dataset(conn: Connection, run: RunRow) -> DatasetRow | None:
-    return None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
-
-
 def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
     """Return how conversations are written for a run's model, in words."""
     if definition(run).file.serve.chat != ServeSettings().chat:
@@ -468,7 +464,7 @@ def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
 
 
 def _card(conn: Connection, run: RunRow, name: str, version: int, templates: bool) -> ModelCard:
-    about, dataset = definition(run), _dataset(conn, run)
+    about, dataset = definition(run), datasets.of_run(conn, run)
     file = about.file
     text = about.workload.traits.items == TEXT_ITEMS
     chat = _chat(run, dataset, templates) if text else ""

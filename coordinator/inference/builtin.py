@@ -255,9 +255,8 @@ class BuiltinEngine:
 
         def look(conn: Connection) -> tuple[RunRow, str, Mapping[str, ChunkRef]]:
             run = runs.by_id(conn, model.run_id)
-            dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
             weights = versions.get(conn, run.id, model.version).published_sha256
-            return run, weights, dataset.manifest.assets if dataset else {}
+            return run, weights, datasets.assets_of(conn, run)
 
         run, weights, assets = await self._db.read(look)
         about = definition(run)

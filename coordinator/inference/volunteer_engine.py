@@ -146,8 +146,7 @@ class VolunteerEngine:
 
         def look(conn: Connection) -> tuple[int, str | None]:
             run = runs.by_id(conn, model.run_id)
-            dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
-            asset = dataset.manifest.assets.get("tokenizer") if dataset else None
+            asset = datasets.assets_of(conn, run).get("tokenizer")
             return run.dataset_id or 0, asset.sha256 if asset else None
 
         dataset, tokenizer = await self._db.read(look)

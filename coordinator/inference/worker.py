@@ -11,7 +11,6 @@ import os
 import queue
 import random
 import resource
-import signal
 import socket
 import sys
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from typing import Literal
 import msgspec
 import psutil
 
+from coordinator.compute import step_back
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     PreparedPrompt,
@@ -417,11 +417,7 @@ def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
     with gc_freeze.spared():
         import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write(EXPENDABLE)
+    step_back(NICENESS, EXPENDABLE)
     torch.set_num_threads(int(threads))
     memory = VersionMemory(int(memory_bytes), _device(wanted))
     memory.limit()

@@ -345,38 +345,21 @@ class Merger(PlatformService):
         )
         if not moved or not verdicts.merge_all(conn, job.rows, progress.version, now):
             raise Conflict("the head has moved, or a contribution was decided elsewhere")
-        signed = self._runs.sign(conn, run, content, progress, now)
         datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
         if content.state_sha256:
             part_rows.add_state(conn, content.state_sha256, draft.states)
         if job.merge.fence > 1 or job.recipe.terms.shards > 1:  # otherwise there were none
             part_rows.drop(conn, job.merge.id)
-        every = definition(run).file.evaluation.every
-        versions.add(
-            conn,
-            {
-                "run_id": run.id,
-                "version": progress.version,
-                "kind": "merge",
-                "parent": job.recipe.base.version,
-                "master_sha256": content.master_sha256,
-                "published_sha256": content.published_sha256,
-                "size": content.size,
-                "state_sha256": content.state_sha256,
-                "manifest": signed.payload,
-                "signature": signed.signature,
-                "contributions": job.merge.contributions,
-                "global_step": progress.global_step,
-                "tokens": progress.tokens,
-                "phase": phase,
-                "update_norm": draft.norm,
-                "heading": draft.heading,
-                "outer_scale": job.recipe.terms.outer_scale,
-                "created_at": now,
-            },
-            evaluate=every > 0 and progress.version % every == 0,
-            ways=[way.sha256 for way in content.ways],
-        )
+        values = {
+            "kind": "merge",
+            "parent": job.recipe.base.version,
+            "contributions": job.merge.contributions,
+            "phase": phase,
+            "update_norm": draft.norm,
+            "heading": draft.heading,
+            "outer_scale": job.recipe.terms.outer_scale,
+        }
+        self._runs.add_version(conn, run, content, progress, values)
         escrow.pay(conn, job.rows, now)
         settlement.overtake(conn, run, progress, phase, now)
 

@@ -148,7 +148,7 @@ def _read(
             f"the files of version {chosen} were pruned; the best is {run.best}, the newest "
             f"{run.head}"
         )
-    dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+    dataset = datasets.of_run(conn, run)
     history = tuple(versions.listing(conn, run.id, -1, HISTORY_MAX))
     return ExportSource(
         run=run,

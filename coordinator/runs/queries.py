@@ -111,7 +111,7 @@ class RunQueries:
 
     def _info(self, conn: Connection, run: RunRow) -> RunInfo:
         about = definition(run)
-        dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+        dataset = datasets.of_run(conn, run)
         beat = self._beat(conn, run)
         return RunInfo(
             name=run.name,

@@ -248,7 +248,7 @@ class Runs(PlatformService):
             now = self._clock.now()
             row = runs.by_id(conn, run.id, lock=True)
             runs.move(conn, row, "running", head=0, started_at=now)
-            self._add_version(conn, row, content, kind="initial", now=now)
+            self._add_version(conn, row, content, "initial")
             passes.open_pass(conn, run.id)
             record.append(conn, "organiser", "run.start", name, "", now)
             return runs.by_id(conn, run.id)
@@ -279,39 +279,49 @@ class Runs(PlatformService):
 
         return await self._blobs.local(await self._db.read(find))
 
-    def _add_version(
-        self, conn: Connection, run: RunRow, content: Content, *, kind: str, now: float
-    ) -> None:
+    def _add_version(self, conn: Connection, run: RunRow, content: Content, kind: str) -> None:
         version = 0 if kind == "initial" else run.head + 1
         progress = TrainingProgress(version=version, global_step=run.global_step, tokens=run.tokens)
-        signed = self.sign(conn, run, content, progress, now)
-        datasets.register(conn, content.blobs(), now)
+        plain = {"contributions": "[]", "update_norm": None, "heading": None, "outer_scale": 1.0}
+        made_of = {"parent": None if version == 0 else run.head, "phase": run.phase}
+        datasets.register(conn, content.blobs(), self._clock.now())
+        self.add_version(conn, run, content, progress, {"kind": kind} | plain | made_of)
+
+    def add_version(
+        self,
+        conn: Connection,
+        run: RunRow,
+        content: Content,
+        progress: TrainingProgress,
+        values: Mapping[str, Any],
+    ) -> None:
+        """Sign a version and insert its row, of which `values` are what its content and progress do
+        not say; the interval of evaluations is for merged versions.
+        """
+        now = self._clock.now()
+        signed = self._signed(conn, run, content, progress, now)
+        every = definition(run).file.evaluation.every
         versions.add(
             conn,
             {
                 "run_id": run.id,
-                "version": version,
-                "kind": kind,
-                "parent": None if version == 0 else run.head,
+                "version": progress.version,
                 "master_sha256": content.master_sha256,
                 "published_sha256": content.published_sha256,
                 "size": content.size,
                 "state_sha256": content.state_sha256,
                 "manifest": signed.payload,
                 "signature": signed.signature,
-                "contributions": "[]",
-                "global_step": run.global_step,
-                "tokens": run.tokens,
-                "phase": run.phase,
-                "update_norm": None,
-                "heading": None,
-                "outer_scale": 1.0,
+                "global_step": progress.global_step,
+                "tokens": progress.tokens,
                 "created_at": now,
+                **values,
             },
+            evaluate=values["kind"] != "merge" or (every > 0 and progress.version % every == 0),
             ways=[way.sha256 for way in content.ways],
         )
 
-    def sign(
+    def _signed(
         self,
         conn: Connection,
         run: RunRow,
@@ -320,7 +330,7 @@ class Runs(PlatformService):
         now: float,
     ) -> SignedManifest:
         """Return the signed manifest of a version that is about to be committed."""
-        dataset = None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
+        dataset = datasets.of_run(conn, run)
         names = definition(run).file.evaluation.suites
         suites = {name: datasets.by_name(conn, name).manifest.heldout[0].sha256 for name in names}
         around = Surroundings(dataset=dataset, tree=tree_head(conn, now), suites=suites)
@@ -380,7 +390,7 @@ class Runs(PlatformService):
                 run, global_step=target.global_step, tokens=target.tokens
             )
             content = publishing.content_of(conn, target)
-            self._add_version(conn, back, content, kind="rollback", now=now)
+            self._add_version(conn, back, content, "rollback")
             moved = runs.set_head(
                 conn,
                 run.id,
