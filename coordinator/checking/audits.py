@@ -36,6 +36,7 @@ from coordinator.rules import likeness as bounds
 from coordinator.rules.checks import Likeness, Redone, Result
 from coordinator.rules.validation import SUSPENDED, Judgement
 from coordinator.runs.definition import definition
+from coordinator.runs.settlement import put_back
 from coordinator.storage.blobs import in_pool
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError
@@ -164,7 +165,9 @@ class Audits(PlatformService):
             message=judgement.message,
         )
         if sums is None:
-            self._put_back(conn, row, judgement.message, now)
+            run = runs.by_id(conn, row.run_id)
+            put_back(conn, row, run, "failure", judgement.message, now)
+            audits.decline(conn, row.task_id, row.volunteer_id)
             return False
         tasks.finish(conn, row.task_id, now)
         payments.post_pending_many(conn, [Payment.of(row)], now)
@@ -174,18 +177,6 @@ class Audits(PlatformService):
         escrow.hold(conn, [row], now)
         self._answered(conn, audit, row, sums, found)
         return True
-
-    def _put_back(self, conn: Connection, row: ContributionRow, why: str, now: float) -> None:
-        tasks.put_back(
-            conn,
-            row.task_id,
-            worker_id=row.worker_id,
-            kind="failure",
-            message=why,
-            now=now,
-            settings=definition(runs.by_id(conn, row.run_id)).file.task,
-        )
-        audits.decline(conn, row.task_id, row.volunteer_id)
 
     def _answered(
         self,

@@ -33,7 +33,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.recomputes import DrawTerms
 from coordinator.database.runs import RunRow
-from coordinator.database.tasks import TaskRow
+from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.checks import Result
@@ -41,6 +41,7 @@ from coordinator.rules.sizing import Reached
 from coordinator.rules.standing import GAIN, LOSS
 from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
+from coordinator.runs.settlement import put_back
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
 from shared.decoding import decode
@@ -264,15 +265,8 @@ class Harvest(PlatformService):
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
     ) -> None:
         at_fault = judgement.reason != Reason.STALE.value
-        tasks.put_back(
-            conn,
-            row.task_id,
-            worker_id=row.worker_id,
-            kind="failure" if at_fault else None,
-            message=judgement.message,
-            now=now,
-            settings=definition(run).file.task,
-        )
+        kind: FailureKind | None = "failure" if at_fault else None
+        put_back(conn, row, run, kind, judgement.message, now)
         if at_fault:
             accounts.set_trust(conn, row.volunteer_id, LOSS)
 

@@ -46,6 +46,7 @@ from coordinator.rules.standing import GAIN, LOSS
 from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
+from coordinator.runs.settlement import put_back
 from coordinator.scheduling.lease_message import UPDATES
 from coordinator.traffic import SLOW_S, Durations
 from shared.decoding import decode
@@ -344,26 +345,7 @@ class Intake(PlatformService):
         if again:
             submissions.once_more(conn, row, now)
         else:
-            self._put_back(conn, row, run, "failure", message, now)
-
-    def _put_back(
-        self,
-        conn: Connection,
-        row: ContributionRow,
-        run: RunRow,
-        kind: FailureKind | None,
-        message: str,
-        now: float,
-    ) -> None:
-        tasks.put_back(
-            conn,
-            row.task_id,
-            worker_id=row.worker_id,
-            kind=kind,
-            message=message,
-            now=now,
-            settings=definition(run).file.task,
-        )
+            put_back(conn, row, run, "failure", message, now)
 
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
@@ -371,7 +353,7 @@ class Intake(PlatformService):
         """Reject a contribution; requeue its task, a failure counted only for bad content."""
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
-        self._put_back(conn, row, run, kind, judgement.message, now)
+        put_back(conn, row, run, kind, judgement.message, now)
         if at_fault and judgement.certain:
             accounts.set_trust(conn, row.volunteer_id, LOSS)
 

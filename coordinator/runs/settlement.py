@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from coordinator.database import contributions, submissions, tasks, verdicts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
@@ -15,6 +17,8 @@ from shared.protocol.base import Reason
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+    from coordinator.database.tasks import FailureKind
 
 
 def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
@@ -31,11 +35,24 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
         amount_micro=row.price_micro,
         now=now,
     )
+    row = msgspec.structs.replace(row, task_id=submissions.task_of(conn, row))
+    put_back(conn, row, run, "failure", message, now)
+
+
+def put_back(
+    conn: Connection,
+    row: ContributionRow,
+    run: RunRow,
+    kind: FailureKind | None,
+    message: str,
+    now: float,
+) -> None:
+    """Return the task of a refused contribution to the queue; `kind` None counts no failure."""
     tasks.put_back(
         conn,
-        submissions.task_of(conn, row),
+        row.task_id,
         worker_id=row.worker_id,
-        kind="failure",
+        kind=kind,
         message=message,
         now=now,
         settings=definition(run).file.task,
