@@ -57,6 +57,7 @@ def order(
 ) -> RecomputeRow:
     """A draw of a contribution, whose machine is asked for these files."""
     told = DrawTerms(wanted=list(wanted), work=work, flops=flops, kind=kind, due_at=10.0)
+    volunteers.count_draw(conn, row.volunteer_id)
     return recomputes.add(conn, row, told)
 
 
