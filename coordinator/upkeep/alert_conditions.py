@@ -167,7 +167,7 @@ class PublicAddress:
         except urllib.error.HTTPError as error:
             failure = f"answers {error.code}" if error.code >= 500 else ""
             error.close()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # no name to look up
             said = why(error) if isinstance(error, OSError) else repr(error)
             failure = f"does not answer ({said})" if self._reached else ""
         self.failure = f"{self._url} {failure}" if failure else ""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from coordinator.accounts.ledger import Ledger
 from coordinator.database import record
@@ -56,6 +57,27 @@ async def test_writers_do_not_wait_while_rows_are_sealed(database: Database) -> 
         return payments.seal(conn), conn.execute(held).scalar_one()
 
     assert await database.write(sealed) == (2, 0)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_writers_do_not_wait_while_two_replicas_seal(
+    database: Database, database_url: str
+) -> None:
+    await database.write(lambda conn: earn(conn, pay()))
+    await database.write(payments.seal)
+    server = create_async_engine(database_url)
+    waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    async with server.connect() as other, server.connect() as watch:
+        await other.execute(text("LOCK TABLE events IN ROW EXCLUSIVE MODE"))  # it writes hashes
+        await other.execute(text("SELECT value FROM meta WHERE key = 'chain.events' FOR UPDATE"))
+        sealing = asyncio.create_task(database.write(payments.seal))
+        while not (await watch.execute(waits)).scalar_one():
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            await database.write(lambda conn: earn(conn, pay(2)))
+        await other.rollback()
+        assert await sealing >= 0
+    await server.dispose()
 
 
 async def test_sealing_while_others_post_leaves_no_gap(database: Database) -> None:

@@ -45,8 +45,8 @@ def seal(
     conn: Connection, table: Table, columns: Sequence[Column[Any]], limit: int = SEAL_BATCH
 ) -> int:
     """Chain the next rows; return their number. Must be the first statement of its transaction."""
+    at = _held_end(conn, table)  # first: another that seals must not wait where writers queue
     settled = _settled(conn, table)
-    at = _held_end(conn, table)
     query = (
         select(table.c.id, *columns)
         .where(table.c.id > at.id, table.c.id <= settled, table.c.chain.is_(None))
