@@ -50,9 +50,7 @@ def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
     False. Raises BadRequest for a difficulty that no honest server asks for.
     """
     if not 0 <= bits <= BITS_MAX:
-        raise BadRequest(
-            f"a proof of work of {bits} bits is too hard: at most {BITS_MAX} are computed"
-        )
+        raise BadRequest(f"a proof of work has 0 to {BITS_MAX} bits here, not {bits}")
     prefix, nonce = sha256(given.encode()), 0
     limit = 1 << (256 - bits)
     while True:

@@ -117,7 +117,8 @@ def test_no_reader_has_its_own_way_with_marks() -> None:
     alone = {"shared/text_file.py"}
     ours = {"volunteer/i18n/catalogue.py", "coordinator/cli/runs.py"}  # files that we wrote
     ours |= {"coordinator/runs/run_recipe.py", "coordinator/pages/templates.py"}
-    ours |= {"coordinator/upkeep/backup.py"}
+    ours |= {"coordinator/upkeep/backup.py", "coordinator/runs/example.py"}
+    ours |= {"coordinator/demo/runs.py", "coordinator/simulate/scenario.py"}
     system = {"shared/machine_limits.py", "volunteer/settings/host_profile.py"}
     system |= {"volunteer/machine/devices.py", "volunteer/machine/energy.py"}
     found = set()
