@@ -110,7 +110,7 @@ def _say_with_code(line: str) -> None:
 def demo(
     *,
     workload: Annotated[
-        str, Parameter(help="What to train: gpt, dcgan, gomoku or causal-lm.")
+        str, Parameter(help="What to train: gpt, dcgan, gomoku, rollouts or causal-lm.")
     ] = "gpt",
     volunteers: Annotated[int, Parameter(help="Volunteer processes.")] = 2,
     minutes: Annotated[
@@ -121,8 +121,8 @@ def demo(
 ) -> int:
     """Train a small model with volunteers on this machine, for real, then print the result.
 
-    gpt, dcgan and gomoku need nothing more, causal-lm the extra hf. Training takes two minutes
-    (gomoku three), what comes before up to one more.
+    gpt, dcgan, gomoku and rollouts need nothing more, causal-lm the extra hf. Training takes two
+    minutes (gomoku and rollouts three), what comes before up to one more.
     """
     from coordinator.demo.demo import DemoOptions
     from coordinator.demo.demo import demo as run
