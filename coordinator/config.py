@@ -218,26 +218,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inference_memory_bytes: Annotated[
         int,
         Meta(
-            description="Memory that the process for answers may take, on a GPU the GPU's; "
-            "0 = half of it.",
+            description="Most memory that the process for answers may take: of the GPU where it "
+            "computes on one, else of the computer; 0 = half of that memory.",
             ge=0,
             extra=_Bytes,
         ),
     ] = 0
     max_volunteer_leases: Annotated[
-        int, Meta(description="Tasks one volunteer may hold at once, over all machines.", ge=1)
+        int, Meta(description="Tasks that one volunteer may hold at once, over all machines.", ge=1)
     ] = 64
     rate_worker: Annotated[
-        str, Meta(description='Requests one worker may make; "off" = no limit.')
+        str, Meta(description='Requests that one worker may make; "off" = no limit.')
     ] = "1200/minute"
     rate_ip: Annotated[
-        str, Meta(description='Requests one address may make; "off" = no limit.')
+        str, Meta(description='Requests that one address may make; "off" = no limit.')
     ] = "12000/minute"
     rate_register: Annotated[
         str,
         Meta(
-            description='Registrations, with or without a code, one address may make; "off" = no '
-            "limit."
+            description="Registrations that one address may make, with a code or without; "
+            '"off" = no limit.'
         ),
     ] = "120/minute"
 

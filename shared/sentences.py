@@ -65,14 +65,18 @@ def english(value: object) -> str:
     """Encode a sentence as English: a hook of msgspec, which has no kinds of texts."""
     if isinstance(value, Sentence):
         return str(value)
-    raise NotImplementedError(f"{type(value).__name__} is no sentence")
+    raise NotImplementedError(
+        f"cannot encode {type(value).__name__}: of special types only Sentence is known here"
+    )
 
 
 def parts(value: object) -> object:
     """Encode a sentence whole, for another program of the same owner: a hook of msgspec."""
     if isinstance(value, Sentence):
         return [str(value), value.message, value.many, dict(value.values)]
-    raise NotImplementedError(f"{type(value).__name__} is no sentence")
+    raise NotImplementedError(
+        f"cannot encode {type(value).__name__}: of special types only Sentence is known here"
+    )
 
 
 def heard(kind: type, value: Any) -> Any:
@@ -80,7 +84,9 @@ def heard(kind: type, value: Any) -> Any:
     if kind is not Sentence:
         if isinstance(value, kind):  # msgspec asks of `object`, too
             return value
-        raise NotImplementedError(f"{kind.__name__} is no sentence")
+        raise NotImplementedError(
+            f"cannot decode {kind.__name__}: of special types only Sentence is known here"
+        )
     if isinstance(value, str):
         return of(value)
     try:

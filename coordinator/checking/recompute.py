@@ -212,7 +212,7 @@ class Recomputes(PlatformService):
         return RecomputeTask(contribution=contribution.id, case=case, given=given)
 
     async def _make(self, row: RecomputeRow, compute: Compute) -> str:
-        """Make a recompute; why it has to wait, if it has."""
+        """Do a recompute here and judge it; return why it has to wait, else ""."""
         task = await self.prepare(row)
         if task is None:
             return ""

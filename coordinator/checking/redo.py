@@ -198,7 +198,9 @@ def _finish(stop: Stop, case: Case, work: Work, tell: Tell | None) -> None:
 
 
 def missing_library(case: Case) -> str | None:
-    """Return an optional library that a task lacks here. Raises NotFound without workload."""
+    """Return the name of a library that a task needs and this machine lacks; None if it has all.
+    Raises NotFound where the workload is not installed.
+    """
     workload = definition(case.run).workload
     here = libraries_here(workload)
     return next((name for name in workload.libraries(case.job.config) if name not in here), None)

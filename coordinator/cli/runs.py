@@ -539,7 +539,11 @@ def export(
         Parameter(help="safetensors; transformers or peft for text; onnx."),
     ] = "safetensors",
     dtype: Annotated[
-        str, Parameter(help="float32, bfloat16 or float16 (default: as the model began).")
+        str,
+        Parameter(
+            help="float32, bfloat16 or float16 (default: with transformers the type of the model "
+            "that the run started from, else float32)."
+        ),
     ] = "",
     where: Where = HERE,
     json: Json = False,

@@ -1,4 +1,4 @@
-"""serve and demo."""
+"""The commands `coordinator serve` and `coordinator demo`."""
 
 from __future__ import annotations
 

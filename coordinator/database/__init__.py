@@ -1,1 +1,3 @@
-"""The only SQL: an engine, tables, migrations and one file of functions a noun."""
+"""SQL of the coordinator: the engine, the tables, the migrations and one file of functions
+a noun.
+"""

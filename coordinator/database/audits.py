@@ -37,8 +37,8 @@ from shared.protocol.leases import AuditWork
 from shared.protocol.versions import BlobRef
 from shared.workloads.base import DatasetManifest, Job
 
-NONE, OTHER = -1, -2  # no invite of an account, and of one that must differ from it
-SEEN_S = 86_400.0  # a candidate's machine was seen within this time
+NONE, OTHER = -1, -2  # invite of an account without one, and of one that must differ from it
+SEEN_S = 86_400.0  # an auditor's machine must have been heard from within this time
 
 
 class AuditLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +88,11 @@ _ABOUT = _MARKS.add_columns(_V.accepted).where(among(_V.id, "ids"), _V.standing 
 _HAD = (
     select(_T.volunteer_id, func.count())
     .where(among(_T.volunteer_id, "ids"))
-    .where(one_of(_T.kind, (AUDIT,)))  # also those it gave back
+    .where(one_of(_T.kind, (AUDIT,)))  # also the accounts that gave it back
     .group_by(_T.volunteer_id)
 )
 _CHANGE = update(recomputes).where(its(_R.contribution_id))
-# Audits whose recompute has ended in another way.
+# Audits whose recompute has ended without their answer.
 _ASTRAY = (
     update(tasks)
     .where(one_of(_T.kind, (AUDIT,)), one_of(_T.state, ("todo",)), ~awaits_verdict())
@@ -117,7 +117,9 @@ def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> RecomputeR
 
 
 def to_open(conn: Connection, now: float) -> list[int]:
-    """Return contributions whose recomputes waited long, or are large: volunteers may help."""
+    """Return contributions whose recomputes waited long or are large, so that volunteers may do
+    them.
+    """
     room = OPEN_MAX - int(conn.execute(_OPEN_NOW).scalar_one())
     given = {"before": now - OFFERED_AFTER_S, "most": max(0, room)}
     return list(conn.execute(_TO_OPEN, given).scalars())
@@ -160,7 +162,7 @@ def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:
 
 
 def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
-    """Keep an audit from an account that gave it back, or could not do it, on all its machines."""
+    """Bar an account with all its machines from an audit that it gave back or could not do."""
     row = by_task(conn, task_id, lock=True)
     if row is not None:
         declined = sorted({*decode(row.declined, list[str]), volunteer_id})
@@ -213,5 +215,5 @@ def tidy(conn: Connection, now: float) -> None:
 
 
 def change(conn: Connection, row: RecomputeRow, **values: object) -> None:
-    """Change the part of a recompute that its audit is."""
+    """Change the recompute that an audit makes."""
     conn.execute(_CHANGE, {"its_contribution_id": row.contribution_id, **values})

@@ -1,4 +1,5 @@
-"""Claims of many waiters in one transaction: read, decide (the caller does, by rules), take.
+"""Claims of many waiters in one transaction: the rows are read, the caller decides, leases are
+written.
 
 `view` locks the rows that `take` changes: the running runs, whose cursors move, and as many waiting
 tasks as may be given out. Two coordinators therefore never hand out one range, and wait for each
@@ -38,7 +39,7 @@ from coordinator.rules.standing import State
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, Hardware
 
-PAST = 16  # last tasks of a worker that say how fast it is
+PAST = 16  # newest tasks of a worker that measure its speed
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,7 @@ class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
     live: dict[str, TaskRow]  # claims that were answered before, by claim_id
     runs: tuple[LiveRun, ...]
     loads: tuple[Load, ...]
-    holdings: tuple[Holding, ...]  # of the volunteers that ask
+    holdings: tuple[Holding, ...]  # tasks that the asking volunteers hold
     todo: tuple[Todo, ...]
 
 
@@ -71,12 +72,13 @@ _RUNS = (
     .order_by(runs.c.id)
     .with_for_update(key_share=True, of=runs)
 )
-# Written out and not bound, so that SQLite sees that its partial indexes fit.
+# The state is written into the statement, not bound: else SQLite does not use its partial indexes.
 _DOING = literal_column("tasks.state") == literal_column("'doing'")
 _LOADS = (
     select(
         tasks.c.run_id,
-        func.sum(case((tasks.c.kind == AUDIT, 0), else_=1)).label("open"),  # audits are in no pass
+        # audits belong to no pass
+        func.sum(case((tasks.c.kind == AUDIT, 0), else_=1)).label("open"),
         func.sum(case((_DOING, tasks.c.price_micro), else_=0)).label("price_micro"),
         func.count(case((_DOING, None), else_=1)).label("waiting"),
     )
@@ -160,7 +162,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool
     trust: float
     suspended_reason: str
-    rest_until: float  # no work before; 0 = none
+    rest_until: float  # no task is leased before this time; 0 = none
     asked: int  # contribution that the machine has to prove first; 0 = none
 
 
@@ -168,7 +170,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Workloads and devices of a machine, as it registered them."""
 
     workloads: frozenset[str] = frozenset()
-    devices: frozenset[str] = frozenset()  # empty: it told none
+    devices: frozenset[str] = frozenset()  # empty where it told none
 
 
 def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilities]:
@@ -212,7 +214,7 @@ def _abilities(workloads: str, hardware: str, benchmark: str) -> Abilities:
 
 
 def _holders(conn: Connection, run_id: int) -> frozenset[str]:
-    """The workers that do tasks of a run."""
+    """Return the workers that do tasks of a run."""
     query = select(tasks.c.worker_id).where(tasks.c.run_id == run_id, tasks.c.state == "doing")
     return frozenset(conn.execute(query.distinct()).scalars())
 
@@ -250,7 +252,7 @@ def line(conn: Connection, run_id: int) -> LiveRun:
 
 
 def states(conn: Connection, names: Sequence[str]) -> dict[str, str]:
-    """The states of the runs of these names."""
+    """Return the states of the runs with these names."""
     return {
         row.name: row.state
         for row in conn.execute(select(runs.c.name, runs.c.state).where(runs.c.name.in_(names)))

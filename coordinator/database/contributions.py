@@ -96,8 +96,8 @@ _LEFT_BEHIND = (
 
 
 def add(conn: Connection, values: dict[str, Any], *, last: bool = True) -> ContributionRow:
-    """Insert as `checking`; with the last part its task no longer expires, it waits for the
-    verdict.
+    """Insert a contribution as `checking`; with the last part its task stops expiring and waits for
+    the verdict.
     """
     row = conn.execute(_ADD, values).mappings().one()
     if last:
@@ -112,7 +112,7 @@ def by_id(
     query = _BY_ID_LOCKED if lock else _BY_ID
     row = conn.execute(query, {"its_id": contribution_id}).mappings().first()
     if row is None or volunteer_id not in (None, row["volunteer_id"]):
-        raise NotFound(f"there is no contribution {contribution_id} of yours")
+        raise NotFound(f"you have no contribution {contribution_id}")
     return _row(row)
 
 
@@ -132,7 +132,7 @@ def in_state(
 
 
 def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
-    """Accepted updates in the order of a merge."""
+    """Return accepted updates in the order of a merge."""
     rows = conn.execute(_MERGEABLE, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 
@@ -203,17 +203,17 @@ _NEWEST_OF = select(func.max(_C.id)).where(its(_C.volunteer_id))
 
 
 def newest_of(conn: Connection, volunteer_id: str) -> int:
-    """Return the newest contribution of a volunteer; 0 where there is none."""
+    """Return the number of a volunteer's newest contribution; 0 where there is none."""
     return int(conn.execute(_NEWEST_OF, {"its_volunteer_id": volunteer_id}).scalar() or 0)
 
 
 class PeerContribution(NamedTuple):
-    """One contribution, as the cohort of others."""
+    """One contribution of another worker, with which new ones are compared."""
 
     volunteer_id: str
     norm: float
     steps: int
-    global_step: int  # of its base version
+    global_step: int  # optimiser steps of the run at its base version
 
 
 _V = versions.c
@@ -222,7 +222,7 @@ _COHORT = (
     .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
     .where(_C.vetted.is_(True))
-    # Contributions refused for their norm count too; without them a cohort whose first members were
+    # Contributions refused for their norm count too; else a cohort whose first members were
     # outliers would never recover.
     .where(
         one_of(_C.state, ("accepted", "merged", "superseded"))
@@ -285,14 +285,16 @@ _CHECKED = (
 
 
 def checked(conn: Connection, contribution_id: int, seconds: float) -> None:
-    """Count seconds that a check of a contribution took."""
+    """Add the seconds that a check of a contribution took."""
     conn.execute(_CHECKED, {"its_id": contribution_id, "seconds": seconds})
 
 
 def merged_by(
     conn: Connection, run_id: int, volunteer_id: str, first: int, last: int
 ) -> dict[int, int]:
-    """Return how many of a volunteer's contributions each of the versions [first, last] merged."""
+    """Return how many of a volunteer's contributions were merged, by version, from `first` to
+    `last`.
+    """
     c = contributions.c
     mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
     query = select(c.version, func.count()).where(mine, c.version.between(first, last))

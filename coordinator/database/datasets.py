@@ -22,7 +22,7 @@ from shared.workloads.base import ChunkRef, DatasetManifest
 if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
 
-_SKIPPED = "dataset.skipped."  # and the number of the dataset: a key of `meta`
+_SKIPPED = "dataset.skipped."  # + the number of the dataset: a key of `meta`
 
 
 class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,9 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
     if row is not None:
         if row["manifest_sha256"] == manifest_sha256:
             return int(row["id"])
-        raise Conflict(f'there is another dataset called "{manifest.name}"; choose another name')
+        raise Conflict(
+            f'there is a different dataset called "{manifest.name}"; choose another name'
+        )
     made = insert(datasets).values(
         name=manifest.name,
         kind=manifest.kind,
@@ -154,7 +156,8 @@ def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float)
         for sha, size, kind in rows
     }
     if noted:
-        # In one order, so that two of these never wait for each other in a circle.
+        # Rows are inserted in one order, so that two transactions never wait for each other in a
+        # circle.
         conn.execute(insert_new(conn, blobs, "sha256"), [noted[sha] for sha in sorted(noted)])
 
 
@@ -183,7 +186,7 @@ def unregister(conn: Connection, sha256s: Sequence[str]) -> None:
 
 
 def in_use(conn: Connection) -> set[str]:
-    """Blobs that datasets and undecided or unmerged contributions refer to."""
+    """Return the blobs that datasets and undecided or unmerged contributions refer to."""
     c = contributions.c
     undecided = c.state.in_(("received", "checking"))
     waiting = select(c.sha256).where(undecided | ((c.state == "accepted") & c.kind.in_(UPDATES)))

@@ -122,7 +122,9 @@ def measured(conn: Connection, run_id: int, most: int) -> list[VersionLoss]:
 
 
 def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> list[float]:
-    """The newest losses measured of versions in a phase, at most `limit`, the oldest first."""
+    """Return the newest measured losses of versions in a phase, at most `limit`, the oldest
+    first.
+    """
     e, v = evaluations.c, versions.c
     query = select(e.loss).join_from(
         evaluations, versions, (v.run_id == e.run_id) & (v.version == e.version)
@@ -195,7 +197,7 @@ def some_sampled(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[
 
 
 def samples(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Sampled]:
-    """Samples of these versions, oldest first."""
+    """Return the samples of these versions, oldest first."""
     query = select(_E.version, _E.sample, _E.sample_sha256)
     query = query.where(_E.run_id == run_id, _E.version.in_(numbers))
     return [Sampled(*row) for row in conn.execute(query.order_by(_E.version))]
@@ -227,7 +229,7 @@ def first_metrics(conn: Connection, run_id: int) -> str:
 
 
 def best(conn: Connection, run_id: int) -> int | None:
-    """Return the version with the lowest loss; the earlier one of equals."""
+    """Return the version with the lowest loss, the earliest where several have it."""
     e = evaluations.c
     query = select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
     return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
@@ -268,7 +270,7 @@ def last_version(conn: Connection, run_id: int) -> int | None:
 def course(
     conn: Connection, run_id: int, up_to: int | None = None
 ) -> dict[str, tuple[SuiteScoreRow, SuiteScoreRow]]:
-    """Return the first and the newest score of each suite; none of a version above `up_to`."""
+    """Return the first and the newest score of each suite among versions up to `up_to`."""
     where = [_S.run_id == run_id]
     if up_to is not None:
         where.append(_S.version <= up_to)

@@ -23,8 +23,8 @@ from coordinator.database.tables.tasks import tasks
 from shared.decoding import decode
 from shared.units import DAY_S
 
-KEPT_S = DAY_S  # a chunk that left the window stays for the learners who still read it
-LATELY = 64  # newest chunks that say how fast games are played
+KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
+LATELY = 64  # newest chunks from which the rate of games is measured
 
 
 class HarvestRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +70,11 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a run's episodes by stage."""
 
     open: int  # accepted, not sealed yet
-    oldest_at: float | None  # of those
+    oldest_at: float | None  # oldest of the unsealed ones
     sealed: int
     samples: int  # sealed
-    planned: int  # samples that learn tasks were made for
-    learnt: int  # of those, in tasks that are done
+    planned: int  # samples for which learn tasks were made
+    learnt: int  # samples of learn tasks that are done
     learning: int  # learn tasks that have not ended
     measuring: int  # match tasks that have not ended
 
@@ -87,7 +87,7 @@ def add_harvest(conn: Connection, row: HarvestRow) -> None:
 
 
 def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
-    """Accepted games in the order in which they came."""
+    """Return accepted, unsealed games in the order of their arrival."""
     h = harvests.c
     query = select(harvests).where(h.run_id == run_id, h.chunk.is_(None))
     rows = conn.execute(query.order_by(h.contribution_id).limit(limit)).mappings()
@@ -95,7 +95,9 @@ def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
 
 
 def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
-    """Add a chunk and mark its harvests sealed: all, or False if some were sealed elsewhere."""
+    """Add a chunk and mark its harvests as sealed; False, with nothing changed, if another process
+    has sealed some.
+    """
     h = harvests.c
     mine = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
     marked = conn.execute(update(harvests).where(mine).values(chunk=row.number)).rowcount
@@ -134,7 +136,7 @@ def is_chunk(conn: Connection, sha256: str) -> bool:
 
 
 def blobs_in_use(conn: Connection, now: float) -> set[str]:
-    """Files of games that wait to be sealed, and of chunks that may still be read."""
+    """Return the files of games that wait to be sealed, and of chunks that may still be read."""
     kept = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)
     waiting = select(harvests.c.sha256).where(harvests.c.chunk.is_(None))
     found = set(conn.execute(waiting).scalars())
@@ -154,7 +156,7 @@ def per_hour(conn: Connection, run_id: int, now: float) -> float:
 
 
 def reported(conn: Connection, run_id: int, name: str) -> float | None:
-    """Return the mean of a figure in the newest reports of workers; None where none has it."""
+    """Return the mean of a figure in the workers' newest reports; None where none reports it."""
     c = contributions.c
     newest = select(c.report).where(c.run_id == run_id).order_by(c.id.desc()).limit(LATELY)
     told = [decode(report).get("metrics", {}) for report in conn.execute(newest).scalars()]
@@ -200,12 +202,13 @@ def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
     """Return the condition for tasks of a kind that are outside the pass."""
     t = tasks.c
-    of_no_pass = t.pass_no == literal_column("0")  # SQLite must see it to use that index
+    # written out, so that SQLite uses the partial index
+    of_no_pass = t.pass_no == literal_column("0")
     return (t.run_id == run_id) & (t.kind == kind) & of_no_pass
 
 
 def next_start(conn: Connection, run_id: int, kind: str) -> int:
-    """Return where the next task of a kind begins to count."""
+    """Return the start of the next task of a kind."""
     query = select(func.coalesce(func.max(tasks.c.stop), 0)).where(_beside(run_id, kind))
     return int(conn.execute(query).scalar_one())
 
@@ -233,7 +236,9 @@ def matches_of(conn: Connection, run_id: int) -> list[MatchRow]:
 
 
 def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
-    """Return their number, and the newest version that played one; (0, 0) before the first."""
+    """Return the number of matches and the newest version that played one; (0, 0) before
+    the first.
+    """
     newest = func.coalesce(func.max(matches.c.version), 0)
     count, version = conn.execute(
         select(func.count(), newest).where(matches.c.run_id == run_id)
@@ -244,7 +249,7 @@ def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
 def measure(
     conn: Connection, run_id: int, figures: dict[int, dict[str, float]], now: float
 ) -> None:
-    """Replace the figures of these names, by version and name."""
+    """Replace the figures with these names, by version and name."""
     names = {name for values in figures.values() for name in values}
     m = metrics.c
     conn.execute(delete(metrics).where(m.run_id == run_id, m.name.in_(names)))
@@ -258,7 +263,7 @@ def measure(
 
 
 def measured(conn: Connection, run_id: int) -> dict[int, dict[str, float]]:
-    """The figures of every version, by version and name."""
+    """Return the figures of every version, by version and name."""
     m = metrics.c
     query = select(m.version, m.name, m.value).where(m.run_id == run_id, m.version.is_not(None))
     found: dict[int, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Writes of heartbeats: renewed leases and living workers, many a statement."""
+"""Heartbeats: renewed leases and living workers, written many rows a statement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from coordinator.database.tasks import TaskRow, rows_of
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """Renewed lease. Pausing adds `extra_s` to its time."""
+    """Renewal of a lease; a pause adds `extra_s` to its time."""
 
     task: int
     attempt: int
@@ -49,7 +49,7 @@ def _renewed(beat: CTE) -> ClauseElement:
             tasks.c.id == beat.c.id,
             tasks.c.attempt == beat.c.attempt,
             tasks.c.state == "doing",
-            tasks.c.renew_by.is_not(None),  # else it waits for its verdict
+            tasks.c.renew_by.is_not(None),  # no time: the task waits for its verdict
         )
         .values(
             renew_by=case(

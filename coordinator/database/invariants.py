@@ -31,7 +31,7 @@ def breaches(conn: Connection) -> list[str]:
 
 
 def counted(conn: Connection) -> dict[str, int]:
-    """Return how many rows were looked at."""
+    """Return the number of rows that were checked."""
     tables = {"tasks": tasks, "contributions": contributions, "versions": versions}
     return {
         name: int(conn.execute(select(func.count()).select_from(table)).scalar_one())
@@ -40,7 +40,7 @@ def counted(conn: Connection) -> dict[str, int]:
 
 
 def _pages(conn: Connection) -> Iterator[str]:
-    """Yield a sentence for each damage of an SQLite file."""
+    """Yield a sentence for each damaged page of an SQLite file."""
     if conn.dialect.name == "sqlite":
         for (said,) in conn.execute(text(f"PRAGMA integrity_check({BREACHES_MAX})")):
             if said != "ok":

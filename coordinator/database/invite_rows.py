@@ -33,7 +33,7 @@ _COLUMNS = [codes.c[name] for name in CodeRow.__struct_fields__]
 def add_invites(
     conn: Connection, hashes: dict[str, str], uses: int, expires_at: float | None, now: float
 ) -> list[int]:
-    """Insert invites: label by hash. Their numbers, in order."""
+    """Insert invites, given as labels by hash; return their numbers in order."""
     rows = [
         {
             "code_hash": code_hash,
@@ -70,10 +70,10 @@ def add_link(
 
 
 def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
-    """Return the code of a hash. Raises Forbidden with the reason why it admits nobody."""
+    """Return the code with a hash. Raises Forbidden with the reason why it admits nobody."""
     row = conn.execute(select(*_COLUMNS).where(codes.c.code_hash == code_hash)).mappings().first()
     if row is None:
-        raise Forbidden("this code is not known here: check it, or ask for a new one")
+        raise Forbidden("this server does not know this code: check it, or ask for a new one")
     code = CodeRow(**row)
     if code.revoked_at is not None:
         raise Forbidden("this code was withdrawn: ask the organiser for a new one")
@@ -85,7 +85,9 @@ def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
 
 
 def use(conn: Connection, code: CodeRow) -> None:
-    """Take one use. Raises Forbidden when another registration has just taken the last one."""
+    """Count one use of a code. Raises Forbidden when another registration has just taken the last
+    one.
+    """
     spent = (
         update(codes)
         .where(codes.c.id == code.id, codes.c.uses_left > 0, codes.c.revoked_at.is_(None))

@@ -10,14 +10,14 @@ from coordinator.database.tables.record import meta
 
 KEY = "key"  # fingerprint of the key that signs for this database
 TOKENS = "tokens"  # how often the tokens were made anew
-INVITE = "invite"  # how many invites the join link of the server has had
+INVITE = "invite"  # counts the server's invites; the join link has the newest
 RESTORED = "restored"  # signed statement of the last restore, JSON
 ADDRESS = "address"  # where the server was last reached, for join links
 SETTINGS = "settings"  # of the last start of a server, JSON
 OPEN = "open"  # "yes" where the last server admitted strangers
 ANNOUNCEMENTS = "announcements"  # JSON
-ALERTS = "alerts"  # what stands and what is still to be delivered, JSON
-BACKUP = "backup"  # when the newest one was made, UTC epoch seconds
+ALERTS = "alerts"  # open alerts, and those still to be delivered, JSON
+BACKUP = "backup"  # time of the newest backup, UTC epoch seconds
 ACCOUNTS = "accounts"  # changes whenever an account is shut out, let in again or renamed
 
 
@@ -31,13 +31,13 @@ def get(conn: Connection, key: str, *, lock: bool = False) -> str | None:
 
 
 def put_new(conn: Connection, key: str, value: str) -> bool:
-    """Write a value that is not there yet; False if it is."""
+    """Write a value under a new name; False if the name has a value."""
     fresh = insert_new(conn, meta, "key").values(key=key, value=value).returning(meta.c.key)
     return conn.execute(fresh).first() is not None
 
 
 def locked(conn: Connection, key: str) -> str:
-    """Return a value locked until the end of this transaction; "" without one."""
+    """Return a value locked until the transaction ends; "" without one."""
     conn.execute(insert_new(conn, meta, "key").values(key=key, value=""))
     query = select(meta.c.value).where(meta.c.key == key).with_for_update()
     return str(conn.execute(query).scalar_one())

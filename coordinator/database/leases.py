@@ -1,4 +1,6 @@
-"""Leases: assignments written as leased tasks, one statement for returned, one for new ones."""
+"""Leases: assignments are written as leased tasks, one statement for reissued tasks, one for new
+ones.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from shared.protocol.limits import RENEW_S
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """Assignment of a lease, and the other values of its row."""
+    """Assignment of a lease, with the other values of its row."""
 
     assignment: Assignment
     waiter: Waiter
@@ -48,7 +50,9 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
-    """Write assignments as leases, in their order, one statement for reissued ones, one for new."""
+    """Write assignments as leases, in their order: one statement for reissued tasks, one for new
+    ones.
+    """
     again = [item for item in wanted if item.assignment.task_id is not None]
     fresh = [item for item in wanted if item.assignment.task_id is None]
     made = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}
@@ -230,7 +234,7 @@ def _fresh(item: Taken) -> tuple[Any, ...]:
     )
 
 
-# --- bases bound late: work that began while the coordinator could not be reached ---
+# --- base versions reported late: work that began while the coordinator was unreachable ---
 
 _TOLD = update(tasks).where(its(tasks.c.id))
 _TOLD = _TOLD.values(base_version=bindparam("told"), begun_at=tasks.c.claimed_at)
@@ -245,7 +249,7 @@ _TAKEN_BACK = (
 def tell(
     conn: Connection, task_id: int, worker_id: str, attempt: int, base: int, now: float
 ) -> tuple[Begun, bool]:
-    """Bind this version to the attempt, perhaps after the lease ran out.
+    """Bind the reported base version to the attempt, even if the lease has run out.
 
     When work began nobody knows better than: after the claim.
 
@@ -255,7 +259,7 @@ def tell(
     may_submit(row, worker_id, attempt)
     if row.base_version != base:
         if row.begun_at is None and not row.returned:
-            # From here on it has its whole time.
+            # The full time of the lease begins now.
             begin(conn, task_id, worker_id, attempt, now)
         conn.execute(_TOLD, {"its_id": task_id, "told": base})
     return begin(conn, task_id, worker_id, attempt, now)

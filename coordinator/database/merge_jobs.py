@@ -1,4 +1,6 @@
-"""Parts of a merge: one leased, fenced job a shard, done by any replica with a free thread."""
+"""Parts of a merge: one leased, fenced job for each shard, done by any replica with a free
+thread.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from coordinator.database.tables.merges import merge_parts, merges, state_parts
 from shared.decoding import decode
 
 Phase = Literal["survey", "merge"]
-FAILURES_MAX = 2  # of disks and networks: then the merge fails
+FAILURES_MAX = 2  # faults of disks or networks after which the merge fails
 
 
 class PartRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,8 @@ class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
     state_sha256: str = ""
     state_size: int = 0
     squares: tuple[float, ...] = ()  # squared norm of the update in each piece
-    # of each piece with momentum: its squared norm, the update's, inner products with each voice
+    # for each piece with momentum: the momentum's squared norm, the update's, and inner products of
+    # the momentum with each voice
     voices: tuple[tuple[float, float, tuple[float, ...]], ...] = ()
 
 
@@ -53,7 +56,7 @@ class StateFile(NamedTuple):
 
 
 def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequence[int]) -> None:
-    """Insert the parts of a freshly leased merge, in place of an earlier try's."""
+    """Insert the parts of a freshly leased merge; the parts of an earlier try are deleted."""
     drop(conn, merge_id)
     blank = {"state": "todo", "owner": "", "fence": 0, "lease_until": 0.0, "failures": 0}
     blank |= {"message": "", "result": ""}
@@ -126,21 +129,25 @@ def renew(conn: Connection, part: PartRow, until: float) -> bool:
 
 
 def finish(conn: Connection, part: PartRow, made: MergedPart) -> bool:
-    """Mark a part done. False when another process took it over: the files are dropped then."""
+    """Mark a part done. Return False when another process took it over; its files are then
+    dropped.
+    """
     result = msgspec.json.encode(made).decode()
     done = update(merge_parts).where(_ours(part)).values(state="done", result=result)
     return conn.execute(done).rowcount == 1
 
 
 def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> None:
-    """Fail the merge for unmergeable content; disk or network faults get a second try."""
+    """Fail the merge for content that cannot be merged; a fault of disk or network gets a second
+    try.
+    """
     over = content or part.failures + 1 >= FAILURES_MAX
     values = {"state": "failed" if over else "todo", "failures": part.failures + 1}
     conn.execute(update(merge_parts).where(_ours(part)).values(message=message, **values))
 
 
 def release(conn: Connection, part: PartRow) -> None:
-    """Release a part untouched."""
+    """Release a part's lease, with no fault counted."""
     conn.execute(update(merge_parts).where(_ours(part)).values(state="todo"))
 
 
@@ -150,7 +157,7 @@ def made_by(part: PartRow) -> MergedPart:
 
 
 def files_of(rows: Sequence[PartRow]) -> list[str]:
-    """Return the weights and surveys that parts have made, which nothing else refers to."""
+    """Return the weights and surveys of finished parts, to which nothing else refers."""
     return [made_by(row).sha256 for row in rows if row.state == "done"]
 
 
@@ -173,7 +180,7 @@ def drop_old(conn: Connection, before: float) -> None:
 
 
 def add_state(conn: Connection, state_sha256: str, files: Sequence[StateFile]) -> None:
-    """Insert the list of a state's files; the same list is the same state."""
+    """Insert the list of a state's files; an equal list is the same state."""
     known = select(state_parts.c.shard).where(state_parts.c.state_sha256 == state_sha256).limit(1)
     if files and conn.execute(known).first() is None:
         rows = [{"state_sha256": state_sha256, **file._asdict()} for file in files]
@@ -181,7 +188,7 @@ def add_state(conn: Connection, state_sha256: str, files: Sequence[StateFile]) -
 
 
 def state_files(conn: Connection, state_sha256: str | None) -> tuple[str, ...]:
-    """Return the files of a version's state: none, one, or one a shard."""
+    """Return the files of a version's state: no file, one file, or one for each shard."""
     if not state_sha256:
         return ()
     s = state_parts.c

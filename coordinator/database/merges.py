@@ -1,4 +1,4 @@
-"""Merges: leases on making a version, fenced so that a slow owner cannot commit."""
+"""Merges: leases to make a version, fenced so that a slow owner cannot commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bid(msgspec.Struct, frozen=True, kw_only=True):
     base: int
     shard: int = 0
     contributions: str  # JSON list of ids
-    terms: str = "{}"  # JSON of what else was settled when it began
+    terms: str = "{}"  # JSON of the other terms that were fixed when the merge began
     owner: str
     lease_until: float
 
@@ -98,7 +98,7 @@ def renew(conn: Connection, merge: MergeRow, until: float) -> bool:
 
 
 def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any) -> bool:
-    """Close a merge that is still ours: False when its fence has moved."""
+    """End a merge that is still leased to this process; False when its fence has moved."""
     given = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
     return conn.execute(_END_MERGE, given | values).rowcount == 1
 

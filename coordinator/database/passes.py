@@ -14,8 +14,8 @@ from coordinator.database.tasks import BESIDE
 from coordinator.rules.sizing import RunPace
 from shared.errors import NotFound
 
-LATELY = 64  # tasks whose times make the median
-PACE_MIN = 3  # fewer say nothing
+LATELY = 64  # newest tasks whose times give the medians
+PACE_MIN = 3  # fewer tasks are not measured
 
 
 def open_pass(conn: Connection, run_id: int) -> int:

@@ -53,11 +53,11 @@ from shared.decoding import decode
 from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.workloads.base import DatasetManifest, Job
 
-FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long
+FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long is deleted
 State = Literal["asked", "revealed", "done"]
-COUNTED = ("accepted", "merged")  # superseded work counts as never made
+COUNTED = ("accepted", "merged")  # superseded work counts as if it had never been made
 CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
-SPEED_OF = 32  # newest recomputes that estimate how long others take
+SPEED_OF = 32  # newest recomputes by which the time of others is estimated
 
 
 class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     held_until: float
     tries: int
     seed: int
-    audit_id: int | None  # the task of an audit
+    audit_id: int | None  # the task of its audit
     declined: str
     answer_id: int | None
     auditor_id: str
@@ -97,13 +97,14 @@ class StoredCase(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     base_sha256: str
     chunks: tuple[int, ...]
-    device: str = ""  # that the task was leased for
+    device: str = ""  # the device that the task was leased for
     model: str = ""  # of that device, as its machine registered it
     window: DatasetManifest | None = None  # games that it learnt from, in place of a dataset
 
 
 _R, _V = recomputes.c, volunteers.c
-_OPEN = one_of(_R.state, ("asked", "revealed"))  # never "not done": no index finds that
+# written this way, since a partial index does not fit "not done"
+_OPEN = one_of(_R.state, ("asked", "revealed"))
 _ADD = insert(recomputes).returning(*_R)
 _GET = select(recomputes).where(its(_R.contribution_id))
 
@@ -191,8 +192,8 @@ def first(
     served: Collection[str] = (),
     under_way: RecomputeRow | None = None,
 ) -> RecomputeRow | None:
-    """Return the next recompute for the server, besides one `under_way`: its evidence is here, no
-    checker or auditor has it, and checkers do not serve its class of devices.
+    """Return the next recompute for the server while it makes `under_way`: one whose evidence is
+    here, that no checker or auditor has taken, and that is not left to checkers.
     """
     given = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now, under_way)}
     row = conn.execute(_FIRST, given).mappings().first()
@@ -223,8 +224,8 @@ _POSTPONE = (
 def hold(
     conn: Connection, holder: str, own: str, served: Collection[str], now: float
 ) -> RecomputeRow | None:
-    """Return the recompute that a checker holds under this name, or gets now: the next of its own
-    class of devices, or of one that no other can compare; None without one.
+    """Return the recompute that a checker holds under this name, or lease it the next one: of its
+    own class of devices first, or one that no other machine can compare; None without one.
     """
     known = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
     if known is not None:
@@ -267,7 +268,7 @@ class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     kind: str
     due_at: float
-    seed: int = 0  # of an audit's sums; 0 where nobody may audit
+    seed: int = 0  # seed of an audit's sums; 0 where nobody may audit
 
 
 def add(conn: Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
@@ -317,7 +318,7 @@ def unwanted(conn: Connection, contribution_id: int, volunteer_id: str, sha256: 
 
 
 def arrive(conn: Connection, contribution_id: int) -> bool:
-    """Count arrived evidence; True when it is complete."""
+    """Count an arrived file of evidence; True when the evidence is complete."""
     row = get(conn, contribution_id)
     if row is None or row.state != "asked":
         return False
@@ -347,7 +348,8 @@ _OF_MACHINE = (
         its(contributions.c.worker_id),
         its(contributions.c.run_id),
         contributions.c.id < bindparam("before"),
-        contributions.c.state != literal_column("'rejected'"),  # none of those is drawn
+        # a rejected contribution is never drawn
+        contributions.c.state != literal_column("'rejected'"),
     )
     .order_by(contributions.c.id.desc())
     .limit(CHAIN_MAX)
@@ -381,7 +383,7 @@ _FORGET = delete(uploads).where(uploads.c.evidence_of == bindparam("number"))
 def end(
     conn: Connection, contribution_id: int, result: Result, told: tuple[str, str], now: float
 ) -> bool:
-    """Record a result, with (sentence, figures); False if there was one before."""
+    """Record a result with its sentence and figures; False if there was a result before."""
     message, measured = told
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
     if conn.execute(_END, {"its_contribution_id": contribution_id} | values).rowcount != 1:
@@ -430,8 +432,8 @@ def open_of(conn: Connection, volunteer_id: str) -> list[int]:
 
 
 def proven_to(conn: Connection, volunteer_id: str, after: int) -> tuple[int, int]:
-    """Return the newest passed draw after `after` that no open draw precedes, 0 without one; and
-    the oldest open draw, `NO_ID` without one.
+    """Return the newest passed draw above `after` and before every open draw, or 0; and the oldest
+    open draw, or `NO_ID`.
     """
     before = conn.execute(_ANSWERED_OF, {"its_auditor_id": volunteer_id}).scalar() or NO_ID
     before = min([before, *open_of(conn, volunteer_id)[:1]])
@@ -440,7 +442,9 @@ def proven_to(conn: Connection, volunteer_id: str, after: int) -> tuple[int, int
 
 
 def passed_of(conn: Connection, run_id: int, volunteer_id: str, most: int) -> list[str]:
-    """Return the work of an account's newest draws of a run, up to one that did not pass."""
+    """Return the work of an account's newest draws of a run, back to the newest that did
+    not pass.
+    """
     c = recomputes.c
     mine = (c.run_id == run_id) & (c.volunteer_id == volunteer_id) & (c.state == "done")
     query = select(c.work, c.result).where(mine).order_by(c.contribution_id.desc()).limit(most)
@@ -453,7 +457,7 @@ def is_fresh(conn: Connection, row: RecomputeRow) -> bool:
     return conn.execute(_SAME_TASK, given | {"but": row.contribution_id}).first() is None
 
 
-# --- what others read ---
+# --- reads of other services ---
 
 _WAITING = select(_R.state, func.count()).where(_OPEN).group_by(_R.state)
 _BLOBS = (

@@ -75,5 +75,5 @@ def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
 
 
 def check(conn: Connection) -> list[str]:
-    """Return a sentence where the chain is broken; empty otherwise."""
+    """Return a sentence on where the chain is broken; "" where it is whole."""
     return list(hash_chain.check(conn, record_lines, RECORD_SEALED))

@@ -41,12 +41,13 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
         ("draft", "failed"),
         ("running", "failed"),
         ("paused", "failed"),
-        ("completed", "running"),  # extended
+        ("completed", "running"),  # extended by new stop conditions
     }
 )
 
-LATELY = 4  # versions in which a worker that delivers has a part
-OPEN: tuple[RunState, ...] = ("running", "paused")  # states in which work is taken in and merged
+LATELY = 4  # newest versions in which a worker that delivers has a part
+# states in which contributions are accepted and merged
+OPEN: tuple[RunState, ...] = ("running", "paused")
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +187,7 @@ def _at_work() -> ColumnElement[bool]:
 
 
 def _steering(vetted: bool) -> Select[int]:
-    """Return the query of a run's workers that deliver, each volunteer at work counted as one at
+    """Return the query of a run's delivering workers; each volunteer at work counts as one at
     least.
     """
     c, w = contributions.c, workers.c
@@ -250,9 +251,9 @@ def live_workers(conn: Connection, run_id: int, since: float) -> int:
 
 def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
     """Return the updates waiting for a run's next merge, and the workers that its trigger and step
-    length count: of each active volunteer the ones with a part in the newest versions, or one.
-    Machines that only hold leases steer nothing. `vetted` counts vetted accounts alone, otherwise
-    also accounts that proved themselves once.
+    length count: those of each active volunteer with a part in the newest versions, at least one.
+    Machines that only hold leases do not count. `vetted` counts vetted accounts alone, otherwise
+    also accounts with one proof.
     """
     given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
     row = dict(conn.execute(_TURNOUT[vetted], given).mappings().one())
@@ -261,7 +262,7 @@ def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Tur
 
 
 def running(conn: Connection) -> list[tuple[RunRow, bool]]:
-    """Return the runs that are on, oldest first, each with True if something waits for a merge."""
+    """Return the running runs, oldest first, each with True if something waits for a merge."""
     found = [dict(row) for row in conn.execute(_RUNNING).mappings()]
     waits = [bool(row.pop("waits")) for row in found]
     return [(_row(row), each) for row, each in zip(found, waits, strict=True)]

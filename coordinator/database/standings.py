@@ -19,7 +19,7 @@ LISTING_MAX = 1000
 REASONS_MAX = 100
 ACCEPTED = ("accepted", "merged", "superseded")
 PLAYED = ("games", "evaluation")
-NEWEST = 200  # decisions that the share of refusals counts
+NEWEST = 200  # newest decisions of which the refused share is taken
 
 
 class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +31,10 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool
     trust: float
     accepted: int
-    proofs: int  # draws of different tasks that passed, since the last that did not
+    proofs: int  # draws of different tasks that passed since the last that did not
     stake_micro: int  # pay that is not free yet
     drawn: DrawCounts
-    reason: str = ""  # of a suspension
+    reason: str = ""  # reason of a suspension
 
 
 class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,13 +53,15 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     games: int  # files that were replayed
     checked_s: float
     work_s: float
-    audits: int = 0  # by volunteers, that were answered and paid
-    audits_micro: int = 0  # their pay
-    audits_s: float = 0.0  # of the volunteers' time
+    audits: int = 0  # audits that volunteers answered and were paid for
+    audits_micro: int = 0  # pay of the audits
+    audits_s: float = 0.0  # seconds of the volunteers' devices
 
     @property
     def share(self) -> float | None:
-        """Return seconds of all checks a second of accepted work; None without such work."""
+        """Return the seconds of all checks for each second of accepted work; None without such
+        work.
+        """
         return (self.checked_s + self.audits_s) / self.work_s if self.work_s > 0 else None
 
 
@@ -110,7 +112,9 @@ def report(conn: Connection, now: float) -> TrustReport:
 
 
 def backlog(conn: Connection, now: float) -> Backlog:
-    """Return the waiting recomputes."""
+    """Return the numbers of waiting recomputes, the time that they take, and why some cannot be
+    made.
+    """
     served = store.served(conn, now)
     reasons: Counter[str] = Counter()
     for kind, message, count, flops in conn.execute(_KINDS):
@@ -126,7 +130,7 @@ def backlog(conn: Connection, now: float) -> Backlog:
 
 
 def cost(conn: Connection, run_id: int) -> CostOfChecks:
-    """Return the checks of a run and their cost."""
+    """Return the checks of a run and what they cost."""
     c = contributions.c
     good, checked = c.state.in_(ACCEPTED) & (c.kind != AUDIT), c.checked_s > 0
     audited = c.state.in_(ACCEPTED) & (c.kind == AUDIT)
@@ -169,7 +173,7 @@ def failed_recomputes(conn: Connection, since: float) -> list[int]:
 def refusals(conn: Connection) -> tuple[int, int]:
     """Return how many of the newest decisions refused, and of how many."""
     c = contributions.c
-    # Bounded first: however many wait to be decided, they are not read through.
+    # The rows are limited first: a long queue of undecided contributions is not read through.
     some = select(c.id, c.state, c.decided_at).order_by(c.id.desc()).limit(2 * NEWEST).subquery()
     decided = select(some.c.state).where(some.c.decided_at.is_not(None))
     newest = decided.order_by(some.c.id.desc()).limit(NEWEST).subquery()

@@ -36,18 +36,18 @@ from coordinator.database.volunteers import VolunteerRow, worker_state
 from shared.protocol.accounts import WorkerInfo
 from shared.units import DAY_S
 
-STRETCHES = 48  # columns of work over time
-GOOD = ("accepted", "merged", "superseded")  # contributions that were found good
+STRETCHES = 48  # columns of the picture of work over time
+GOOD = ("accepted", "merged", "superseded")  # states of contributions that were found good
 LISTING_MAX = 100_000
 
 
 class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of a volunteer's contributions."""
 
-    accepted: int = 0  # found good: waiting, merged or not needed
+    accepted: int = 0  # contributions found good: waiting, merged or not needed
     merged: int = 0
     rejected: dict[str, int] = {}  # by reason
-    device_s: float = 0.0  # spent on the good ones
+    device_s: float = 0.0  # device time of the good ones
 
     @property
     def refused(self) -> int:
@@ -70,7 +70,7 @@ class LeaderboardStanding(msgspec.Struct, frozen=True, kw_only=True):
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     """Work decided within one stretch of time."""
 
-    place: int  # counted from the first
+    place: int  # number of the stretch, from 0
     at: float  # its beginning
     contributions: int
     volunteers: int
@@ -82,21 +82,21 @@ class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     volunteer_id: str
     nickname: str
-    label: str  # whom the invite was for
+    label: str  # name that the organiser gave the invite
     state: str  # active, banned, forgotten; "invited" for an invite that nobody used yet
     public: bool
     trust: float
     machines: int
     first_seen: float | None
     last_seen: float | None
-    earned_micro: int = 0  # ever, spent or not
+    earned_micro: int = 0  # all that was ever earned, spent or not
     pending_micro: int = 0
     escrow_micro: int = 0
     debt_micro: int = 0
     work: WorkTotals = WorkTotals()
     standing: str = ""  # probation, vetted, suspended
     proofs: int = 0  # draws that passed
-    reason: str = ""  # of a suspension
+    reason: str = ""  # reason of a suspension
 
 
 def work(
@@ -214,9 +214,9 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Lifetime marks of one volunteer on some runs."""
 
     first_at: float | None = None  # of the first contribution that was found good
-    versions: int = 0  # with work of theirs in it
-    days: int = 0  # in a row with good work, the longest such time; days of UTC
-    stretches: tuple[Stretch, ...] = ()  # since the first, of at least a day each
+    versions: int = 0  # versions with work of this volunteer
+    days: int = 0  # longest row of days (UTC) with good work
+    stretches: tuple[Stretch, ...] = ()  # since the first contribution, of at least a day each
 
 
 def marks(conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float) -> Marks:

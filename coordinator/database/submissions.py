@@ -50,7 +50,7 @@ _STANDS = select(_PARTS, _LATE)
 
 
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
-    """Return the part that this attempt submits next, and how many tries of it were too late."""
+    """Return the part that this attempt submits next, and how many tries of it came too late."""
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
     number, tries = conn.execute(_STANDS, mine).one()
     return int(number), int(tries)
@@ -60,12 +60,12 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """Submission and its task: the stored facts of both."""
 
     run: RunRow
-    known: int | None  # the contribution, if it was sent before
-    part: int  # the number of the next that is wanted
-    tries: int  # how often that was refused as too late
+    known: int | None  # number of the contribution, if it was submitted before
+    part: int  # number of the part that is wanted next
+    tries: int  # number of its tries that were refused as too late
     checked: bool  # another part is being checked now
-    uploaded: bool  # its bytes are there
-    standing: State  # of its account
+    uploaded: bool  # the uploaded bytes are complete
+    standing: State  # standing of the account
     network: str
 
 
@@ -133,14 +133,14 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence about a contribution's account and run; its cohort is read elsewhere."""
 
     run: RunRow
-    trust: float  # in its account
+    trust: float  # trust in the account
     standing: State
-    global_step: int  # of its base version
+    global_step: int  # optimiser steps of the run at its base version
     phase: int
-    loss: float | None  # the newest that was measured
+    loss: float | None  # the newest loss of the run
     replayed: bool  # the same bytes were submitted for another task, or for another part of it
     invited: bool
-    lost_to: int  # contributions up to this one are not paid
+    lost_to: int  # contributions of the account up to this one are not paid
 
 
 _BASE = versions.alias("base")
@@ -186,7 +186,7 @@ def background(conn: Connection, row: ContributionRow) -> Background:
 
 
 def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
-    """Return the part that this submission has to be. Raises Conflict for another."""
+    """Return the part that this submission must be. Raises Conflict for another part."""
     if found.checked:
         raise Conflict(f"another submission of task {task.id} is still being checked")
     if (request.part, request.tries) != (found.part, found.tries):
@@ -234,7 +234,7 @@ def through(conn: Connection, row: ContributionRow, task: TaskRow, now: float) -
         "start": until,
         "steps": task.steps - row.steps,
         "price_micro": task.price_micro - row.price_micro,
-        "begun_at": now,  # the next part is measured from here
+        "begun_at": now,  # the next part's time is measured from here
     }
     conn.execute(update(tasks).where(tasks.c.id == task.id).values(**rest))
 
@@ -254,7 +254,7 @@ def goes_on(conn: Connection, row: ContributionRow) -> bool:
 
 
 def task_of(conn: Connection, row: ContributionRow) -> int:
-    """Return the task that a contribution completed: the split-off part, or its lease's own."""
+    """Return the task that a contribution completed: that split off for it, else its lease's."""
     query = select(tasks.c.id).where(tasks.c.contribution_id == row.id)
     found = conn.execute(query).scalar()
     return row.task_id if found is None else int(found)

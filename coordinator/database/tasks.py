@@ -47,10 +47,12 @@ from shared.protocol.limits import AUDIT_BYTES
 
 FailureKind = Literal["failure", "timeout"]
 
-# Where nobody else works for the run, this many times max_failures by one volunteer discard too.
+# A task is also discarded after this many times max_failures by one volunteer, if nobody else works
+# for the run.
 ALONE_FACTOR = 2
 TIMED_OUT_MIN = 2  # volunteers that let a task time out before it is given up
-LATELY_S, LATELY = 3600.0, 256  # who had a task since, among the last so many, works for the run
+# holders of a run's tasks within this time, of the newest so many, count as working for the run
+LATELY_S, LATELY = 3600.0, 256
 MESSAGE_CHARS = 500
 BESIDE = ("learn", "evaluate", AUDIT)  # kinds of tasks that are not cut from a pass
 GAMES = ("selfplay", "evaluate")  # kinds whose contributions are files of games
@@ -106,8 +108,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     global_step: int
     finish_by: float
-    part: int = 0  # the next that is wanted
-    tries: int = 0  # how often that was refused as too late
+    part: int = 0  # number of the part that is wanted next
+    tries: int = 0  # number of its tries that were refused as too late
 
 
 class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,17 +123,17 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
     failures: int
     timeouts: int
-    workers: int  # distinct ones that failed it
-    message: str  # of the last failure
+    workers: int  # distinct workers that failed the task
+    message: str  # sentence of the last failure
 
 
 def row_of(mapping: Any) -> TaskRow:
-    """The struct of a row."""
+    """Return the struct of a row."""
     return TaskRow(**{**mapping, "returned": bool(mapping["returned"])})
 
 
 def rows_of(found: CursorResult[Any]) -> list[TaskRow]:
-    """The structs of rows with all columns of `tasks`."""
+    """Return the structs of rows with all columns of `tasks`."""
     names = tuple(found.keys())
     return [row_of(dict(zip(names, row, strict=True))) for row in found]
 
@@ -185,7 +187,7 @@ def grant_bytes(conn: Connection, row: TaskRow) -> int:
 
 _V = versions.c
 _HEAD = select(runs.c.head).where(runs.c.id == tasks.c.run_id).scalar_subquery()
-# Written out: behind RETURNING a compiler leaves the tables' names away.
+# Columns are written out: after RETURNING a compiler drops the tables' names.
 _ITS_RUN: ColumnElement[int] = literal_column("tasks.run_id")
 _ITS_BASE: ColumnElement[int] = literal_column("tasks.base_version")
 _RUN = select(runs.c.name).where(runs.c.id == _ITS_RUN).scalar_subquery()
@@ -244,7 +246,7 @@ def begin(
         allowance = (row.finish_limit - row.claimed_at) / 2
         bound = {"now": now, "soft": now + allowance, "hard": now + 2 * allowance}
         begins = _BEGIN
-        if row.kind == AUDIT:  # from the base of the task that it repeats
+        if row.kind == AUDIT:  # an audit begins from the base of the task that it repeats
             begins, bound = _BEGIN_AT, bound | {"base": int(decode(row.options)["base_version"])}
         found = conn.execute(begins, given | bound)
     values = dict(found.mappings().one())
@@ -268,7 +270,7 @@ _AWAITED = exists().where(
     _W.worker_id == tasks.c.worker_id,
     one_of(_W.kind, UPDATES),
     one_of(_W.state, ("received", "checking", "accepted")),
-    _W.unproven.is_(False),  # what waits for its proof may wait for long
+    _W.unproven.is_(False),  # a contribution that waits for its proof may wait for long
 )
 _AWAITS = (
     select(tasks.c.run_id, runs.c.phase)
@@ -290,7 +292,9 @@ _DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
 
 
 def finish(conn: Connection, task_id: int, now: float) -> bool:
-    """doing (or returned) -> done: its contribution was accepted. False if the task had ended."""
+    """Move a task from doing (or returned) to done: its contribution was accepted. False if the
+    task had ended.
+    """
     return conn.execute(_FINISH, {"its_id": task_id, "ended_at": now} | _DONE).rowcount == 1
 
 
@@ -352,7 +356,9 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
 def _condemned(
     conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if `least` volunteers, or with `alone` all that are at work, failed a task."""
+    """Return True if `least` volunteers failed a task, or with `alone` all volunteers that are at
+    work.
+    """
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}
     working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}
@@ -405,7 +411,7 @@ def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
 
 
 def discard(conn: Connection, ids: Sequence[int], now: float) -> None:
-    """todo -> discarded: listed as failed until requeued."""
+    """Discard waiting tasks: they are listed as failed until they are requeued."""
     if ids:
         values = {"state": "discarded", "returned": False, "ended_at": now, **FREE}
         conn.execute(update(tasks).where(tasks.c.id.in_(ids)).values(**values))
@@ -493,7 +499,9 @@ def lines(
 
 
 def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
-    """discarded -> todo with a clean slate: given tasks, or all of a run; return the ids."""
+    """Requeue discarded tasks with no failure counted: the given ones, or all of a run; return the
+    ids.
+    """
     wanted = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]
     if ids is not None:
         wanted.append(tasks.c.id.in_(ids))

@@ -45,8 +45,8 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _handed_in() -> ColumnElement[bool]:
-    """Return the condition that a contribution of the worker uses an upload, or requested it as
-    evidence: an upload under another's hash is never complete, and unused.
+    """Return the condition that a contribution of the worker uses an upload, or that it was
+    requested as evidence. An upload under another file's hash is never complete, and unused.
     """
     return _named() | uploads.c.evidence_of.is_not(None)
 
@@ -101,7 +101,7 @@ def add(conn: Connection, row: UploadRow) -> None:
 
 
 def get(conn: Connection, upload_id: str, worker_id: str) -> UploadRow | None:
-    """The upload, if it belongs to this worker."""
+    """Return the upload, if it belongs to this worker."""
     row = conn.execute(_GET, {"its_id": upload_id, "its_worker_id": worker_id}).mappings().first()
     return None if row is None else UploadRow(**row)
 
@@ -121,7 +121,7 @@ def finish(conn: Connection, upload_id: str) -> None:
 class Use(msgspec.Struct, frozen=True, kw_only=True):
     """Use that a volunteer makes of its quota."""
 
-    count: int  # uploads that no contribution refers to yet, and their bytes
+    count: int  # uploads to which no contribution refers yet; `bytes` is their size
     bytes: int
     in_place: int  # uploads for the same part of a lease
     vetted: bool
@@ -151,7 +151,9 @@ def abandoned(conn: Connection, before: float, limit: int) -> list[str]:
 
 
 def arrived(conn: Connection) -> set[str]:
-    """Return complete uploads that may still be submitted: no orphans, though unreferenced."""
+    """Return the files of complete uploads that may still be submitted: nothing refers to them, but
+    they are no orphans.
+    """
     open_ = uploads.c.evidence_of.is_not(None) | ~_handed_in()
     query = select(uploads.c.sha256).where(uploads.c.complete, open_)
     return set(conn.execute(query).scalars())

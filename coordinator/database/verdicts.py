@@ -31,7 +31,7 @@ from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
 
-# received -> checking -> accepted -> merged, with the ways out.
+# States of a contribution: received -> checking -> accepted -> merged, and the ways out.
 TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
     {
         ("received", "checking"),
@@ -41,7 +41,7 @@ TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
         ("checking", "rejected"),
         ("accepted", "merged"),
         ("accepted", "superseded"),
-        ("accepted", "rejected"),  # set aside by a merge that failed with it
+        ("accepted", "rejected"),  # a merge that failed with it set it aside
     }
 )
 
@@ -51,7 +51,9 @@ _DECIDE = update(contributions).where(its(contributions.c.id), its(contributions
 def decide(
     conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
 ) -> None:
-    """Change the state and record the verdict. Raises Conflict when it is not as `row` says."""
+    """Change the state and record the verdict. Raises Conflict when the state is not that
+    of `row`.
+    """
     if (row.state, state) not in TRANSITIONS:
         raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {state}")
     where = {"its_id": row.id, "its_state": row.state}
@@ -114,7 +116,7 @@ def record(conn: Connection, rows: Iterable[ContributionRow], ruling: Ruling, no
     )
 
 
-PAID = "the work is paid"  # said of work that no merge needed
+PAID = "the work is paid"  # sentence on work that no merge needed
 _C = contributions.c
 _UNPAID = (
     update(verdicts)
@@ -136,7 +138,7 @@ def unpaid(conn: Connection, ids: Sequence[int], why: str) -> None:
     conn.execute(_UNPAID, {"ids": ids, "why": why})
 
 
-# Void, forfeit and reversed work has got nothing; each is looked up by its unique key.
+# Voided, forfeited and reversed work was paid nothing; each is looked up by its unique key.
 _TAKEN_BACK = (
     select(events.c.id)
     .where(
@@ -221,7 +223,7 @@ def news(
     Numbers are given before a transaction commits, so one may appear below `since`: what is younger
     than `recent_at` is sent again and the client drops what it knows.
     """
-    # From the newest back to the first that is not recent: never through all history.
+    # Rows are read from the newest back to the first that is too old, never through all history.
     floor = conn.execute(_OLDER, {"its_worker_id": worker_id, "recent_at": recent_at}).scalar()
     given = {"its_worker_id": worker_id, "since": min(since, floor or 0), "most": limit}
     rows = list(conn.execute(_NEWS, given).mappings())

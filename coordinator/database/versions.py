@@ -22,7 +22,7 @@ from coordinator.database.tables.versions import evaluations, version_blobs, ver
 from coordinator.rules.steadiness import Heading
 from shared.errors import NotFound
 
-PACE_VERSIONS = 20  # newest versions that the pace of a run is of
+PACE_VERSIONS = 20  # newest versions from which the pace of a run is taken
 
 
 class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ _GET = select(versions).where(its(versions.c.run_id), its(versions.c.version))
 
 
 def get(conn: Connection, run_id: int, version: int) -> VersionRow:
-    """Raises NotFound."""
+    """Return a version. Raises NotFound."""
     given = {"its_run_id": run_id, "its_version": version}
     row = conn.execute(_GET, given).mappings().first()
     if row is None:
@@ -199,7 +199,7 @@ _OUTER_SCALE = select(versions.c.outer_scale).where(its(versions.c.run_id), its(
 
 
 def outer_scale(conn: Connection, run_id: int, version: int) -> float:
-    """Return the factor on the outer rate that a version was stepped by; 1 without one."""
+    """Return the factor on the outer rate with which a version was made; 1 without one."""
     given = {"its_run_id": run_id, "its_version": version}
     found: float | None = conn.execute(_OUTER_SCALE, given).scalar()
     return 1.0 if found is None else found
@@ -241,7 +241,7 @@ def bytes_kept(conn: Connection, run_id: int) -> int:
 
 
 def blobs_in_use(conn: Connection) -> set[str]:
-    """Every blob that a version which is not pruned refers to."""
+    """Return every blob that a version with its files refers to."""
     join = versions.join(
         evaluations,
         (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
@@ -258,7 +258,7 @@ def blobs_in_use(conn: Connection) -> set[str]:
     return used | set(conn.execute(select(b.sha256).select_from(kept).where(~e.pruned)).scalars())
 
 
-# Each by an index of its own: every download asks.
+# Each part uses an index of its own, since every download asks this.
 _PUBLIC = tuple(
     select(column).where(column == bindparam("sha256")).limit(1)
     for column in (version_blobs.c.sha256, versions.c.published_sha256, evaluations.c.sample_sha256)

@@ -23,11 +23,12 @@ from shared.protocol.limits import RENEW_S
 VolunteerState = Literal["active", "banned", "forgotten"]
 WorkerState = Literal["online", "training", "paused", "offline", "left"]
 
-OFFLINE_S = RENEW_S  # not heard of for so long: its leases expire at the same time
+# a worker not heard of for this long is offline; its leases expire at the same time
+OFFLINE_S = RENEW_S
 
 
-ORDERS_MAX = 10_000  # of owners to their machines, that stand at once
-DEVICES_OF = 1000  # workers whose devices are looked at, the latest heard of first
+ORDERS_MAX = 10_000  # orders of owners to their machines that are read at most
+DEVICES_OF = 1000  # workers whose devices are counted, the latest heard of first
 
 
 class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     secret_hash: str
     revoked: bool
-    left: bool  # said goodbye
+    left: bool  # the worker has signed off
     volunteer_id: str
     nickname: str
     state: VolunteerState
@@ -96,7 +97,7 @@ def worker_state(stored: str, last_seen_at: float, now: float) -> WorkerState:
     return "training" if stored == "training" else "paused" if stored == "paused" else "online"
 
 
-# --- who is it ---
+# --- credentials ---
 
 
 def credentials(conn: Connection, worker_id: str) -> Credentials | None:
@@ -158,7 +159,7 @@ _WAITING = update(contributions).where(
 
 
 def vet(conn: Connection, volunteer_id: str) -> None:
-    """Vet an account and its waiting contributions, else they wait for vetted work."""
+    """Vet an account and its waiting contributions, which would else wait for vetted work."""
     set_volunteer(conn, volunteer_id, standing="vetted", suspended_reason="")
     conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": True})
 
@@ -195,7 +196,7 @@ def taken(conn: Connection, key: str) -> bool:
 
 
 def workers_of(conn: Connection, volunteer_id: str) -> list[WorkerRow]:
-    """Every machine of an account, the oldest first, revoked ones too."""
+    """Return every machine of an account, the oldest first, with the revoked ones."""
     query = select(workers).where(workers.c.volunteer_id == volunteer_id)
     rows = conn.execute(query.order_by(workers.c.created_at, workers.c.id)).mappings()
     return [WorkerRow(**row) for row in rows]
@@ -248,7 +249,9 @@ _SET_VOLUNTEER = update(volunteers).where(its(volunteers.c.id))
 
 
 def order(conn: Connection, volunteer_id: str, worker_id: str, order: str, now: float) -> bool:
-    """Store the order of its owner for a machine that has not left; False where there is none."""
+    """Store the owner's order for a machine that has not left; False where there is no such
+    machine.
+    """
     return (
         conn.execute(
             update(workers)

@@ -42,7 +42,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     ends: tuple[int, ...] = ()  # tokens
     stop: tuple[str, ...] = ()
     text: str = ""  # of a prompt that was given in tokens
-    said: tuple[TokenLogprob, ...] = ()  # of its own tokens, where they are wanted
+    said: tuple[TokenLogprob, ...] = ()  # log-probabilities of the prompt's tokens, if asked for
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

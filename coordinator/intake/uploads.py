@@ -461,7 +461,7 @@ class Uploads(PlatformService):
 
         if await self._db.write(store):
             self._signals.notify("recomputes")
-            self._signals.notify("queue")  # its machine may have other work
+            self._signals.notify("queue")  # the machine that sent it may be leased tasks again
         return self._view(row, row.size, complete=True)
 
     async def _drop(self, upload_ids: list[str]) -> None:

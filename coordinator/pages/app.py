@@ -98,7 +98,10 @@ class Site:
             raise NotFound("the files of this version are gone: ask a later one")
         address = address_key((scope.get("client") or ("",))[0])
         if self._fetching.total() >= FETCHING_MAX or self._fetching[address] >= FETCHING_EACH:
-            raise Unavailable("too many are fetching weights; come again in a minute")
+            raise Unavailable(
+                "too many downloads of weights are under way, of everybody or from your address;"
+                " come again in a minute"
+            )
         self._fetching[address] += 1
         try:
             await send_file(scope, send, self.coordinator.blobs, version.row.published_sha256)

@@ -28,7 +28,9 @@ State = Callable[[], Awaitable[msgspec.Struct]]
 
 
 class Viewer:
-    """One stream: its task, and since when it waits for its reader."""
+    """One open event stream: the task that sends it, and since when that task waits for the
+    browser to take data (None while it does not wait).
+    """
 
     def __init__(self) -> None:
         self.stream: asyncio.Task[None] | None = None

@@ -97,7 +97,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Share:
-    """Run while work is handed out."""
+    """State of one run while work is handed out: its pass and cursor, its tasks and its load."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

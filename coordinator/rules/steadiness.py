@@ -1,4 +1,4 @@
-"""Steadiness of outer momentum: the sign of a run's overstepping, and the cut of its steps.
+"""Steadiness of outer momentum: tells when a run's steps are too large, and lowers their rate.
 
 Updates that are steps too far apart begin to undo what the momentum before them did: their cosine
 to it falls from the 0.2 to 0.4 of a run that learns to zero and below, before the loss says so. The

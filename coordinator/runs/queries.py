@@ -339,7 +339,7 @@ def _memory(run: RunRow, about: Definition) -> int:
 def suite_courses(
     conn: Connection, run: RunRow, up_to: int | None = None
 ) -> tuple[SuiteCourse, ...]:
-    """Return a run's scores of suites for its first and newest version, or the newest up to one."""
+    """Return a run's first and newest score in each suite, of its versions up to `up_to`."""
     names = definition(run).file.evaluation.suites
     if not names:
         return ()

@@ -71,7 +71,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     device_idle_share: float
     up_mb_per_hour: float  # of a volunteer, on average, while online
     down_mb_per_hour: float
-    server_mb_per_hour: float  # both ways, while anybody was there
+    server_mb_per_hour: float  # up and down, over the whole simulated time
     bottleneck: str
     advice: str
     machines: tuple[MachineRow, ...]

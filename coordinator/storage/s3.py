@@ -213,7 +213,7 @@ class S3Blobs:
         return self._pieces(await self._call(wanted))
 
     async def _pieces(self, found: Any) -> AsyncGenerator[bytes, None]:
-        """Yield the store's bytes, in pieces no larger than a read of the disk store."""
+        """Yield the bytes of a store's reply in pieces of at most READ_BYTES, as the disk store."""
         stream = aiter(found.stream(min_chunk_size=READ_BYTES))
         while (data := await self._call(anext(stream, None))) is not None:
             view = memoryview(data)

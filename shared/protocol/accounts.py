@@ -185,7 +185,7 @@ class Me(Message):
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
     held_micro: int = 0  # for answers under way: spent, or given back, when they end
     standing_reason: str = ""  # of a suspension, with whom to write to
-    at: float = 0.0  # the coordinator's time of all this
+    at: float = 0.0  # when the coordinator read these values, by its clock
 
     @property
     def balance_micro(self) -> int:

@@ -147,7 +147,9 @@ class RecordCheck:
         return await self.observe(now)
 
     async def observe(self, new: KeptHead) -> str:
-        """Store a signed head if it continues the newest stored one; else return a sentence."""
+        """Store a signed head if it continues the newest stored one and is larger. Return "", or a
+        sentence on the contradiction, which is kept as an accusation.
+        """
         kept = self._book.seen.heads
         newest = kept[-1] if kept else None
         if newest is None:

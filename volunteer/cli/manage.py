@@ -148,7 +148,7 @@ def uninstall(
     *,
     all_: Annotated[
         bool,
-        Parameter(name="--all", help="Also the account and the settings.", negative=""),
+        Parameter(name="--all", help="Remove the account and the settings too.", negative=""),
     ] = False,
     yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
     json: Json = False,

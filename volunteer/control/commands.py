@@ -256,6 +256,6 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
 
 
 class StatusSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
-    """First line back, and repeated to a client that fell behind."""
+    """First line to a client after its hello: the volunteer's status at that moment."""
 
     status: Status

@@ -11,7 +11,7 @@ from shared.protocol.listings import LedgerRow
 
 T = TypeVar("T")
 
-PAGES_MAX = 10_000  # answers in a row; a hundred lines each
+PAGES_MAX = 10_000  # pages that one call reads at most, of a hundred lines each
 
 
 class Asks(Protocol):

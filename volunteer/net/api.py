@@ -213,7 +213,9 @@ class Api:
         await self._call(endpoints.RELEASE, {"task": task}, request, patience_s=patience_s)
 
     async def forfeit(self) -> Forfeited:
-        """Forfeit the stake, where this account is asked for evidence that it lost."""
+        """Forfeit this account's stake, if the coordinator asks for evidence that one of its
+        machines has lost; else nothing happens.
+        """
         return await self._call(endpoints.FORFEIT, {}, None)
 
     async def upload(self, request: UploadRequest) -> UploadInfo:

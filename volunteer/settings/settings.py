@@ -35,7 +35,7 @@ _Seconds = {"unit": "s"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of this volunteer: its own fields, and two subjects' tables.
+    """Settings of this volunteer: the fields here, the work rules and the display's fields.
 
     Flags, variables and config.toml name all of them side by side.
     """

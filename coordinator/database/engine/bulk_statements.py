@@ -1,4 +1,4 @@
-"""Many rows in one statement, compiled once for each size.
+"""Statements over many rows at once, compiled once for each number of rows.
 
 SQLAlchemy does not cache a statement with VALUES in it, and compiling one for 64 rows took ten
 times as long as running it. A statement is therefore compiled for 1, 2, 4, ... rows and kept as
@@ -31,13 +31,13 @@ class _CompiledText(NamedTuple):
 
     statement: str
     others: tuple[str, ...]  # names of the values that are given beside the rows
-    constants: tuple[Any, ...]  # of the statement's own
+    constants: tuple[Any, ...]  # constants of the statement itself
     # Returns the parameters in their order out of all cells, the others and the constants.
     picked: Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class Lines:
-    """Statement over a table of values, with a new size for each call and one compilation a size.
+    """Statement over a table of values, compiled once for each number of rows.
 
     `build` gets the table as a CTE of two columns or more; other values are `bindparam`s, given by
     name. `blank` is a row that matches nothing.
@@ -61,7 +61,7 @@ class Lines:
     def execute(
         self, conn: Connection, rows: Sequence[Sequence[Any]], **others: Any
     ) -> CursorResult[Any]:
-        """Run it for these rows. The result has the driver's plain values."""
+        """Execute the statement with these rows. The result has the driver's plain values."""
         size = 1 << max(0, len(rows) - 1).bit_length()
         text = self._text(conn.dialect, size)
         cells = [*chain.from_iterable(rows), *self._blank * (size - len(rows))]

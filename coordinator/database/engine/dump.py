@@ -18,7 +18,9 @@ BATCH_ROWS = 1000
 
 
 def begin_snapshot(conn: Connection) -> None:
-    """Make a read see one instant over all its statements; to be called first."""
+    """Make a read transaction see one instant over all its statements; must be its first
+    statement.
+    """
     if conn.dialect.name == "postgresql":
         conn.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
     patiently(conn)
@@ -30,7 +32,7 @@ def names() -> tuple[str, ...]:
 
 
 def rows(conn: Connection, name: str) -> Iterator[dict[str, Any]]:
-    """All rows of a table, in the order of its key."""
+    """Yield all rows of a table, in the order of its key."""
     table = metadata.tables[name]
     found = conn.execution_options(yield_per=BATCH_ROWS).execute(
         select(table).order_by(*table.primary_key.columns)
@@ -43,7 +45,9 @@ def check_empty(conn: Connection) -> None:
     """Raise Conflict unless the database is empty."""
     for name in names():
         if name != "meta" and conn.execute(select(metadata.tables[name]).limit(1)).first():
-            raise Conflict("a backup is restored into a new, empty place only; name another one")
+            raise Conflict(
+                "a backup can only be restored into a new, empty database; name another one"
+            )
 
 
 def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> None:
@@ -53,7 +57,7 @@ def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> Non
         raise Configuration(
             "the backup was made by another version; use that version to restore it"
         )
-    if name == "meta":  # the new database has a clock of its own
+    if name == "meta":  # the new database has its own clock
         conn.execute(delete(table).where(table.c.key != CLOCK_KEY))
         batch = [row for row in batch if row["key"] != CLOCK_KEY]
     if batch:

@@ -54,7 +54,7 @@ class InlineRunner:
         return self.apply(fn)
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
-        return lambda topic: None  # there is no other process
+        return lambda topic: None  # no other process sees this database
 
     async def close(self) -> None:
         self._connection.close()
@@ -62,7 +62,7 @@ class InlineRunner:
 
 
 def in_memory() -> Database:
-    """A new, empty database with all tables."""
+    """Return a new, empty database with all tables."""
     runner = InlineRunner()
     runner.apply(upgrade)
     return Database(runner, "sqlite")

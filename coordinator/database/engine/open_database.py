@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgresql"]
-AHEAD_S = 300.0  # more than clocks of good machines differ
+AHEAD_S = 300.0  # clocks of good machines differ by less
 MIGRATION_LOCK = 0x766F6C75  # any number of our own: two processes must not migrate at once
 
 
@@ -167,7 +167,7 @@ def parse(url: str) -> URL:
         backend = target.get_backend_name()
     except ArgumentError as error:
         raise Configuration(
-            f'"{url}" is no database address: write sqlite:///path/to/file.db '
+            f'"{url}" is not a database address: write sqlite:///path/to/file.db '
             "or postgresql://user@host/name"
         ) from error
     if backend == "sqlite":
@@ -176,7 +176,8 @@ def parse(url: str) -> URL:
         return target.set(drivername="sqlite")
     if backend in ("postgresql", "postgres"):
         query = {{"sslmode": "ssl"}.get(key, key): value for key, value in target.query.items()}
-        return target.set(drivername="postgresql+asyncpg", query=query)  # asyncpg's word for it
+        # asyncpg's name for the setting
+        return target.set(drivername="postgresql+asyncpg", query=query)
     raise Configuration(f'"{backend}" is not supported: use sqlite or postgresql')
 
 
@@ -185,21 +186,21 @@ def _path(target: URL) -> Path:
 
 
 def revision(connection: Connection) -> str | None:
-    """Return the schema's revision, or None without tables."""
+    """Return the revision of the database's schema, or None without tables."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
 def check_revision(connection: Connection) -> None:
-    """Check that the tables are of this version. Raises Configuration."""
+    """Check that the schema is this program's. Raises Configuration."""
     found = revision(connection)
     if found == REVISIONS[-1]:
         return
     if found is None:
         raise Configuration("the database has no tables yet: run `coordinator migrate`")
     if found in REVISIONS:
-        raise Configuration("the database is of an older version: run `coordinator migrate`")
+        raise Configuration("the database has an older schema: run `coordinator migrate`")
     raise Configuration(
         f"the database was written by a newer version (revision {found}): "
         "start the version that wrote it; nothing was changed"
@@ -207,7 +208,9 @@ def check_revision(connection: Connection) -> None:
 
 
 async def is_new(url: str) -> bool:
-    """Return True if there are no tables yet. A server makes them; older ones need `migrate`."""
+    """Return True if there are no tables yet. A server makes new tables; older ones need
+    `migrate`.
+    """
     target = parse(url)
     if target.get_backend_name() == "sqlite":
         return await asyncio.to_thread(_is_new_sqlite, _path(target))

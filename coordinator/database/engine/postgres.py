@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POOL = 12
-WRITES = (
-    9  # at once: a write that waits for a row leaves connections to what reads, and one listens
-)
-TURN_S = 20.0  # that a write waits for a connection
+# writes at once: the rest of the pool is for reads, and for the connection that listens
+WRITES = 9
+TURN_S = 20.0  # longest wait of a write for a connection
 ATTEMPTS = 8
-RETRY_S = 0.01  # twice this at most before the second attempt; doubled each time
+RETRY_S = 0.01  # base of the random wait before a retry; doubled each time
 CLOCK_S = 60.0  # how often the database's clock is compared with ours
 ALIVE_S = 20.0  # how often the listening connection is tried
 CHANNEL = "volunteer"
@@ -44,17 +43,18 @@ TOPICS_MAX = 10_000
 
 SERVER = {
     "application_name": "coordinator",
-    "jit": "off",  # compiling costs more than our statements
+    "jit": "off",  # compiling costs more than these statements
     "lock_timeout": "15s",
     "statement_timeout": "120s",
-    # A frozen or vanished peer holds its row locks so long, then PostgreSQL ends its session.
+    # PostgreSQL ends the session of a frozen or vanished peer after this time and frees its row
+    # locks.
     "idle_in_transaction_session_timeout": "5s",
     "tcp_user_timeout": "5s",
     "tcp_keepalives_idle": "5s",
     "tcp_keepalives_interval": "2s",
     "tcp_keepalives_count": "3",
 }
-PATIENT_S = 120  # that a read of all rows may leave its connection idle
+PATIENT_S = 120  # longest idle time of the connection of a read of all rows
 POOLER = (
     "something between this server and PostgreSQL (PgBouncer in transaction mode?) does not pass "
     "on settings of a session: name PostgreSQL itself in --database"
@@ -90,7 +90,7 @@ def check_session(conn: Connection) -> None:
 
 
 def sqlstate(error: BaseException) -> str:
-    """PostgreSQL's five-character code of an error, or ""."""
+    """Return PostgreSQL's five-character code of an error, or ""."""
     return str(getattr(getattr(error, "orig", error), "sqlstate", None) or "")
 
 
@@ -124,7 +124,7 @@ def _may_retry(error: BaseException) -> bool:
 class PostgresRunner:
     """Runs functions of a connection. Made and closed by `Database`."""
 
-    failed = ""  # never set: a server that is away may come back
+    failed = ""  # never set: an unreachable server may come back
 
     def __init__(self, url: str, clock: SystemClock | None) -> None:
         self._engine = engine(url)
@@ -143,7 +143,7 @@ class PostgresRunner:
         self._writes = asyncio.Semaphore(WRITES)
 
     async def start(self) -> None:
-        """Compare clocks, now and then every minute. Raises Configuration, Unavailable."""
+        """Compare the clocks now and then every minute. Raises Configuration, Unavailable."""
         await self.read(check_session)
         if self._clock is None:
             return
@@ -227,7 +227,7 @@ class PostgresRunner:
         try:
             await asyncio.wait_for(self._idle.wait(), CLOSE_S)
         except TimeoutError:
-            pass  # whoever is that slow loses its connection
+            pass  # the connection of a client that is too slow is dropped
         await self._engine.dispose()
 
     # --- the clock ---
@@ -253,7 +253,7 @@ class PostgresRunner:
             try:
                 await self._compare_clocks(clock)
             except Unavailable:
-                pass  # the last offset still holds
+                pass  # the last offset is kept
 
     # --- other processes ---
 

@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 READERS = 4
 JOINED_MAX = 256  # functions in one commit
-JOINED_S = 0.02  # ... or as many as start within this time
+JOINED_S = 0.02  # a commit takes the functions that start within this time
 QUEUED_MAX = 10_000
 BUSY_MS = 30_000
 CLOCK_S = 10.0  # how often the highest instant is stored
-PEEK_S = 0.25  # how often another process's commits are looked for
+PEEK_S = 0.25  # interval of looking for another process's commits
 
-FAILED_RETRY_S = 60.0  # the organiser has to do something first
+FAILED_RETRY_S = 60.0  # the organiser has to act before writes can work again
 
 CLOCK_KEY = "clock"
 
@@ -71,7 +71,8 @@ def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
             "foreign_keys=ON",
             "journal_size_limit=67108864",
             "cache_size=-32768",
-            "temp_store=MEMORY",  # what undoes a job: the folder for such files may be full
+            # the folder of temporary files may be full when a transaction is undone
+            "temp_store=MEMORY",
             *(["query_only=ON"] if readers else []),
         ):
             connection.execute(f"PRAGMA {pragma}").close()
@@ -100,7 +101,7 @@ def translate(error: BaseException) -> BaseException:
     if name in (
         "SQLITE_FULL",
         "SQLITE_IOERR_SHMSIZE",
-    ):  # the second: its index beside the file cannot grow
+    ):  # the second code: the index beside the file cannot grow
         return StorageFull("no space is left for the database: free some; work goes on by itself")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return Unavailable("the database is held by another program", retry_after_s=5)
@@ -129,7 +130,7 @@ class _WriteJob:
             self.error = error
 
     def deliver(self) -> None:
-        if self.future.done():  # its caller has gone
+        if self.future.done():  # nobody waits for it any more
             return
         if self.error is None:
             self.future.set_result(self.result)
@@ -151,7 +152,7 @@ class SqliteRunner:
         self._mine = threading.local()
         self._views: list[Connection] = []
         self._jobs: queue.Queue[_WriteJob | None] = queue.Queue(QUEUED_MAX)
-        self.failed = ""  # why nothing may be written any more
+        self.failed = ""  # reason why nothing may be written any more
         self._file = _identity(path)
         self._closing = False
         self._changed: Callable[[], None] | None = None
@@ -188,7 +189,7 @@ class SqliteRunner:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except (DBAPIError, sqlite3.Error) as error:
             self._note(error)
-            if self.failed:  # a new reader finds what stands there now
+            if self.failed:  # a new reader finds the committed state
                 raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S) from error
             raise translate(error) from error
 
@@ -231,7 +232,7 @@ class SqliteRunner:
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         loop = asyncio.get_running_loop()
         self._changed = lambda: _call(loop, deliver, None)
-        return lambda topic: None  # commits themselves are what other processes see
+        return lambda topic: None  # other processes see the commits themselves
 
     async def close(self) -> None:
         if self._closing:
@@ -341,7 +342,8 @@ class SqliteRunner:
             driver.execute("SAVEPOINT job").close()
             job.run(connection)
             if job.error is not None:
-                if not _in_transaction(connection):  # a full disk, say, undoes all of it at once
+                # SQLite has undone the transaction itself, e.g. on a full disk
+                if not _in_transaction(connection):
                     raise job.error
                 driver.execute("ROLLBACK TO job").close()
             driver.execute("RELEASE job").close()
@@ -351,7 +353,7 @@ class SqliteRunner:
                     job = self._jobs.get_nowait()
                 except queue.Empty:
                     break
-                if job is None:  # close() waits behind us
+                if job is None:  # close() has ended the queue
                     self._jobs.put(None)
                     break
                 done.append(job)
@@ -359,7 +361,7 @@ class SqliteRunner:
     def _abandon(self, error: BaseException, done: list[_WriteJob]) -> None:
         """Fail all jobs of a lost transaction; none is retried."""
         told = translate(error)
-        self._note(error)  # after a failed fsync nobody knows what the disk holds
+        self._note(error)  # after a failed fsync the content of the disk is unknown
         for job in done:
             job.result, job.error = None, told
         if self._connection is not None:
@@ -368,7 +370,7 @@ class SqliteRunner:
             self._connection = None
 
     def _peek(self) -> None:
-        """Notice commits of other processes: the number changes for theirs only."""
+        """Notify of commits by other processes, which change SQLite's data version."""
         now = time.monotonic()
         if self._changed is None or now < self._peeked + PEEK_S:
             return
@@ -385,7 +387,7 @@ class SqliteRunner:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a file; None where there is none."""
+    """Return device and inode of a file; None without the file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -32,7 +32,7 @@ def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnEleme
     if not all(word.isidentifier() for word in words):
         raise ValueError(f"these are not names of the program: {words}")
     written = [literal_column(f"'{word}'", column.type) for word in words]
-    if len(written) == 1:  # for IN with one word SQLite takes no partial index
+    if len(written) == 1:  # SQLite uses a partial index for `=`, not for IN with one word
         return column == written[0]
     return column.in_(written)
 

@@ -30,7 +30,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: float | None
 
     def works(self, now: float) -> bool:
-        """Return True if it is neither revoked nor expired."""
+        """Return True if the key is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
@@ -50,7 +50,7 @@ def add(conn: Connection, values: dict[str, Any]) -> KeyRow:
 
 
 def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
-    """Return a key, and True if its account may ask; None for an unknown one."""
+    """Return a key, and whether its account may ask; None for an unknown key."""
     row = conn.execute(_BY_HASH, {"its_key_hash": key_hash}).mappings().first()
     if row is None:
         return None
@@ -67,7 +67,7 @@ def locked(conn: Connection, key_id: int) -> KeyRow:
 
 
 def of(conn: Connection, volunteer_id: str) -> list[KeyRow]:
-    """Every key of an account, the oldest first."""
+    """Return every key of an account, the oldest first."""
     query = select(api_keys).where(api_keys.c.volunteer_id == volunteer_id).order_by(api_keys.c.id)
     return [KeyRow(**row) for row in conn.execute(query).mappings()]
 
@@ -80,7 +80,7 @@ def made_since(conn: Connection, volunteer_id: str, at: float) -> int:
 
 
 def revoke(conn: Connection, key_id: int, now: float) -> None:
-    """Make a key worthless."""
+    """Revoke a key."""
     conn.execute(_SPENT, {"its_id": key_id, "revoked_at": now})
 
 

@@ -59,7 +59,9 @@ _BEAT = (
 
 
 def begin(conn: Connection, row: OpenRow, memo: str) -> None:
-    """Hold the worst case and insert the request. Raises Forbidden for too little credit."""
+    """Hold a request's highest price and insert the request. Raises Forbidden for too little
+    credit.
+    """
     if row.held_micro:
         spending.hold(conn, row.volunteer_id, row.id, row.held_micro, memo, row.at)
     zero = {"state": "open", "tokens_out": 0, "cost_micro": 0, "beat_at": row.at}
@@ -79,7 +81,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     roll: Callable[[], float]
     first_s: float | None = None
-    replica: str = ""  # "": nobody, the process that answered is gone
+    replica: str = ""  # "": the process that answered is gone, so nobody can
 
 
 def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -> int:
@@ -170,10 +172,10 @@ def _streamed(conn: Connection, query: Select[Any]) -> dict[str, Streamed]:
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
-    """Open requests of an account, at their worst case."""
+    """Sum of an account's open requests, each at its highest price."""
 
     tokens: int
-    key_micro: int  # held for one of its keys
+    key_micro: int  # held for requests with the asked key
 
 
 def under_way(conn: Connection, volunteer_id: str, key_id: int | None) -> UnderWay:

@@ -1,5 +1,5 @@
-"""Pay of answers: the asker's credits are burnt, and the computing volunteers earn their shares by
-draws.
+"""Pay of answers: the asker's credits are burnt; each computing volunteer's share is paid once a
+draw agrees.
 
     answer       mint   -> escrow    tokens of a request were made on this account's machine
     answered     escrow -> earned    this answer or a later one of the account was drawn and agreed
@@ -68,7 +68,8 @@ class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     run_id: int
     asker_id: str
-    replica: str  # process that can compare the answer; "": it is gone, and the prompt with it
+    # process that can compare the answer; "": it ended, and the prompt was lost with it
+    replica: str
 
 
 def lock(conn: Connection, who: Collection[str]) -> None:
@@ -112,15 +113,15 @@ def pay(
     conn.execute(_ADD, lines)
     post(conn, drafts, now)
     for who in sorted(amounts):
-        if about[who].standing == "suspended":  # while it answered
+        if about[who].standing == "suspended":  # it was suspended while it answered
             take(conn, who, "this account was suspended", now)
 
 
 def compared(
     conn: Connection, request_id: str, who: str, found: tuple[int, int], memo: str, now: float
 ) -> bool:
-    """Record how many tokens of an answer were compared, and how many are wrong: an agreeing draw
-    frees its own pay and all before it, a disagreeing one forfeits all. Return True where the
+    """Record how many tokens of an answer were compared, and how many are wrong. A draw that agrees
+    frees the answer's pay and all pay before it; another forfeits all. Return True where the
     account is proven to use another model.
     """
     lock(conn, [who])
@@ -144,7 +145,7 @@ def untold(conn: Connection, request_id: str, who: str, now: float) -> None:
 
 
 def take(conn: Connection, who: str, memo: str, now: float) -> int:
-    """Forfeit a locked account's stake for answers, refund the askers; return the amount."""
+    """Forfeit a locked account's stake for answers and refund the askers; return the amount."""
     rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
     if not rows:
         return 0
@@ -174,7 +175,9 @@ def _tell(conn: Connection, request_id: str, who: str, told: str, now: float) ->
 
 
 def _free(conn: Connection, who: str, now: float) -> None:
-    """Earn the pay before the newest agreeing answer, up to a draw that still waits."""
+    """Earn the pay of answers up to the newest that agreed, but not beyond a draw that
+    still waits.
+    """
     rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
     agreed = [n for n, row in enumerate(rows) if row.state == "agreed"]
     waiting = [n for n, row in enumerate(rows) if row.state == "drawn"]

@@ -1,5 +1,5 @@
-"""Ledger recomputed from nothing: values stored twice must agree, and forbidden states must be
-absent.
+"""Check of the ledger from its rows alone: values stored twice must agree, and no forbidden state
+may exist.
 
 Each statement sees committed rows of one moment, so it may run while the coordinator works.
 """
@@ -22,7 +22,8 @@ from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.trust import escrow
 
 BREACHES_MAX = 100
-STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")  # of a contribution
+# events of a contribution
+STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")
 GIVEN = ("earn", "void", "escrow", "forfeit")  # one of them follows "pending"
 SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest stands for the rest
 
@@ -110,7 +111,7 @@ def _balances(conn: Connection) -> Iterator[str]:
 
 def _steps(conn: Connection) -> Iterator[str]:
     """Check that the events of each contribution follow from each other, and from its state."""
-    one = (  # of two sides, the positive one is the amount
+    one = (  # the amount of an event is its positive side
         select(
             events.c.contribution_id,
             events.c.kind,
@@ -171,7 +172,8 @@ def _unpaid(conn: Connection) -> Iterator[str]:
 
 def _holds(conn: Connection) -> Iterator[str]:
     """Check that a hold ends at most once, and nothing ends that was not held."""
-    start = case((events.c.kind == "settle", 8), else_=9)  # behind "settle:" or "release:"
+    # the hold's name follows "settle:" or "release:"
+    start = case((events.c.kind == "settle", 8), else_=9)
     name = func.substr(events.c.key, start)
     begun = events.alias("begun")
     query = (

@@ -1,5 +1,5 @@
-"""Debts: reversed credits that were already spent, and work that draws did not show. No account
-but the mint is ever below zero.
+"""Debts: reversed credits that were already spent, and work that draws showed to be missing. No
+account but the mint is ever below zero.
 
     debt     mint   -> earned    what is missing there, so that it can be reversed;
              mint   -> debt      and as much is owed from now on
@@ -39,7 +39,7 @@ def owe(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, no
 def charge(
     conn: Connection, owner: str, contribution_id: int, amount_micro: int, memo: str, now: float
 ) -> None:
-    """Charge an account for work that a draw did not show."""
+    """Charge an account for work that a draw showed to be missing."""
     if amount_micro <= 0:
         return
     moves = (Move(owner, "debt", amount_micro), Move(SYSTEM, MINT, -amount_micro))

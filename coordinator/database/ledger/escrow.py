@@ -1,4 +1,4 @@
-"""Pay of finished contributions: earned at once, or at stake.
+"""Pay of finished contributions: earned at once, or put at stake.
 
     vouched for       pending -> earned
     everything else   pending -> escrow; a later draw that passes: escrow -> earned,
@@ -41,7 +41,7 @@ WEIGHTLESS = "not paid: it counts nothing in a merge"
 LOST = "not paid: a draw of this account proved nothing, and all that was at stake is given up"
 
 _V, _E, _C = volunteers.c, escrow.c, contributions.c
-# No longer pending: paid, or not to be paid. Each is looked up by its unique key.
+# Events by which a contribution is no longer pending; each is looked up by its unique key.
 _SETTLED = exists().where(
     events.c.key.in_(
         [f"{kind}:" + cast(_C.id, String) for kind in ("earn", "void", "escrow", "forfeit")]
@@ -105,8 +105,9 @@ def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> N
 def free(
     conn: Connection, volunteer_id: str, proven: tuple[int, int], bond: int, now: float
 ) -> None:
-    """Free an account's stake up to a passed draw, the oldest first, as long as the bond stays
-    before its oldest open one: pay behind that may be faked by who knows that it will fail.
+    """Free an account's stake up to a passed draw, the oldest first. The bond stays before its
+    oldest open draw: an account that knows that it will fail that draw may have faked the work
+    behind it.
     """
     last, before = proven
     left = at_stake(conn, volunteer_id, before - 1) - bond

@@ -1,4 +1,4 @@
-"""Gifts: credit without work of its owner.
+"""Gifts: credit that an account gets without work.
 
     grant    mint     -> earned    the organiser gives it, for a reason
     give     earned   -> earned    another volunteer gives of what it earned

@@ -36,7 +36,7 @@ def link(previous: str, said: Sequence[Any]) -> str:
 
 
 def end(conn: Connection, table: Table) -> End:
-    """Return where the chain of a table ends."""
+    """Return the last sealed row of a table."""
     stored = conn.execute(select(meta.c.value).where(meta.c.key == f"chain.{table.name}")).scalar()
     return End() if stored is None else decode(stored, End)
 
@@ -82,7 +82,9 @@ def _settled(conn: Connection, table: Table) -> int:
 
 
 def _held_end(conn: Connection, table: Table) -> End:
-    """Return where the chain ends, and let no other transaction go on with it before this one."""
+    """Return the last sealed row, locked: no other transaction can continue the chain before this
+    one ends.
+    """
     key = f"chain.{table.name}"
     fresh = msgspec.json.encode(End()).decode()
     conn.execute(insert_new(conn, meta, "key").values(key=key, value=fresh))

@@ -61,8 +61,8 @@ __all__ = [
 ]
 
 HISTORY_MAX = 500
-SKEW_S = 60.0  # most by which the order of numbers and that of instants differ
-# For each step: steps of which one must come before it, and steps that exclude it.
+SKEW_S = 60.0  # most by which numbers and instants of events may differ in order
+# For each step: the steps of which one must come before it, and the steps that exclude it.
 ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "earn": (("pending",), ("void", "escrow", "forfeit")),
     "void": (("pending",), ("earn", "escrow", "forfeit")),
@@ -72,7 +72,7 @@ ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "withdraw": (("pending",), ("earn", "void", "escrow")),
     "reverse": (("earn", "vest"), ()),
 }
-KINDS = {"withdraw": "forfeit"}  # kinds of events of steps that have another name
+KINDS = {"withdraw": "forfeit"}  # kinds of events whose step has another name
 # What a volunteer reads for each kind of event.
 WORDS: Mapping[str, str] = {
     "pending": "pending",
@@ -130,7 +130,8 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     held_micro: int = 0
     spent_micro: int = 0
     escrow_micro: int = 0  # at stake until later work that is drawn agrees
-    debt_micro: int = 0  # taken back after it was spent, or not proved; later pay settles it first
+    # credits taken back after they were spent, or not proved; later pay settles it first
+    debt_micro: int = 0
 
     @property
     def total_micro(self) -> int:
@@ -183,17 +184,17 @@ def _step(conn: Connection, step: str, rows: Sequence[Payment], now: float, memo
 
 
 def post_pending_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post accepted: pay is promised, not yet earned."""
+    """Post the pending credit of accepted contributions: promised, not yet earned."""
     post(conn, [_draft("pending", pay) for pay in rows], now)
 
 
 def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post merged: pay is earned, by a few statements for hundreds; each must be pending."""
+    """Post the pay of merged contributions as earned; the pay of each must be pending."""
     _step(conn, "earn", rows, now)
 
 
 def post_void_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post accepted but unpaid: the pending credit is voided."""
+    """Void the pending credit of accepted contributions that are not to be paid."""
     _step(conn, "void", rows, now)
 
 
@@ -203,7 +204,7 @@ def post_escrow_many(conn: Connection, rows: Sequence[Payment], now: float) -> N
 
 
 def post_vested_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post the end of escrow: pay is earned."""
+    """Post the pay of contributions as earned at the end of escrow."""
     _step(conn, "vest", rows, now)
 
 
@@ -256,7 +257,7 @@ def post_void(
     amount_micro: int,
     now: float,
 ) -> None:
-    """Post one contribution set aside: its pending credit is voided."""
+    """Void the pending credit of one contribution that was set aside."""
     _step(conn, "void", [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
 
 
@@ -345,7 +346,8 @@ def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> lis
     for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():
         query = select(number).where(postings.c.account_id == account)
         if before is not None:
-            query = query.where(number < max(0, min(before, BALANCE_MAX)))  # any number may be sent
+            # clients may send any number
+            query = query.where(number < max(0, min(before, BALANCE_MAX)))
         found |= set(conn.execute(query.order_by(number.desc()).limit(limit)).scalars())
     return sorted(found, reverse=True)[:limit]
 

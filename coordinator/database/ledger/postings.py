@@ -41,8 +41,8 @@ SYSTEM = "system"
 MINT = "mint"  # the one account that may be below zero: all credit comes from it
 KEY_CHARS_MAX = 128
 MEMO_CHARS_MAX = 500
-AMOUNT_MAX = (1 << 53) - 1  # of one posting: exact in every JSON reader
-BALANCE_MAX = 1 << 62  # far from where a database's integers end
+AMOUNT_MAX = (1 << 53) - 1  # limit of one posting: exact in every JSON reader
+BALANCE_MAX = 1 << 62  # far below the largest integer of either database
 BATCH = 500  # rows in one statement
 
 AccountName = tuple[str, str]  # owner, kind
@@ -92,8 +92,8 @@ def post(
     now: float,
     allowed: Callable[[Sequence[EventDraft]], None] | None = None,
 ) -> None:
-    """Write the events that are not there yet and move their balances: a handful of statements,
-    however many drafts.
+    """Write the events that are new and move their balances, in a few statements for any number of
+    drafts.
 
     `allowed` sees the new events when their accounts are locked, and may refuse: of two opposite
     steps at one moment the second sees the first. Raises Conflict when a key was used for something
@@ -126,7 +126,7 @@ def post(
 
 
 def lock(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
-    """Lock accounts until the transaction ends, made where missing; return their balances.
+    """Lock accounts, made where missing, until the transaction ends; return their balances.
 
     A caller that decides by a balance needs the lock. Name all accounts that the transaction posts
     to: those of its events are locked in the same order, so that nothing waits in a circle.
@@ -187,7 +187,9 @@ def _new_events(dialect: str) -> Any:
 
 
 def _add_events(conn: Connection, by_key: Mapping[str, EventDraft], now: float) -> dict[str, int]:
-    """Write the events that are new: numbers by key. Raises Conflict for a key used otherwise."""
+    """Write the new events; return their numbers by key. Raises Conflict for a key with other
+    content.
+    """
     stored = {key: digest(draft) for key, draft in sorted(by_key.items())}
     rows = [
         {
@@ -215,7 +217,9 @@ def _order(name: AccountName) -> tuple[bool, AccountName]:
 
 
 def _lock_accounts(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
-    """Return the numbers of the accounts, made where missing, locked until the transaction ends."""
+    """Return the numbers of the accounts, made where missing and locked until the
+    transaction ends.
+    """
     wanted = sorted(names, key=_order)
     found = _find(conn, wanted)
     missing = [name for name in wanted if name not in found]

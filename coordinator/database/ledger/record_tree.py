@@ -56,7 +56,7 @@ class Paid(msgspec.Struct, frozen=True, kw_only=True):
     entry: LedgerEntry
     run: str
     version: int | None
-    place: int  # of its leaf
+    place: int  # number of its leaf
 
 
 _HEAD = select(meta.c.value).where(meta.c.key == KEY)
@@ -267,7 +267,9 @@ def _moves(conn: Connection, ids: Sequence[int]) -> dict[int, list[tuple[str, st
 
 
 def _stored(conn: Connection, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
-    """Read nodes by their keys, level by level. (A condition on pairs reads the whole table.)"""
+    """Return nodes by their keys, one query a level, since a condition on pairs reads the whole
+    table.
+    """
     levels: dict[int, list[int]] = {}
     for level, place in wanted:
         levels.setdefault(level, []).append(place)
@@ -298,7 +300,7 @@ def _nodes(conn: Connection, wanted: Sequence[tuple[int, int]]) -> merkle.Nodes:
 def _proofs(
     conn: Connection, makers: Sequence[Callable[[merkle.Nodes], list[bytes]]]
 ) -> list[list[bytes]]:
-    """Make proofs: once to see which nodes they need, once with the nodes."""
+    """Return proofs: one pass finds the nodes that they need, a second one uses them."""
     wanted: dict[tuple[int, int], None] = {}
 
     def note(level: int, place: int) -> bytes:

@@ -29,7 +29,7 @@ class TakenBack(msgspec.Struct, frozen=True, kw_only=True):
     pending_micro: int = 0
     escrow_micro: int = 0
     earned_micro: int = 0
-    debt_micro: int = 0  # of what was earned: spent, and owed from now on
+    debt_micro: int = 0  # earned credits that were spent, and are owed from now on
 
     def __add__(self, other: TakenBack) -> TakenBack:
         return TakenBack(
@@ -55,7 +55,7 @@ def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) 
     escrow.forfeit(conn, held_back, now, memo)
     missing = max(0, _sum(earned) - held[owner, "earned"])
     if earned:
-        # Each contribution is reversed once, so the last of them names its debt.
+        # Each contribution is reversed once, so the key of the last one is free to name the debt.
         last = max(row.contribution_id for row in earned)
         debts.owe(conn, owner, str(last), missing, memo, now)
         payments.post_reversal_many(conn, earned, now, memo)

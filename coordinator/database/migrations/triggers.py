@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-# No row changes, none is deleted.
+# Tables whose rows are never changed or deleted.
 FROZEN = ("postings", "versions", "merkle_leaves", "merkle_nodes")
 SEALED = {  # only the hash chain may be filled in, once
     "events": ("id", "key", "digest", "kind", "run_id", "contribution_id", "memo", "at"),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-# Oldest first. Known here too, so that opening a database need not load alembic; a test compares.
+# Revisions, oldest first; listed here too, so that opening a database need not load alembic.
 REVISIONS: tuple[str, ...] = ("0001",)
 
 

@@ -33,12 +33,12 @@ from coordinator.rules.overview import (
 
 WINDOW_S = 3600.0
 WINDOW_MAX = 2000  # newest contributions that are looked at
-FAILURES_MAX = 1000  # newest
+FAILURES_MAX = 1000  # newest failures that are counted
 CHECKS_MAX = 500
-MACHINES_MAX = 100  # shown: those with failures first, then the ones heard of last
+MACHINES_MAX = 100  # machines that are listed: those with failures first, then those heard of last
 FAILED_MAX = 50
 REASONS_MAX = 12
-SPAN_MIN_S = 60.0  # a rate is of this much time at least
+SPAN_MIN_S = 60.0  # shortest time over which a rate is measured
 TEXT_MAX = 200
 GOOD = ("accepted", "merged", "superseded")
 UNDECIDED = ("received", "checking")
@@ -47,7 +47,7 @@ _C, _W, _V, _T = contributions.c, workers.c, volunteers.c, tasks.c
 
 
 def census(conn: Connection, now: float) -> Census:
-    """Count everything."""
+    """Count all workers and volunteers, and the newest contributions."""
     newest = _newest(now)
     window = _window(conn, newest, now)
     span = max(SPAN_MIN_S, now - window.since)
@@ -130,7 +130,7 @@ def _flows(
         if kind == "games":
             _add(pushed, run, an_hour, count, drawn or 0, episodes or 0)
         elif kind != "evaluation":
-            if run not in plays:  # else the samples are those of the games
+            if run not in plays:  # a run without self-play counts samples
                 _add(pushed, run, an_hour, count, samples, 0)
             if state == "merged":
                 _add(pulled, run, an_hour, count, samples, 0)
@@ -272,7 +272,7 @@ def _recompute(conn: Connection) -> CheckCounts:
 
 
 def _counted(rows: Iterable[tuple[str, float | None]]) -> CheckCounts:
-    """Count results; "" is none yet."""
+    """Return the number of each result; "" stands for no result yet."""
     counts: Counter[str] = Counter()
     failed_at = None
     for result, at in rows:

@@ -37,9 +37,9 @@ from coordinator.database.versions import PACE_VERSIONS
 from coordinator.rules.overview import Flow, MergeLine, RunLine, TaskCount
 from shared.decoding import decode
 
-RUNS_MAX = 100  # shown, the open ones first
+RUNS_MAX = 100  # runs that are listed, the open ones first
 MERGES_MAX = 20
-COUNTED_MAX = 10_000  # of one queue: more is shown as this
+COUNTED_MAX = 10_000  # rows of one queue that are counted at most
 
 _OPEN = ("running", "paused")
 
@@ -137,7 +137,7 @@ def _unmerged(conn: Connection, run_id: int) -> int:
 
 
 def _pace(row: Mapping[str, Any], now: float) -> float:
-    """Return the newest versions' rate an hour: it falls while nothing is merged."""
+    """Return the newest versions made in an hour; the rate falls while nothing is merged."""
     if row["state"] != "running" or row["first_at"] is None or row["head"] <= row["first"]:
         return 0.0
     return float(3600 * (row["head"] - row["first"]) / max(1.0, now - row["first_at"]))

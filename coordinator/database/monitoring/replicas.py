@@ -1,4 +1,4 @@
-"""Serving processes: each writes a beat with its figures, and goes when it stops."""
+"""Serving processes: each writes a beat with its figures, and deletes its row when it stops."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ _ALL = select(_R.id, _R.started_at, _R.beat_at, _R.figures).order_by(_R.beat_at.
 
 
 def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
-    """Register a serving process; the former process at its place is removed."""
+    """Register a serving process; it replaces the former process with the same machine and
+    folder.
+    """
     conn.execute(delete(replicas).where(_R.place == place))
     row = {"id": replica_id, "place": place, "started_at": now, "beat_at": now, "figures": "{}"}
     conn.execute(insert_new(conn, replicas, "id").values(**row))
 
 
 def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float) -> bool:
-    """Store a beat, and delete who was silent for a day.
+    """Store a beat, and delete the processes that were silent for a day.
 
     Returns False where the row is deleted: another process took its place, or expired it.
     """

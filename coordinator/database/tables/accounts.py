@@ -23,7 +23,7 @@ volunteers = Table(
     metadata,
     Column("id", String(64), primary_key=True),  # made by the client
     Column("nickname", String(64), nullable=False),
-    # skeleton: lookalikes collide
+    # common form of names that look alike, so that they collide
     Column("nickname_key", String(128), nullable=False, unique=True),
     Column("state", String(16), nullable=False),  # active, banned, forgotten
     Column("public", Boolean, nullable=False),
@@ -32,14 +32,18 @@ volunteers = Table(
     Column("created_at", Double, nullable=False),
     # probation, vetted, suspended; see rules/standing.py
     Column("standing", String(16), nullable=False, server_default="vetted"),
-    Column("invited", Boolean, nullable=False, server_default=true()),  # vouched for
-    Column("network", String(64), nullable=False, server_default=""),  # it registered from
-    Column("accepted", BigInteger, nullable=False, server_default="0"),  # contributions, in all
-    Column("accepted_micro", BigInteger, nullable=False, server_default="0"),  # their pay
-    # draws that were made, and those of different tasks that passed, since the last that did not
+    # the organiser vouched for it
+    Column("invited", Boolean, nullable=False, server_default=true()),
+    # network that it registered from
+    Column("network", String(64), nullable=False, server_default=""),
+    # number of accepted contributions
+    Column("accepted", BigInteger, nullable=False, server_default="0"),
+    # pay of the accepted contributions
+    Column("accepted_micro", BigInteger, nullable=False, server_default="0"),
+    # draws that were made, and draws of different tasks that passed since the last that did not
     Column("draws", Integer, nullable=False, server_default="0"),
     Column("proofs", Integer, nullable=False, server_default="0"),
-    # contributions up to this one that are at stake are given up
+    # the stake of contributions up to this one was given up
     Column("lost_to", Key, nullable=False, server_default="0"),
     Column("suspended_reason", Text, nullable=False, server_default=""),
 )
@@ -61,11 +65,11 @@ workers = Table(
     Column("workloads", Text, nullable=False),
     Column("state", String(16), nullable=False),  # online, training, paused, offline, left
     Column("last_seen_at", Double, nullable=False),
-    # accepted in a row, see trust.py
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double, nullable=True),
-    Column("rest_until", Double, nullable=True),  # no work before, after tasks given back as failed
-    # pause, resume or finish: by the owner, from another machine
+    # no task is leased before this time; set after tasks were given back as failed
+    Column("rest_until", Double, nullable=True),
+    # the owner's order from another machine: pause, resume or finish
     Column("ordered", String(16), nullable=False, server_default=""),
     Column("ordered_at", Double, nullable=True),
 )

@@ -34,7 +34,7 @@ uploads = Table(
     Column("complete", Boolean, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
-    # the contribution that it is evidence for; of a contribution's own bytes none
+    # contribution that the upload is evidence for; NULL for a contribution's own update
     Column("evidence_of", Key, nullable=True),
     UniqueConstraint("task_id", "attempt", "part", "tries", "sha256"),
 )
@@ -50,36 +50,36 @@ contributions = Table(
     Column("tries", Integer, nullable=False),
     Column("worker_id", String(64), nullable=False),
     Column("volunteer_id", String(64), nullable=False),
-    # of the submit message: same key, other digest = 409
+    # digest of the submit message: the same key with another digest gives 409
     Column("digest", String(64), nullable=False),
     Column("kind", String(16), nullable=False),  # delta, gradient, games, evaluation
     Column("codec", String(32), nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("base_version", Integer, nullable=False),
-    Column("steps", Integer, nullable=False),  # from the task
-    Column("samples", BigInteger, nullable=False),  # from the task
+    Column("steps", Integer, nullable=False),  # as the task says
+    Column("samples", BigInteger, nullable=False),  # as the task says
     Column("price_micro", BigInteger, nullable=False),
-    Column("loss_first", Double, nullable=True),  # reported
+    Column("loss_first", Double, nullable=True),  # as reported
     Column("loss_last", Double, nullable=True),
     Column("train_s", Double, nullable=False),
-    Column("norm", Double, nullable=True),  # measured
+    Column("norm", Double, nullable=True),  # as measured
     Column("clip", Double, nullable=False),  # factor <= 1 that bounds it to its cohort
     Column("weight", Double, nullable=True),  # staleness x trust, used at the merge
     Column("state", String(16), nullable=False),
     Column("reason", String(32), nullable=False),
     Column("message", Text, nullable=False),
-    Column("version", Integer, nullable=True),  # merged into
+    Column("version", Integer, nullable=True),  # version that it was merged into
     Column("report", Text, nullable=False),  # JSON of metrics
     Column("received_at", Double, nullable=False),
     Column("decided_at", Double, nullable=True),
     Column("merged_at", Double, nullable=True),
-    # of its account, when it was received: statistics need no joins
+    # standing of its account when it was received; here, so that statistics need no join
     Column("vetted", Boolean, nullable=False, server_default=true()),
     Column("network", String(64), nullable=False, server_default=""),
-    # drawn, of an account on probation: merged once its recompute passed
+    # drawn from an account on probation, and merged only once its recompute has passed
     Column("unproven", Boolean, nullable=False, server_default=false()),
-    # seconds of the checks that were made of it
+    # seconds that its checks took
     Column("checked_s", Double, nullable=False, server_default="0"),
     UniqueConstraint("task_id", "attempt", "part", "tries"),
 )
@@ -106,7 +106,7 @@ Index(
     postgresql_where=_c.state != "rejected",
 )
 
-# Every change of a contribution's state, in order: what a volunteer's history is made of.
+# Every change of a contribution's state, in order: the history that its volunteer reads.
 verdicts = Table(
     "verdicts",
     metadata,

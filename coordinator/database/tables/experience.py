@@ -16,13 +16,13 @@ harvests = Table(
     Column("size", BigInteger, nullable=False),
     Column("episodes", Integer, nullable=False),
     Column("samples", Integer, nullable=False),
-    Column("chunk", Integer, nullable=True),  # number of the chunk they went into
+    Column("chunk", Integer, nullable=True),  # number of the chunk that it was sealed into
     Column("at", Double, nullable=False),
 )
 Index("ix_harvests_open", harvests.c.run_id, harvests.c.chunk)
 
-# The replay window: immutable files of episodes in the order in which they were sealed. Nothing is
-# ever taken out.
+# The replay window: immutable files of episodes, in the order in which they were sealed. No row is
+# ever deleted.
 chunks = Table(
     "chunks",
     metadata,
@@ -50,7 +50,7 @@ matches = Table(
     Column("at", Double, nullable=False),
 )
 
-# How the versions of a run stand to each other, as its matches say.
+# Ratings of a run's versions, computed from its matches.
 metrics = Table(
     "metrics",
     metadata,

@@ -37,7 +37,7 @@ api_keys = Table(
 usage = Table(
     "usage",
     metadata,
-    Column("id", String(64), primary_key=True),  # of the hold too
+    Column("id", String(64), primary_key=True),  # also the name of the hold
     Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False),
     Column("key_id", ForeignKey("api_keys.id"), nullable=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
@@ -48,16 +48,18 @@ usage = Table(
     Column("free", Boolean, nullable=False),  # within the run's free quota: nothing is held
     Column("unit_nano", BigInteger, nullable=False),  # thousandths of a micro-credit a token
     Column("tokens_in", BigInteger, nullable=False),
-    Column("tokens_max", BigInteger, nullable=False),  # to generate at most
+    Column("tokens_max", BigInteger, nullable=False),  # most tokens to generate
     Column("tokens_out", BigInteger, nullable=False),  # generated so far
     Column("held_micro", BigInteger, nullable=False),
     Column("cost_micro", BigInteger, nullable=False),
     Column("replica", String(64), nullable=False),  # process that answers
     Column("at", Double, nullable=False),
-    Column("beat_at", Double, nullable=False),  # that process was alive
+    # last time at which that process was known to be alive
+    Column("beat_at", Double, nullable=False),
     Column("first_token_s", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
-    # Tokens that machines of volunteers made, by account, as JSON; and what the house keeps.
+    # Tokens that volunteers' machines generated, by account, as JSON; and the share that the house
+    # keeps.
     Column("answered", Text, nullable=False, server_default="{}"),
     Column("house_share", Double, nullable=False, server_default="0"),
 )
@@ -67,15 +69,15 @@ Index("ix_usage_key", _u.key_id)
 _open = _u.state == "open"
 Index("ix_usage_open", _u.beat_at, sqlite_where=_open, postgresql_where=_open)
 
-# What answers and draws have made of an account.
+# Answers and draws of an account, counted.
 answerers = Table(
     "answerers",
     metadata,
     Column("volunteer_id", ForeignKey("volunteers.id"), primary_key=True),
-    Column("answers", BigInteger, nullable=False),  # that were paid
-    Column("paid_micro", BigInteger, nullable=False),  # for them, at stake or not
-    Column("agreed", Integer, nullable=False),  # draws since the last that did not agree
-    # Tokens that were compared, and the wrong ones of them; of many the newer half counts.
+    Column("answers", BigInteger, nullable=False),  # answers that were paid
+    Column("paid_micro", BigInteger, nullable=False),  # pay of the answers, at stake or free
+    Column("agreed", Integer, nullable=False),  # draws that agreed since the last that did not
+    # Compared tokens, and the wrong ones among them; both are halved when they grow large.
     Column("looked", BigInteger, nullable=False),
     Column("wrong", BigInteger, nullable=False),
 )
@@ -87,9 +89,9 @@ answer_stakes = Table(
     metadata,
     Column("id", Key, primary_key=True, autoincrement=True),  # in the order of the answers
     Column("request_id", String(64), nullable=False),
-    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False),  # who answered
+    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False),  # volunteer who answered
     Column("asker_id", ForeignKey("volunteers.id"), nullable=False),
-    Column("run_id", Key, nullable=False),  # which may be deleted since
+    Column("run_id", Key, nullable=False),  # a run that may be deleted by now
     Column("amount_micro", BigInteger, nullable=False),
     # "": not drawn; drawn: its comparison waits in the process `replica`, which was alive at
     # `beat_at`; agreed; untold: that process could not compare it

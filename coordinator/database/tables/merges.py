@@ -22,7 +22,7 @@ merges = Table(
     metadata,
     Column("id", Key, primary_key=True, autoincrement=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False, index=True),
-    Column("base", Integer, nullable=False),  # head it starts from
+    Column("base", Integer, nullable=False),  # head that the merge starts from
     Column("shard", Integer, nullable=False),
     Column("state", String(16), nullable=False),  # leased, committed, failed, abandoned
     Column("contributions", Text, nullable=False),  # JSON list of ids
@@ -31,13 +31,14 @@ merges = Table(
     Column("lease_until", Double, nullable=False),
     Column("failures", Integer, nullable=False),
     Column("message", Text, nullable=False),
-    Column("terms", Text, nullable=False),  # JSON: workers and shards it began with
+    # JSON of the workers and shards that the merge began with
+    Column("terms", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
     UniqueConstraint("run_id", "base", "shard"),
 )
 
-# The jobs of a merge under way, one a shard and phase; gone when it ends.
+# The jobs of a merge under way, one for each shard and phase; deleted when the merge ends.
 merge_parts = Table(
     "merge_parts",
     metadata,
@@ -51,7 +52,7 @@ merge_parts = Table(
     Column("lease_until", Double, nullable=False),
     Column("failures", Integer, nullable=False),  # of disks and networks; content fails at once
     Column("message", Text, nullable=False),
-    Column("result", Text, nullable=False),  # JSON of the files it made
+    Column("result", Text, nullable=False),  # JSON of the files that the job made
     UniqueConstraint("merge_id", "phase", "shard"),
 )
 Index("ix_merge_parts_open", merge_parts.c.state, merge_parts.c.merge_id)

@@ -48,19 +48,19 @@ tasks = Table(
     Column("timeouts", Integer, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
-    Column("options", Text, nullable=False),  # workload's own, JSON
-    # What its lease asks for: the kind of update ("" = by the kind of task), and after how many
-    # steps one is handed in (0 = at the end).
+    Column("options", Text, nullable=False),  # options of the workload, JSON
+    # Terms of the lease: the kind of update ("" = by the kind of task), and after how many steps a
+    # part is submitted (0 = only at the end).
     Column("update_kind", String(16), nullable=False, server_default=""),
     Column("part_steps", Integer, nullable=False, server_default="0"),
-    # Of a part that was split off when it was accepted: its contribution, whose own task is the
-    # rest.
+    # Contribution of an accepted part that was split off; it was submitted for the task that holds
+    # the rest.
     Column("contribution_id", Key, nullable=True, index=True),
     CheckConstraint("stop > start", name="range"),
 )
 Index("ix_tasks_pick", tasks.c.run_id, tasks.c.state, tasks.c.id)
 Index("ix_tasks_holder", tasks.c.worker_id, tasks.c.state)
-# What every claim looks at, kept small: how much of a run is open, and who holds what.
+# Indexes that every claim reads: how much of a run is open, and who holds it.
 Index(
     "ix_tasks_open",
     tasks.c.run_id,

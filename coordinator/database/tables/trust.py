@@ -29,37 +29,41 @@ escrow = Table(
 )
 Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
 
-# Draws: contributions whose task is done again, by whom ever, one row each.
+# Draws: contributions whose task is done again by the server, a checker or an auditor, one row
+# each.
 recomputes = Table(
     "recomputes",
     metadata,
     Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("task_id", ForeignKey("tasks.id"), nullable=False),
-    Column("volunteer_id", String(64), nullable=False),  # whose it is
-    Column("worker_id", String(64), nullable=False),  # its machine
+    Column("volunteer_id", String(64), nullable=False),  # account of the contribution
+    Column("worker_id", String(64), nullable=False),  # machine of the contribution
     Column("state", String(16), nullable=False),  # asked, revealed, done
     Column("wanted", Text, nullable=False),  # SHA-256 of the files to reveal, JSON
-    # of checking/case.py, as it was: the row of the task moves on
+    # StoredCase of the task as it was leased; the task's row changes afterwards
     Column("work", Text, nullable=False),
     Column("flops", Double, nullable=False),  # operations of the task
     Column("kind", String(16), nullable=False),  # class of the task's device
     Column("result", String(16), nullable=False),  # of rules/checks.py; "" until it is done
     Column("measured", Text, nullable=False),  # Redone, JSON; "{}" where nothing was measured
-    Column("message", Text, nullable=False),  # of the result, or why it waits
+    Column("message", Text, nullable=False),  # sentence on the result, or why the recompute waits
     Column("asked_at", Double, nullable=False),
     Column("due_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
-    Column("hold", String(32), nullable=False, server_default=""),  # of the checker that took it
+    # name of the hold by which a checker has taken it; "" = none
+    Column("hold", String(32), nullable=False, server_default=""),
     Column("held_until", Double, nullable=False, server_default="0"),
-    Column("tries", Integer, nullable=False, server_default="0"),  # of checkers, in vain
-    Column("seed", BigInteger, nullable=False),  # of an audit's sums; 0 where nobody may audit
-    Column("audit_id", ForeignKey("tasks.id"), nullable=True, unique=True),  # a volunteer's task
-    Column("declined", Text, nullable=False, server_default="[]"),  # accounts, JSON
+    Column("tries", Integer, nullable=False, server_default="0"),  # failed tries of checkers
+    Column("seed", BigInteger, nullable=False),  # seed of an audit's sums; 0 where nobody may audit
+    # task of the volunteer that audits
+    Column("audit_id", ForeignKey("tasks.id"), nullable=True, unique=True),
+    # accounts that gave the audit back, JSON
+    Column("declined", Text, nullable=False, server_default="[]"),
     Column("answer_id", Key, nullable=True),  # the contribution with the sums
     Column("auditor_id", String(64), nullable=False, server_default="", index=True),
     Column("sums", LargeBinary, nullable=True),
-    Column("agrees", Boolean, nullable=True),  # of the answer and the update
+    Column("agrees", Boolean, nullable=True),  # True if the auditor's answer agrees with the update
 )
 Index("ix_recomputes_open", recomputes.c.state, recomputes.c.contribution_id)
 Index(

@@ -26,14 +26,14 @@ versions = Table(
     Column("parent", Integer, nullable=True),
     Column("master_sha256", String(64), nullable=False),
     Column("published_sha256", String(64), nullable=False, index=True),
-    Column("size", BigInteger, nullable=False),  # published
+    Column("size", BigInteger, nullable=False),  # bytes of the published weights
     Column("state_sha256", String(64), nullable=True),  # server-optimiser state
     Column("manifest", Text, nullable=False),  # canonical JSON that was signed
     Column("signature", String(128), nullable=False),
     Column("contributions", Text, nullable=False),  # JSON list of ids, in merge order
     Column("global_step", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
-    # index of the phase that holds from it to the next version
+    # index of the plan's phase from this version to the next
     Column("phase", Integer, nullable=False, server_default="0"),
     Column("update_norm", Double, nullable=True),
     Column("heading", Double, nullable=True),  # cosine of the update to the momentum before it
@@ -42,7 +42,7 @@ versions = Table(
     Column("created_at", Double, nullable=False),
 )
 
-# What became known of a version afterwards; unlike versions, rows here change.
+# State of a version that is known later; rows here change, rows of versions do not.
 evaluations = Table(
     "evaluations",
     metadata,
@@ -60,7 +60,7 @@ evaluations = Table(
 _e = evaluations.c
 Index("ix_evaluations_waiting", _e.state, _e.run_id, _e.version)
 Index("ix_evaluations_best", _e.run_id, _e.loss, _e.version)
-# Retention looks at the few versions whose blobs are there.
+# Retention reads the few versions that still have their blobs.
 Index(
     "ix_evaluations_kept",
     _e.run_id,
@@ -77,13 +77,13 @@ suite_scores = Table(
     Column("suite", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("correct", Integer, nullable=False),
-    Column("examples", Integer, nullable=False),  # that there was time for
-    Column("cut", Integer, nullable=False),  # of them, too long for the model
+    Column("examples", Integer, nullable=False),  # examples for which there was time
+    Column("cut", Integer, nullable=False),  # examples that are too long for the model
     Column("at", Double, nullable=False),
 )
 
 # Shorter ways to a version's published weights (links, snapshots), as its manifest lists them; they
-# stay as long as it does.
+# are deleted with it.
 version_blobs = Table(
     "version_blobs",
     metadata,

@@ -199,7 +199,10 @@ def _text(path: Path, name: str) -> Iterator[Document]:
                 piece += 1
     except UnicodeError as error:
         if not isinstance(error, UnicodeDecodeError) or "utf-16" in error.encoding:
-            raise InvalidRunFile(f"{name}: it begins as UTF-16 and is none") from error
+            raise InvalidRunFile(
+                f"{name}: it begins with the mark of UTF-16 but is not valid UTF-16:"
+                " save it as UTF-8"
+            ) from error
         if b"\0" in error.object[:_HEAD_BYTES]:
             raise InvalidRunFile(f"{name}: it is not text") from error
         raise InvalidRunFile(

@@ -53,7 +53,7 @@ class NextToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Continuation:
-    """Answer to a sequence as its tokens arrive: draws them, and detects its end."""
+    """Answer to one sequence's prompt while it is generated: chooses tokens and detects the end."""
 
     def __init__(self, sequence: Sequence, reader: Reader) -> None:
         self.sequence = sequence
@@ -157,7 +157,9 @@ class Batch:
             self._reading.append(_RunningSequence(sequence, self._free.pop(0), answer))
 
     def _share(self, one: _RunningSequence) -> None:
-        """Copy the cache of a sequence with the same prompt: several answers read it once."""
+        """Copy the cache of a running sequence with the same prompt, if there is one, so that the
+        prompt is read once for all its answers.
+        """
         prompt = one.sequence.prompt
         for other in self._running.values():
             if other.sequence.prompt == prompt:

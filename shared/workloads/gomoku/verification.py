@@ -95,7 +95,9 @@ def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
 
 
 def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[int, str]:
-    """Return the places of records that the task did not ask for: each game is due once."""
+    """Return the fault, by place, of each record whose number, seed or version is not the one
+    asked for, or whose game stands in the file twice.
+    """
     found: dict[int, str] = {}
     seen: set[int] = set()
     for place, record in enumerate(records):

@@ -166,7 +166,9 @@ class KeyBar(Bar):
 def key_line(
     scene: Scene, cells: int, core: Sequence[keys.KeyCommand], own: Sequence[keys.KeyCommand] = ()
 ) -> tuple[Line, tuple[Hit, ...]]:
-    """Return the keys of every page around the keys of this one; the least important go first."""
+    """Return the key bar: pause and finish, this page's keys, then the other common keys. The least
+    important keys are left out where the width is short.
+    """
     chosen: list[keys.KeyCommand] = []
     room = cells
     for command in sorted([*core, *own], key=lambda c: c.rank or 0):

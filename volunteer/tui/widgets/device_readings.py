@@ -83,5 +83,5 @@ def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) ->
     room = cells - NAME_CELLS - len(tail)
     if len(loads) < 3:
         return [fact(_("load"), *bar(sensed.utilisation, room, scene.glyphs), (tail, "text"))]
-    drawn = spark((*loads, 1.0), room + 1, scene.glyphs)[:-1]  # from nothing to all of it
+    drawn = spark((*loads, 1.0), room + 1, scene.glyphs)[:-1]  # the 1.0, cut off again, scales it
     return [fact(_("load"), (drawn, "raw"), (tail, "text"))]

@@ -284,7 +284,7 @@ KINDS = [
     ("a.txt", b"%PDF-1.7", "it is a PDF"),
     ("a.txt", b"\x00\xff\x00\x01", "it is not text"),
     ("a.txt", b"caf\xe9\n", "iconv -f latin1"),
-    ("a.txt", b"\xff\xfe\x00", "begins as UTF-16"),
+    ("a.txt", b"\xff\xfe\x00", "but is not valid UTF-16"),
 ]
 
 
