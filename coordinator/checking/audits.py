@@ -70,7 +70,7 @@ class Audits(PlatformService):
     def __init__(self, on: Platform, draws: Draws) -> None:
         super().__init__(on)
         self._draws = draws
-        self.seconds = 0.0  # of volunteers, that this process has paid
+        self.seconds = 0.0  # seconds of volunteers' work that this process has paid
 
     async def run(self, stop: asyncio.Event) -> None:
         """Open revealed audits until `stop` is set."""
@@ -109,7 +109,7 @@ class Audits(PlatformService):
         def read(conn: Connection) -> tuple[int, ContributionRow, RunRow]:
             audit = audits.by_task(conn, row.task_id)
             if audit is None:
-                raise NotFound(f"task {row.task_id} is no audit")
+                raise NotFound(f"task {row.task_id} is not an audit")
             checked = contributions.by_id(conn, audit.contribution_id)
             return audit.seed, checked, runs.by_id(conn, row.run_id)
 
@@ -200,14 +200,14 @@ class Audits(PlatformService):
         gained = freed + 2 * row.price_micro  # the work has the price of the answer
         auditor = accounts.existing(conn, row.volunteer_id)
         stake = escrow.at_stake(conn, auditor.id) - row.price_micro
-        stake = min(stake, bond_of(auditor))  # earlier draws may free the rest
+        stake = min(stake, bond_of(auditor))  # earlier draws may free the remaining pay
         return self._draws.confirmed(
             row, rules.confirmed_chance(gained, None if auditor.invited else stake)
         )
 
 
 def _share(audit: RecomputeRow, found: Likeness) -> float:
-    """Return the share of its work that an agreeing answer shows."""
+    """Return the share of the worker's task that an agreeing answer shows."""
     precision = decode(audit.work, StoredCase).job.train.precision
     redone = Redone(cosine=found.cosine, norm_ratio=found.norm_ratio)
     return bounds.share(redone, precision, comparable=True)
@@ -231,16 +231,16 @@ def _sums(path: Path) -> bytes | None:
     return found
 
 
-# --- the end: within the transactions of recomputes ---
+# --- the end of an audit: within the transactions of recomputes ---
 
 
 def judge(
     conn: Connection, audit: RecomputeRow, found: Redone | None, proved: Result, now: float
 ) -> None:
-    """Judge an answer by the organiser's recompute. An answer is made up only where a second voice
-    contradicts it: the update that the recompute confirmed, or one that the answer agrees with
-    though it was made up. Where all three differ, rounding throws the task about, by chance or by a
-    state made for it.
+    """Judge an answer by the organiser's recompute. An answer is made up only where a second result
+    contradicts it: the update that the recompute confirmed, or a made-up update with which the
+    answer agrees. Where all three differ, the task amplifies rounding, by chance or because its
+    state was made for it.
     """
     assert audit.answer_id is not None
     assert audit.sums is not None
@@ -250,5 +250,5 @@ def judge(
         why = f"the audit of task {answer.task_id} was done again here and is not what was answered"
         suspend(conn, answer.volunteer_id, why, now)
         take_back(conn, [Payment.of(answer)], why, now)
-    else:  # the pay of the auditor waited for that
+    else:  # the auditor's pay waited for the result
         release(conn, accounts.locked(conn, answer.volunteer_id), now)

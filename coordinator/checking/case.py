@@ -42,7 +42,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
     """Update to check, and the inputs of its recompute."""
 
     run: RunRow
-    manifest: DatasetManifest  # of its data
+    manifest: DatasetManifest  # manifest of the run's data
 
     @classmethod
     def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
@@ -61,7 +61,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         between = pulls < row.steps or (row.part and pulls % task.part_steps)
         if task.kind not in ("train", "learn") or (pulls and between):
             return None
-        part = msgspec.structs.replace(  # which begins where its task does by now
+        part = msgspec.structs.replace(  # the task's row begins at this part by now
             task,
             stop=task.start + row.samples,
             steps=row.steps,
@@ -86,7 +86,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
 
     @classmethod
     def again(cls, conn: Connection, stored: str, run: RunRow) -> Case:
-        """Return a case that was stored. Raises NotFound for a run without a dataset."""
+        """Return a stored case. Raises NotFound for a run without a dataset."""
         work = decode(stored, StoredCase)
         manifest = work.window or _dataset(conn, run)
         if manifest is None:
@@ -111,17 +111,17 @@ class Case(StoredCase, frozen=True, kw_only=True):
         return about.workload.files(about.file.model)
 
     def silent(self, row: ContributionRow) -> bool:
-        """Return True if a worker left out a commitment to carried state or residual."""
+        """Return True if a worker sent no commitment to the state or residual that it carries."""
         said = decode(row.report, SubmitRequest).commitment
         keeps = row.kind == "delta" and not self.job.reset_inner
         return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)
 
     def comparable(self, on: rules.ComputeDevice) -> bool:
-        """Return True if a differing recompute on this machine proves anything. The compared device
-        is the one that the worker registered, never the one told with the result.
+        """Return True if a recompute that differs on this machine proves anything. The worker's
+        device is taken from its registration, not from its report.
         """
         worker = rules.ComputeDevice(kind=rules.device_kind(self.device), model=self.model)
-        # Only the worker says where it halved its portions, so halved work proves nothing.
+        # Only the worker reports where it halved its batches, so halved work proves nothing.
         return rules.comparable(worker, on) and not self.job.halved
 
     async def data(self, blobs: Local) -> LocalData:
@@ -133,12 +133,14 @@ class Case(StoredCase, frozen=True, kw_only=True):
 
 
 def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
-    """Return the run's own data, where it has some."""
+    """Return the dataset of the run, if it has one."""
     return None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id).manifest
 
 
 class Draws:
-    """Draws of one server, by its secret. `usual`: the least probability where a run names none."""
+    """Draws of one server, made with its secret. `usual` is the least probability where a run file
+    names none.
+    """
 
     def __init__(self, key: SigningKey, usual: float) -> None:
         self._secret = key.secret("secret of checks")
@@ -160,5 +162,5 @@ class Draws:
         return rules.drawn(self._secret, "recompute", row.id, row.digest, chance)
 
     def confirmed(self, row: ContributionRow, chance: float) -> bool:
-        """Return True if an answer to an audit that agrees is done again all the same."""
+        """Return True if an answer to an audit is recomputed although it agrees."""
         return rules.drawn(self._secret, "audit", row.id, row.digest, chance)

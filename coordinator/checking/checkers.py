@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-ENDED_MAX = 64  # recomputes that end without work, one after the other
+ENDED_MAX = 64  # recomputes in a row that may end without work
 _HOLD = re.compile(r"[0-9a-f]{32}")
 _KIND = re.compile(r"[a-z]{1,16}")
 
 
 class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a checker: a recompute, or none."""
+    """Answer to a checker: a recompute, or None."""
 
     task: RecomputeTask | None
 
@@ -64,11 +64,13 @@ class Checkers(PlatformService):
         self._recomputes = recomputes
 
     async def take(self, name: str, machine: ComputeDevice, hold: str) -> CheckerOffer:
-        """Return a recompute, held as `hold`, the same when repeated. Raises BadRequest."""
+        """Return a recompute, leased under the name `hold`; a repeated request gets the same.
+        Raises BadRequest.
+        """
         if not _HOLD.fullmatch(hold):
             raise BadRequest("a hold is named by 32 hexadecimal digits")
         if not _KIND.fullmatch(machine.kind):
-            raise BadRequest(f'"{machine.kind[:40]}" is no class of devices such as cpu or cuda')
+            raise BadRequest(f'"{machine.kind[:40]}" is not a class of devices such as cpu or cuda')
 
         def taken(conn: Connection) -> RecomputeRow | None:
             now = self._clock.now()
@@ -80,14 +82,16 @@ class Checkers(PlatformService):
         for _ in range(ENDED_MAX):
             row = await self._db.write(taken)
             task = None if row is None else await self._task(row)
-            if row is None or task is not None:  # else it ended without work: the next one
+            # a recompute that ended without work is followed by the next one
+            if row is None or task is not None:
                 return CheckerOffer(task=task)
         raise Conflict("too many recomputes ended at once: ask again")
 
     async def _task(self, row: RecomputeRow) -> RecomputeTask | None:
         try:
             return await self._recomputes.prepare(row)
-        except VolunteerError:  # what the server's own loop ends with a sentence
+        # the server's own loop would postpone such a recompute with a sentence
+        except VolunteerError:
             await self._give_back(row.contribution_id, row.hold, failed=True)
             return None
 

@@ -37,7 +37,9 @@ def settle(
     now: float,
     share: float = 1.0,
 ) -> bool:
-    """End a draw that shows a share of its work, with (sentence, figures); False if it ended."""
+    """End a draw that shows a share of its work, with (sentence, figures); False if it had a result
+    before.
+    """
     if not recomputes.end(conn, row.contribution_id, result, told, now):
         return False
     account = accounts.locked(conn, row.volunteer_id)
@@ -77,7 +79,7 @@ def release(conn: Connection, account: VolunteerRow, now: float) -> None:
 
 
 def bond_of(account: VolunteerRow, waiting: int = 0) -> int:
-    """Return the bond of an account, as it was before its draws that are waiting."""
+    """Return the bond of an account, computed as before its waiting draws."""
     return bond(account.draws - waiting, account.accepted_micro / max(1, account.accepted))
 
 
@@ -93,7 +95,7 @@ def _charge(
 
 
 def _admit(conn: Connection, row: ContributionRow, account: VolunteerRow, now: float) -> None:
-    """Release a proven update for merging, if it is not too old by now."""
+    """Release a proven update for merging, unless it is too old by now."""
     run = runs.by_id(conn, row.run_id)
     plan = phases.at_head(run)
     weight = 0.0

@@ -1,4 +1,4 @@
-"""Recomputes: drawn tasks done again from the very state that their worker had.
+"""Recomputes: drawn tasks done again from the exact state that their worker had.
 
     drawn      with the verdict; its machine gets no other lease until it has revealed the files
                that it committed to
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     from coordinator.accounts.accounts import Principal
 
-Drawn = Literal["", "drawn", "never"]  # "never": nobody could do its task again
-POLL_S = 60.0  # for evidence that is overdue
+Drawn = Literal["", "drawn", "never"]  # "never": no machine could do its task again
+POLL_S = 60.0  # interval of looking for overdue evidence
 SENTENCE_CHARS_MAX = 500
 GIVEN_UP = "its owner gave it up"
 
@@ -72,7 +72,7 @@ class Recomputes(PlatformService):
         self._draws = draws
         self._choosing = asyncio.Lock()
         self._under_way: RecomputeRow | None = None
-        self._begin_at_once = False  # one was ordered that needs no evidence
+        self._begin_at_once = False  # a recompute was ordered that needs no evidence
 
     def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> Drawn:
         """Order the recompute of a drawn update; "never" where no machine could do it."""
@@ -130,7 +130,9 @@ class Recomputes(PlatformService):
         return len(late)
 
     async def forfeit(self, principal: Principal) -> Forfeited:
-        """Forfeit an account's stake, if one of its machines is asked for evidence it lost."""
+        """Forfeit an account's stake, if one of its machines is asked for evidence that it has
+        lost.
+        """
         who = principal.volunteer_id
 
         def read(conn: Connection) -> tuple[list[RecomputeRow], int]:
@@ -138,12 +140,12 @@ class Recomputes(PlatformService):
             return recomputes.asked_of(conn, who), escrow.at_stake(conn, who) + pending
 
         rows, stake = await self._db.read(read)
-        for row in rows[:1]:  # the others are closed with it
+        for row in rows[:1]:  # the forfeit closes the other draws too
             await self._end(row, "unproven", GIVEN_UP)
         return Forfeited(questions=len(rows), amount_micro=stake if rows else 0)
 
     async def next(self) -> bool:
-        """Run the next recompute that is left to no checker; False when there is none."""
+        """Make the next recompute that is not left to a checker; False when there is none."""
         async with self._choosing:
             row = self._under_way = await self._first()
         if row is None:
@@ -154,7 +156,9 @@ class Recomputes(PlatformService):
             self._under_way = None
 
     async def overtake(self) -> bool:
-        """Run a recompute that overtakes a much larger one, paused meanwhile; False if none."""
+        """Make a recompute that overtakes a much larger one, which is paused meanwhile; False if
+        there is none.
+        """
         async with self._choosing:
             larger = self._under_way
             row = None if larger is None else await self._first(larger)
@@ -187,8 +191,8 @@ class Recomputes(PlatformService):
         return True
 
     async def prepare(self, row: RecomputeRow) -> RecomputeTask | None:
-        """Return the inputs of a recompute; None where the task proved nothing before, which ends
-        it. Raises NotFound for a run without a dataset.
+        """Return the inputs of a recompute, or None if its evidence proves nothing, which ends it.
+        Raises NotFound for a run without a dataset.
         """
 
         def read(conn: Connection) -> tuple[ContributionRow, Case, bool]:
@@ -226,7 +230,8 @@ class Recomputes(PlatformService):
             found, seconds = await compute.timed(redo, case, files, data)
         except Unavailable:
             raise
-        except Exception as error:  # what is here was whole before: the evidence is not
+        # the files of this server were checked before, so the evidence is at fault
+        except Exception as error:
             await self.refute(row, str(error))
             return ""
         await self.judge(row, case, found, ComputeDevice(kind=rules.HERE), seconds)
@@ -245,7 +250,7 @@ class Recomputes(PlatformService):
         await self._end(row, result, said, found, share)
 
     async def refute(self, row: RecomputeRow, why: str) -> None:
-        """End a recompute with useless evidence."""
+        """End a recompute whose evidence cannot be used."""
         said = f"its evidence cannot be used: {why}"
         await self._end(row, "unproven", said[:SENTENCE_CHARS_MAX])
 
@@ -264,7 +269,8 @@ class Recomputes(PlatformService):
 
         def write(conn: Connection) -> bool:
             now = self._clock.now()
-            known = recomputes.get(conn, row.contribution_id, lock=True)  # with an answer, by now
+            # read again, since it may have an audit's answer by now
+            known = recomputes.get(conn, row.contribution_id, lock=True)
             if not settle(conn, row, result, told, now, share):
                 return False
             if known is not None and known.answer_id is not None:
@@ -274,8 +280,9 @@ class Recomputes(PlatformService):
         if await self._db.write(write):
             note = log.info if result == "passed" else log.warning
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
-            self._signals.notify("contributions")  # what waited for its proof may be merged
-            self._signals.notify("queue")  # and its machine has no open question
+            # an update that waited for its proof may be merged
+            self._signals.notify("contributions")
+            self._signals.notify("queue")  # the machine has no open question any more
             self._signals.notify(f"run:{row.run_id}")
 
 

@@ -51,13 +51,13 @@ class SubmittedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     codec: str
     commitment: Commitment
-    seed: int = 0  # of the sums that an audit answers with; 0 for none
+    seed: int = 0  # seed of the sums that an audit answers with; 0 = no sums
 
 
 class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Files of a recompute; None for an absent one."""
 
-    weights: Path  # of the base
+    weights: Path  # weights of the base version
     update: Path
     codec: str
     inner: Path | None
@@ -122,8 +122,8 @@ def redo(
     tell: Tell | None = None,
 ) -> Redone:
     """Do a task again and compare the update before its codec, the encoded update, and the state
-    left behind. Where a bound is missed, the task is repeated from a base a little off, which
-    measures its own drift.
+    left behind. Where a bound is missed, the task is repeated from a slightly changed base to
+    measure its own drift.
 
     Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped and
     where this machine has less memory than cutting the batches alike takes.
@@ -131,7 +131,7 @@ def redo(
     about = definition(case.run)
 
     def base() -> Tensors:
-        return read_weights(files.weights, about)  # each time: training writes into them
+        return read_weights(files.weights, about)  # read each time, since training writes into them
 
     def learn(start: Tensors) -> tuple[Tensors, Tensors]:
         inner = None if files.inner is None else _tensors(files.inner)
@@ -146,7 +146,7 @@ def redo(
         if files.left is not None:
             alike = state_cosine(state, _tensors(files.left))
             found = msgspec.structs.replace(found, state_cosine=alike)
-    except (OSError, StorageFull, MemoryError) as error:  # of this machine
+    except (OSError, StorageFull, MemoryError) as error:  # a fault of this machine
         raise Unavailable(f"it could not be compared here: {error}") from error
     here = machine_of(device)[1]
     precision, alike = precision_of(case.job.train.precision, here.kind), case.comparable(here)
@@ -163,7 +163,7 @@ def redo(
 
 
 def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
-    """Return weights with each number of the parameters a little off, by its own size."""
+    """Return weights in which each parameter is changed slightly, relative to its size."""
     import torch
 
     random = torch.Generator().manual_seed(0)
@@ -177,7 +177,7 @@ def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
 
 
 def _finish(stop: Stop, case: Case, work: Work, tell: Tell | None) -> None:
-    """Do all steps of a task. Raises Unavailable when stopped and where memory is short."""
+    """Do all steps of a task. Raises Unavailable when it is stopped, or memory is short."""
     while not work.done:
         if stop():
             raise Unavailable("the coordinator is stopping")
@@ -187,7 +187,7 @@ def _finish(stop: Stop, case: Case, work: Work, tell: Tell | None) -> None:
             if not _out_of_memory(error):
                 raise
             try:
-                work.halve()  # the same samples, in smaller portions
+                work.halve()  # the same samples, in smaller batches
             except MemoryError:
                 raise Unavailable(SHORT) from error
             continue
@@ -244,9 +244,9 @@ def _beside(case: Case, files: RecomputeFiles, ours: Any) -> Redone:
 
 
 def _written(files: RecomputeFiles, chosen: Codec, schema: Schema) -> float:
-    """Return how alike the sent update is to its codec's output from the claimed input, as cosine
-    less excess length: 1 but for rounding, lower where the claimed residual only hides the sent
-    update.
+    """Return how much the sent update resembles its codec's output for the claimed input: their
+    cosine divided by the ratio of lengths. 1 but for rounding; lower where the claimed residual
+    only hides the sent update.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -261,7 +261,7 @@ def _written(files: RecomputeFiles, chosen: Codec, schema: Schema) -> float:
 
 
 def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
-    """Compare the parameters of an update with ours."""
+    """Compare the parameters of the worker's update with those of the server's."""
     import numpy as np
 
     dot = theirs_2 = ours_2 = 0.0
@@ -317,4 +317,4 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise NotFound(f"a revealed state is no file of tensors: {error}") from error
+        raise NotFound(f"a revealed state is not a file of tensors: {error}") from error

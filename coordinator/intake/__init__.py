@@ -1,1 +1,1 @@
-"""Contributions come in: uploads and validation."""
+"""Intake of contributions: uploads, checks and verdicts."""

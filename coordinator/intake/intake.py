@@ -66,9 +66,9 @@ log = structlog.get_logger("intake")
 
 HISTORY_MAX = 200
 RECHECK_MAX = 100
-REDO_MAX = 3  # recomputations of a gradient that came too late; then its task fails
-COHORT_ROWS = 4  # newest contributions looked through, for each volunteer of the cohort
-# What a volunteer cannot help is not counted against anybody.
+REDO_MAX = 3  # times that a gradient which came too late may be computed again; then its task fails
+COHORT_ROWS = 4  # rows that are read for each volunteer of the cohort
+# Reasons that are not the volunteer's fault are not counted against it.
 NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
 
 LOST = Judgement(
@@ -102,9 +102,9 @@ class Intake(PlatformService):
         self._harvest = examiners.games
         self.audits = examiners.audits
         self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
-        self.durations = Durations(SLOW_S)  # of submissions, their check included
+        self.durations = Durations(SLOW_S)  # duration of submissions with their check
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
-        self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
+        self._abouts: dict[int, Definition] = {}  # unchanging definition of each run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
         """Take in one contribution and return its verdict; raises the errors of `take_in`."""
@@ -146,7 +146,8 @@ class Intake(PlatformService):
         """Return the contribution, and whether it is new."""
         now = self._clock.now()
         content = digest(canonical(msgspec.to_builtins(request)))
-        task = tasks.holder(conn, task_id)  # locked first: the same may be sent twice at once
+        # locked first, since the same request may be sent twice at once
+        task = tasks.holder(conn, task_id)
         found = submissions.arrival(
             conn, task, principal.volunteer_id, principal.worker_id, request
         )
@@ -163,7 +164,8 @@ class Intake(PlatformService):
         run, now_holds = found.run, phases.at_head(found.run)
         part = submissions.expect(task, request, found)
         base = task.base_version
-        if task.part_steps or now_holds.pull_every:  # begun before the newest version it asked for
+        # a part may begin from an older version than the newest, for which it asked
+        if task.part_steps or now_holds.pull_every:
             base = min(base, max(0, request.base_version))
         if not found.uploaded:
             raise OffsetMismatch(
@@ -227,10 +229,10 @@ class Intake(PlatformService):
 
     def _decide(self, conn: Connection, contribution_id: int, measured: Measurement) -> None:
         now = self._clock.now()
-        # Locked: after a restart the sender and the recheck may both decide.
+        # The rows are locked: after a restart both the sender and the recheck may decide.
         row = contributions.by_id(conn, contribution_id, lock=True)
         if row.state != "checking":
-            return  # decided elsewhere
+            return  # another process decided
         found = submissions.background(conn, row)
         plan = phases.at_head(found.run)
         if plan.in_flight == "redo":  # the head must not move any more
@@ -263,7 +265,8 @@ class Intake(PlatformService):
             self._reject(conn, row, found.run, judgement, now)
             return
         drawn: Drawn = ""
-        if judgement is not validation.SUSPENDED:  # must come before the part is split off its task
+        # the recompute must be ordered before the part is split off its task
+        if judgement is not validation.SUSPENDED:
             drawn = self._recomputes.order(conn, row, found.run)
         submissions.through(conn, row, task, now)
         self._take(conn, row, found, judgement, drawn)
@@ -276,7 +279,9 @@ class Intake(PlatformService):
         judgement: Judgement,
         drawn: Drawn,
     ) -> None:
-        """Promise the pay of an accepted contribution; kinds without a merge are paid at once."""
+        """Promise the pay of an accepted contribution; kinds that are never merged are paid at
+        once.
+        """
         now, accepted, lost_to = self._clock.now(), judgement.state == "accepted", found.lost_to
         if accepted:
             who, price = row.volunteer_id, row.price_micro
@@ -302,7 +307,9 @@ class Intake(PlatformService):
         plan: Plan,
         measured: Measurement,
     ) -> Judgement:
-        """Judge content first: superseded work is paid if good. `plan` holds at the head."""
+        """Judge a contribution, its content first: superseded work is paid if it is good. `plan` is
+        the plan at the head.
+        """
         run = found.run
         about = definition(run)
         comparable = about.workload.traits.loss_is_measured
@@ -331,7 +338,9 @@ class Intake(PlatformService):
         return judgement
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
-        """Requeue an overtaken update for the newer version, a few times; then its task fails."""
+        """Refuse an overtaken update and have it computed again from the newer version, a few
+        times; then its task fails.
+        """
         now, limit = self._clock.now(), REDO_MAX
         again = row.tries < limit
         message = (
@@ -358,7 +367,7 @@ class Intake(PlatformService):
             accounts.set_trust(conn, row.volunteer_id, LOSS)
 
     async def recheck(self) -> int:
-        """Decide the contributions that an earlier process left checking; return their number."""
+        """Decide the contributions that an earlier process left unchecked; return their number."""
         left = await self._db.read(
             lambda conn: contributions.in_state(conn, "checking", limit=RECHECK_MAX)
         )
@@ -409,7 +418,7 @@ class Intake(PlatformService):
 def _cohort(
     conn: Connection, about: Definition, run: RunRow, kind: str, effort: float
 ) -> list[float]:
-    """Return the norm by effort of each volunteer with recently accepted vetted work."""
+    """Return the norms by effort of volunteers with recently accepted vetted work, one for each."""
     most, total = validation.COHORT, about.total_steps(run)
     peers = contributions.cohort(conn, run.id, kind, COHORT_ROWS * most)
 
@@ -423,7 +432,7 @@ def _cohort(
 def _values(
     principal: Principal, task: TaskRow, request: SubmitRequest, part: NextPart, now: float
 ) -> dict[str, Any]:
-    """Return the stored values of a submission, its kind and base left out."""
+    """Return the values of a submission to store, except kind and base."""
     return {
         "run_id": task.run_id,
         "task_id": task.id,

@@ -57,12 +57,14 @@ if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
 
 BATCH_BYTES = 2 << 20
-SMALL_BYTES = 256 << 10  # an upload, or the rest of one, that is received before it is written
-UPLOAD_TTL_S = DAY_S  # an upload that is not finished then is deleted
+# an upload, or the rest of one, of at most this size is received before it is written
+SMALL_BYTES = 256 << 10
+UPLOAD_TTL_S = DAY_S  # an unfinished upload is deleted after this time
 WAITING_MAX = 1024  # uploads of one volunteer that were not submitted yet
 PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file may compute it again once
-UNVETTED_SHARE = 0.5  # of the free disk above the floor, for all volunteers that are not vetted
-ABANDONED_S = 60.0  # from a lease's end to its upload's: a submission may be on its way
+UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted volunteers together
+# an upload is deleted this long after its lease ended, since a submission may be on its way
+ABANDONED_S = 60.0
 # hash states kept between two requests; an older one is computed again from the file
 HASHES_MAX = 512
 EXPIRE_MAX = 500
@@ -82,7 +84,7 @@ class _UploadWriter:
     def __init__(self) -> None:
         self.scope = asyncio.timeout(None)
         self.done = asyncio.Event()
-        self.storing = False  # every byte is there: let it become a blob
+        self.storing = False  # every byte has arrived: the upload becomes a blob
         self._ended = False
 
     def end(self) -> None:
@@ -93,7 +95,7 @@ class _UploadWriter:
 
 
 class _PartialFile:
-    """The file of an upload in progress; used by one thread at a time."""
+    """File of an upload in progress; used by one thread at a time."""
 
     def __init__(self, path: Path, offset: int, digest: Digest) -> None:
         self.offset = offset
@@ -103,7 +105,9 @@ class _PartialFile:
         self._syncing = Syncing(self._file.fileno())
 
     def append(self, data: memoryview) -> None:
-        """Write and hash in one piece each: each such call waits for the interpreter lock."""
+        """Append bytes with one write and one hash, since each such call waits for the
+        interpreter's lock.
+        """
         size, left = len(data), data
         with storage_errors():
             while left:
@@ -115,7 +119,9 @@ class _PartialFile:
 
     @contextmanager
     def _safe(self) -> Iterator[None]:
-        """Fail the upload after a failed sync, which is reported once: all is sent again."""
+        """Restart the upload from byte 0 after a failed sync, since the system reports such a
+        failure only once.
+        """
         try:
             with storage_errors():
                 yield
@@ -142,7 +148,7 @@ class Uploads(PlatformService):
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()
-        self.durations = Durations(SLOW_S)  # of requests that brought bytes
+        self.durations = Durations(SLOW_S)  # duration of requests that brought bytes
 
     def _path(self, upload_id: str) -> Path:
         return self._directory / upload_id
@@ -165,7 +171,9 @@ class Uploads(PlatformService):
         return await self._directed(self._view(row, 0) if fresh else await self._info(row))
 
     async def _directed(self, info: UploadInfo) -> UploadInfo:
-        """Name the place in the store for the next piece of an upload that is worth it."""
+        """Add the address in the store for the next piece of an upload, if the upload is large
+        enough.
+        """
         left, staging = info.size - info.offset, self._blobs.staging
         if staging is None or info.complete or left < DIRECT_BYTES:
             return info
@@ -249,15 +257,13 @@ class Uploads(PlatformService):
             lambda conn: upload_rows.get(conn, upload_id, principal.worker_id)
         )
         if row is None or row.expires_at < self._clock.now():
-            raise NotFound("there is no such upload (any more): start it again")
+            raise NotFound("there is no such upload, or it was deleted: start it again")
         return row
 
     async def _info(self, row: UploadRow) -> UploadInfo:
         offset = row.size if row.complete else await self._there(row)
         if offset == row.size and not row.complete and row.id not in self._writers:
-            async with self._alone(
-                row.id
-            ):  # all bytes were there when an earlier request or process ended
+            async with self._alone(row.id):  # an earlier request or process received all bytes
                 return await self._finish(row)
         return self._view(row, offset)
 
@@ -286,7 +292,7 @@ class Uploads(PlatformService):
     async def write(
         self, principal: Principal, upload_id: str, offset: int, stream: AsyncIterator[bytes]
     ) -> UploadInfo:
-        """Append the bytes of the stream.
+        """Append the bytes of a stream to an upload.
 
         The last byte triggers the check of the hash, and the blob is stored durably.
 
@@ -307,18 +313,20 @@ class Uploads(PlatformService):
             return self._view(row, there)
 
     async def _append_all(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
-        """Append to the file of the upload. Return its size."""
+        """Append a stream to the file of the upload. Return the file's size."""
         receive = self._receive_small if row.size - offset <= SMALL_BYTES else self._receive
         return await receive(row, offset, stream)
 
     async def _append_piece(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
-        """Append the stream as a piece in the store, also when the connection breaks."""
+        """Append a stream as a piece in the store; a piece cut short by a broken connection is
+        kept.
+        """
         there = await self._there(row)
         if offset != there:
             raise OffsetMismatch(f"the upload is at byte {there}, not at {offset}")
         piece = msgspec.structs.replace(row, id=f"{row.id}.{offset}", size=row.size - offset)
         path = self._path(piece.id)
-        await in_pool(lambda: path.unlink(missing_ok=True))  # of a process that died
+        await in_pool(lambda: path.unlink(missing_ok=True))  # left by a process that died
         try:
             await self._append_all(piece, 0, stream)
         finally:
@@ -340,7 +348,9 @@ class Uploads(PlatformService):
 
     @asynccontextmanager
     async def _alone(self, upload_id: str) -> AsyncIterator[_UploadWriter]:
-        """Take the exclusive right to write this upload. Raises Conflict if a newer one did."""
+        """Take the exclusive right to write this upload. Raises Conflict if a newer request took
+        it.
+        """
         while (older := self._writers.get(upload_id)) is not None:
             older.end()
             await older.done.wait()
@@ -377,7 +387,7 @@ class Uploads(PlatformService):
     async def _receive_small(
         self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]
     ) -> int:
-        """Receive a small upload in memory: one change of threads instead of three."""
+        """Receive a small upload in memory, which needs one change of threads instead of three."""
         received = bytearray()
         try:
             async for data in stream:
@@ -398,8 +408,8 @@ class Uploads(PlatformService):
         return part
 
     async def _fill(self, row: UploadRow, part: _PartialFile, stream: AsyncIterator[bytes]) -> None:
-        """Fill one buffer while the other is written. Bytes received before a broken connection are
-        kept.
+        """Fill one buffer while the other is written. Bytes that arrived before a broken connection
+        are kept.
 
         The buffers are made once: megabytes allocated anew for each batch cost more system time
         than the disk.

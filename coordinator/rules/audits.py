@@ -1,4 +1,4 @@
-"""Audits: tasks that a vetted volunteer repeats for another and answers with sums of the result.
+"""Audits: tasks that a vetted volunteer repeats for another, answering with sums of the result.
 Pure rules.
 
     who      the first that asks: an account of another person as far as can be told (account,
@@ -20,11 +20,12 @@ import msgspec
 from coordinator.rules.checks import HERE, Likeness, Redone
 from coordinator.rules.likeness import LOOSE, bound, difference
 
-AUDIT = "audit"  # a task of another volunteer that is done again
+AUDIT = "audit"  # kind of the tasks in which a volunteer repeats another's task
 OPEN_MAX = 16  # audits offered at once
-OFFERED_AFTER_S = 600.0  # after so long in the queue; too large for the server: at once
-LEASES_PER_AUDIT = 10  # accepted contributions of an account for each audit that it may have
-CONFIRM_MIN = 0.1  # share of agreeing answers that the organiser still recomputes
+# wait of a recompute before it is offered; one that is too large for the server is offered at once
+OFFERED_AFTER_S = 600.0
+LEASES_PER_AUDIT = 10  # accepted contributions that an account needs for each audit that it gets
+CONFIRM_MIN = 0.1  # least share of agreeing answers that the organiser recomputes
 
 
 class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
 
     volunteer: str
     invite: int | None = None
-    network: str = ""  # "" is unknown
+    network: str = ""  # "" = unknown
 
 
 class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str  # kind of the task that is repeated
     worker: AccountMarks
-    declined: frozenset[str] = frozenset()  # accounts that gave it back
+    declined: frozenset[str] = frozenset()  # accounts that gave the audit back
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +49,8 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
 
     person: AccountMarks
     kind: str  # class of its device
-    accepted: int  # contributions, in all
-    audits: int  # that it had
+    accepted: int  # number of its accepted contributions
+    audits: int  # number of audits that it was given
 
 
 def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
@@ -65,8 +66,8 @@ def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
 
 
 def confirmed_chance(gained: int, stake: int | None) -> float:
-    """Return the probability that the organiser recomputes an agreeing answer all the same: so
-    large that an auditor of its own second account loses as much as that gains.
+    """Return the probability that the organiser recomputes an agreeing answer nevertheless: so high
+    that an auditor who confirms a second account of its own loses as much as it gains.
 
     `gained` is the pay that the answer frees, that of the work and that of the answer itself;
     `stake` what its auditor would lose beside, None for one that the organiser vouched for.
@@ -82,8 +83,8 @@ def agree(found: Likeness) -> bool:
 
 
 def made_up(said: Likeness, found: Redone) -> bool:
-    """Return True if an answer, compared with the organiser's recompute, is farther off than its
-    task drifts.
+    """Return True if an answer differs from the organiser's recompute by more than its task
+    drifts.
     """
     widest = bound(found, "float32", comparable=False).difference
     return difference(said.cosine, said.norm_ratio) > widest

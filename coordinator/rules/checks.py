@@ -25,32 +25,34 @@ from coordinator.rules.run_file import TrustSettings
 Kind = Literal["recompute", "audit"]
 Result = Literal["passed", "failed", "unproven"]
 
-FLOOR = 0.03  # of the contributions of an account on an open server
-REVEAL_S, REVEAL_MAX_S = 3600.0, 604_800.0  # to reveal: per passed draw, and at most
-KIND_CHARS_MAX = 16  # of the class of a device
+FLOOR = 0.03  # least drawn share of an account's contributions on an open server
+# time to reveal evidence: for each passed draw, and at most
+REVEAL_S, REVEAL_MAX_S = 3600.0, 604_800.0
+KIND_CHARS_MAX = 16  # longest name of a class of devices
 HERE = "cpu"  # class of the device on which a server makes its recomputes
-RECOMPUTE_FLOPS_MAX = 5e13  # of a task that a server does: about twenty minutes of a core
+RECOMPUTE_FLOPS_MAX = 5e13  # largest task that a server recomputes: about twenty minutes of a core
 CORE_FLOPS = 1e10  # operations a second of the processor that estimates waiting times
 SHARED_S = 86_400.0  # window in which newcomers and others share capacity
-OVERTAKES_FROM = 4.0  # a recompute this many times smaller overtakes
-POSTPONED_S = 600.0  # before the server tries a failed recompute again
-HOLD_S = 600.0  # a checker holds a recompute this long, and longer by renewing
-CHECKER_TRIES_MAX = 2  # failed tries of checkers, before the server takes over
-# How recently a checker must have been seen for recomputes to wait for it: those that the server
-# can compare itself, and those that only a checker can.
+OVERTAKES_FROM = 4.0  # a recompute may overtake one that is this many times larger
+POSTPONED_S = 600.0  # wait before the server tries a failed recompute again
+HOLD_S = 600.0  # lease of a checker on a recompute; a checker can renew it
+CHECKER_TRIES_MAX = 2  # failed tries of checkers after which the server takes over
+# Recomputes wait for a checker that was seen within this time: those that the server can compare
+# itself, and those that only a checker can compare.
 CHECKER_HERE_S, CHECKER_AWAY_S = 600.0, 93_600.0
 DRAWS = float(1 << 64)
 
 
 def floor_of(trust: TrustSettings, usual: float) -> float:
     """Return the least probability of a draw in a run: that of its file, but never below the usual
-    one, by which the bonds are: a draw anywhere frees what an account did in all runs.
+    one, from which bonds are computed, since a draw in one run frees pay of all runs.
     """
     return max(usual, trust.recompute)
 
 
 def chance(draws: int, price: int, mean: float, floor: float) -> float:
-    """Return the probability that a contribution is drawn, by its account's earlier draws.
+    """Return the probability that a contribution is drawn, which depends on its account's earlier
+    draws.
 
     `price` and `mean`, that of the account's contributions, are micro-credits. Floor 0 is none.
     """
@@ -61,16 +63,17 @@ def chance(draws: int, price: int, mean: float, floor: float) -> float:
 
 def bond(draws: int, mean: float) -> int:
     """Return the pay that stays at stake when a draw passes: the gain from faking until the next
-    draw. Where a task is drawn with probability h, a faker gains its price with 1 - h and loses the
-    stake with h, so faking never pays with price / h at stake: at any time, also right after a
+    draw. Where a task is drawn with probability h, a faker gains its price with probability 1 - h
+    and loses the stake with h, so faking never pays with price / h at stake, not even right after a
     draw.
     """
     return math.ceil(mean / max(FLOOR, 1.0 / (1 + draws)))
 
 
 def shortfall(share: float, stake: int) -> int:
-    """Return what an account owes for a draw that shows a share of its work only. `stake` is what it
-    would lose by a whole fake: the price by the probability of the draw, as far as it is there.
+    """Return what an account owes for a draw that shows only a share of its work. `stake` is its
+    loss for a wholly faked task: the price divided by the probability of the draw, limited to the
+    stake that it has.
     """
     return math.ceil((1.0 - share) * max(0, stake))
 
@@ -102,10 +105,12 @@ class Likeness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """Return the distance between our own result and that of a base a little off."""
+    """Return the distance between the server's own result and the result from a slightly changed
+    base.
+    """
 
-    difference: float  # of the updates, by the length of ours
-    state: float  # cosine
+    difference: float  # length of the difference of the updates, relative to the server's own
+    state: float  # cosine of the optimiser's states
 
 
 class Redone(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +118,11 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
 
     cosine: float
     norm_ratio: float
-    written: float = 1.0  # cosine
-    state_cosine: float | None = None  # None where none is kept
-    sums: bytes = b""  # of our update, as an audit answers with; float32
-    drift: Drift | None = None  # of this task by itself, where the tight bound was missed
+    written: float = 1.0  # likeness of the sent update to its codec's output, as a cosine
+    state_cosine: float | None = None  # None where no state is kept
+    sums: bytes = b""  # sums of the server's update, in the form of an audit's answer; float32
+    # drift of the task itself, measured where the tight bound was missed
+    drift: Drift | None = None
 
 
 class ComputeDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,8 +139,8 @@ def device_kind(device: str) -> str:
 
 def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
     """Return True if a difference between two devices' results proves anything: for processors,
-    which are measured, and graphics cards of the same model, which differ in the order of sums
-    only.
+    whose differences are measured, and for cards of the same model, which differ only in the order
+    of sums.
     """
     if worker.kind != checker.kind:
         return False
@@ -143,7 +149,7 @@ def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
 
 
 def precision_of(precision: str, kind: str) -> str:
-    """Return the precision whose tolerance applies: a card may shorten the factors of float32."""
+    """Return the precision whose tolerance applies: a card may round the factors of float32."""
     return precision if kind == HERE else "bfloat16"
 
 

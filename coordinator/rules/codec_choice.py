@@ -6,12 +6,13 @@ from collections.abc import Collection
 
 from coordinator.plan.plan_tables import Plan
 
-FALLBACKS = ("int8", "bf16", "float32")  # the fewest bytes first; every volunteer speaks the last
+# fewest bytes first; every volunteer's program has the last
+FALLBACKS = ("int8", "bf16", "float32")
 PACKED = {"float32": "float32-zstd", "bf16": "bf16-zstd"}  # the same numbers in fewer bytes
 
 
 def agreed(wanted: str, spoken: Collection[str]) -> str:
-    """Return the codec for an update: the run's own, or the next best that the worker has; ""
+    """Return the codec for an update: the run's own, or the best other one that the worker has; ""
     without one.
 
     Floats travel packed where the worker can. One that names no codec is believed to speak all that

@@ -19,8 +19,8 @@ from shared.errors import BadRequest, Unauthorized
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 LINK_CHARS = 8  # 40 bits, for ten minutes and behind a rate limit
-INVITE_CHARS = 16  # 80 bits: it may lie in a chat for weeks
-CODE_CHARS_MAX = 64  # as typed
+INVITE_CHARS = 16  # 80 bits, since an invite may lie in a chat for weeks
+CODE_CHARS_MAX = 64  # longest code that a person may type
 
 WRONG_SECRET = (
     "unknown worker or wrong secret: ask your organiser for a link of your own (coordinator "
@@ -35,11 +35,11 @@ _ID = re.compile(r"[A-Za-z0-9_-]{16,64}")
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,256}")
 _READ_AS = str.maketrans("OIL", "011")
 
-Random = Callable[[int], int]  # a number below its argument
+Random = Callable[[int], int]  # returns a random number below its argument
 
 
 def new_code(chars: int, random: Random = secrets.randbelow) -> str:
-    """A fresh code in groups of four."""
+    """Return a new code in groups of four."""
     text = "".join(ALPHABET[random(len(ALPHABET))] for _ in range(chars))
     return "-".join(text[start : start + 4] for start in range(0, chars, 4))
 
@@ -60,12 +60,14 @@ def normal(typed: str) -> str:
 
 
 def code_hash(typed: str) -> str:
-    """Return the stored form of a code, however typed. Raises BadRequest for no code."""
+    """Return the hash under which a typed code is stored. Raises BadRequest for a malformed
+    code.
+    """
     return hashlib.sha256(normal(typed).encode()).hexdigest()
 
 
 def secret_hash(secret: str) -> str:
-    """Return the stored form of a worker's secret."""
+    """Return the hash under which a worker's secret is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 

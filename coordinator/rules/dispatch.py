@@ -30,7 +30,7 @@ from coordinator.rules.sizing import (
 )
 from shared.protocol.base import Reason
 
-HALF_LIFE_S = 900.0  # work that was given that long ago counts half
+HALF_LIFE_S = 900.0  # half-life of given work: older work counts less
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +38,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: int
     open: int  # tasks that have not ended
-    price_micro: int  # of those in hand: how much work they are
-    holders: frozenset[str] = frozenset()  # workers; only given where a worker failed a task
+    price_micro: int  # price of the tasks that are leased
+    # workers with leases; only read where a worker failed a task
+    holders: frozenset[str] = frozenset()
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +73,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     price_micro: int
     seed: int
-    allowance_s: float  # until it must be submitted
-    beside: str = ""  # its kind, where it is not a range of the pass
+    allowance_s: float  # time until the task must be submitted
+    beside: str = ""  # kind of a task that is not a range of the pass
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +83,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
     message: str
     retry_after_s: float = 0.0
-    contribution: int = 0  # that the machine has to prove first
-    reveal: tuple[str, ...] = ()  # by these files
+    contribution: int = 0  # contribution that the machine has to prove first
+    reveal: tuple[str, ...] = ()  # files that prove it
 
 
 class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +94,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, where they changed
     refusals: dict[int, Refusal]
     more: bool  # a task was split, and its rest may suit a refused waiter
-    left: frozenset[int] = frozenset()  # tasks that somebody left to a faster machine
+    left: frozenset[int] = frozenset()  # tasks that some waiter left to a faster machine
 
 
 class _Share:
@@ -108,11 +109,11 @@ class _Share:
         # work in flight, in operations so that runs can be compared
         self.work = 0.0
         self.lately = run.lately
-        self.near: set[str] = set()  # workers that hold or want its work
+        self.near: set[str] = set()  # workers that hold or want this run's work
 
     @property
     def given(self) -> tuple[float, int]:
-        """Return the run's recent work by its weight: the least served run goes first."""
+        """Return the run's recent work divided by its weight: the least served run goes first."""
         return max(self.work, self.lately) / self.run.weight, self.run.id
 
     @property
@@ -171,7 +172,8 @@ class _Batch:
         while queue:
             count, index = heapq.heappop(queue)
             waiter = self._waiters[index]
-            if count != self._by_volunteer[waiter.volunteer_id]:  # its load has grown meanwhile
+            # its number of leases has grown meanwhile
+            if count != self._by_volunteer[waiter.volunteer_id]:
                 heapq.heappush(queue, (self._by_volunteer[waiter.volunteer_id], index))
                 continue
             found = self._serve(index, waiter)
@@ -211,7 +213,7 @@ class _Batch:
                 message=f"{waiter.device} holds {mine} tasks already, as many as it may",
             )
         free.sort(key=lambda share: share.given)
-        for again in (False, True):  # tasks that it failed itself come last
+        for again in (False, True):  # tasks that the worker failed itself come last
             for share in free:
                 found = self._reissued(share, index, waiter, again) or self._cut(
                     share, index, waiter
@@ -251,7 +253,7 @@ class _Batch:
             stop = split_at(share.run, task.start, task.stop, speed(share.run, waiter))
             if stop < task.stop:
                 share.open += 1
-                self._more = True  # the rest gets its number when it is stored
+                self._more = True  # the rest of a split task gets its number when it is stored
             return _assign(share.run, index, waiter, task, stop)
         return None
 
@@ -318,7 +320,7 @@ def _assign(
 
 
 def _audits(waiter: Waiter, task: Todo) -> bool:
-    """Return True if an audit that waits is for this worker."""
+    """Return True if a waiting audit suits this worker."""
     terms, auditor = task.audit, waiter.auditor
     if terms is None or auditor is None:
         return False
@@ -337,7 +339,7 @@ def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
         rest_stop=task.stop,
         steps=task.steps,
         price_micro=task.price_micro,
-        seed=0,  # it keeps its own
+        seed=0,  # the task keeps its seed
         beside=task.beside,
         allowance_s=allowance_beside_s(run, task.price_micro, speed(run, waiter)),
     )
@@ -351,15 +353,17 @@ def dispatch(
     leases_max: int,
     bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
-    """Decide for every waiter: a lease, or the reason against one; `bench` as in placement."""
+    """Decide for every waiter: a lease, or the reason why there is none; `bench` as in
+    placement.
+    """
     batch = _Batch(waiters, runs, Placement(bench), leases_max)
     batch.see(tasks)
     return batch.run()
 
 
 class FairShares:
-    """Operations recently given to each run, decaying: a run is compensated for the others' earlier
-    share.
+    """Operations recently given to each run, fading: a run that got less than others is served
+    first.
 
     Leases in flight alone make no fair share: of a few machines the fastest would stay with one
     run, because those of the others are held, for long, by the slow ones. Kept in memory: after a
@@ -382,7 +386,7 @@ class FairShares:
         return dict(self._given)
 
     def note(self, given: Mapping[int, float]) -> None:
-        """Add work that was leased."""
+        """Count leased work."""
         for run, operations in given.items():
             self._given[run] = self._given.get(run, 0.0) + operations
 

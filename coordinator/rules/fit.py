@@ -22,15 +22,15 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     flops: float = 0.0  # speed of a training step; 0 = unknown
     memory_bytes: int = 0  # 0 = unknown
     workloads: frozenset[str] = frozenset()
-    runs: frozenset[str] = frozenset()  # chosen; empty = any
+    runs: frozenset[str] = frozenset()  # runs that the owner chose; empty = any
     kinds: frozenset[str] = frozenset()
     codecs: frozenset[str] = frozenset()
-    versions: Mapping[str, int] = {}  # of its workloads, as far as it told them
-    libraries: frozenset[str] = frozenset()  # that only some runs need
+    versions: Mapping[str, int] = {}  # versions of the machine's workloads, where it reported them
+    libraries: frozenset[str] = frozenset()  # libraries that only some runs need
     leases_max: int = 0  # most leases of its volunteer on probation; 0 = no such limit
-    vouched: bool = True  # False: its speed is believed within bounds only
-    step_s: Mapping[int, float] = {}  # seconds a step of each run took its device lately
-    audits: bool = False  # its program knows how to
+    vouched: bool = True  # False: its speed is believed only within bounds
+    step_s: Mapping[int, float] = {}  # seconds that a step of each run lately took on its device
+    audits: bool = False  # its program can do audits
     auditor: Auditor | None = None  # set for an account that may do audits
 
 
@@ -43,7 +43,7 @@ class Todo(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     stop: int
     failed_by: frozenset[str] = frozenset()
-    beside: str = ""  # its kind, where it is not a range of the pass; then it stays as it is
+    beside: str = ""  # kind of a task that is not a range of the pass; such a task is never split
     steps: int = 0
     price_micro: int = 0
     audit: WaitingAudit | None = None  # terms of the audit, where the task is one

@@ -26,12 +26,12 @@ from coordinator.rules.thresholds import (
 from shared.text import counted, duration, printable, size
 from shared.units import DAY_S, HOUR_S
 
-BEAT_S = 5.0  # a serving process is heard of this often
+BEAT_S = 5.0  # interval of the beats of a serving process
 SILENT_S = 4 * BEAT_S
-VERDICTS_MAX = 200  # contributions that wait for a verdict
+VERDICTS_MAX = 200  # waiting contributions above which the verdicts count as late
 GONE_S = HOUR_S  # a server silent for this long beside others is no longer the worst trouble
-CLOCK_S = 60.0  # clocks that differ by less are good enough
-CHECK_S = DAY_S  # a failed check is told for a day
+CLOCK_S = 60.0  # difference of clocks that is harmless
+CHECK_S = DAY_S  # time for which a failed check is shown
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
 
 
@@ -82,7 +82,8 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
         if living and not alive(each, seen.at):
             silent_s = seen.at - each.beat_at
             yield Trouble(
-                level="bad" if silent_s < GONE_S else "watch",  # probably for good
+                # such a process has probably stopped for good
+                level="bad" if silent_s < GONE_S else "watch",
                 subject="server",
                 text=f"{where} was not heard of for {duration(silent_s)}",
                 todo="look at its log, and start it again",
@@ -168,7 +169,7 @@ def _work(seen: Overview) -> Iterator[Trouble]:
 
 
 def _last_merges(seen: Overview) -> Iterator[MergeLine]:
-    """The newest merge of each running run."""
+    """Return the newest merge of each running run."""
     running = {run.name for run in seen.runs if run.state == "running"}
     for merge in seen.merges:  # newest first
         if merge.run in running:

@@ -26,8 +26,9 @@ from coordinator.rules.checks import Redone, Result
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one recompute."""
 
-    difference: float  # of the updates, by the length of ours; at most
-    state: float  # cosine of the optimiser's states; at least
+    # largest length of the difference of the updates, relative to the server's own
+    difference: float
+    state: float  # least cosine of the optimiser's states
 
     @property
     def cosine(self) -> float:
@@ -44,7 +45,8 @@ LOOSE = Bound(difference=0.2, state=0.5)
 NUDGES = {"float32": 1e-4, "bfloat16": 1e-2}  # relative change of each number of a base
 DRIFT_TIMES = 2.0
 WIDEST = 0.9  # largest bound that proves anything: noise differs by 1 or more
-WRITTEN_MIN = 0.999  # least cosine of the sent update to our encoding of its declared input
+# least cosine of the sent update to the server's encoding of its declared input
+WRITTEN_MIN = 0.999
 
 
 def difference(cosine: float, norm_ratio: float) -> float:
@@ -65,18 +67,20 @@ def within(found: Redone, bound: Bound) -> bool:
 
 
 def bound(found: Redone, precision: str, *, comparable: bool) -> Bound:
-    """Return the bound of a recompute, as wide as its task drifts."""
+    """Return the bound of a recompute, widened by the drift of its task."""
     least = TIGHT[precision] if comparable else LOOSE
     if found.drift is None:
         return least
     far = DRIFT_TIMES * found.drift.difference
-    # A cosine falls with the square of the distance.
+    # 1 - cosine grows with the square of the distance.
     state = 1.0 - DRIFT_TIMES**2 * (1.0 - found.drift.state)
     return Bound(difference=max(least.difference, far), state=min(least.state, state))
 
 
 def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Result:
-    """Judge a recompute. `comparable` is False where the worker's arithmetic differs from ours."""
+    """Judge a recompute. `comparable` is False where the worker's arithmetic differs from this
+    server's.
+    """
     here = bound(found, precision, comparable=comparable)
     if not within(found, here):
         return "failed" if comparable else "unproven"
@@ -84,9 +88,9 @@ def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Res
 
 
 def share(found: Redone, precision: str = "float32", *, comparable: bool) -> float:
-    """Return the share of its work that a passed recompute shows: all within the tight bound on
-    comparable arithmetic, elsewhere less, the nearer it comes to the loose bound. Whoever leaves a
-    part of the steps or batches out comes nearer than that part.
+    """Return the share of its work that a passed recompute shows: all of it within the tight bound
+    on comparable arithmetic; elsewhere less, down to nothing at the loose bound. Whoever leaves out
+    a part of the steps or batches differs by more than that part.
     """
     apart = difference(found.cosine, found.norm_ratio)
     if comparable and apart <= TIGHT[precision].difference:

@@ -1,4 +1,4 @@
-"""Addresses as identities: addresses that one person gets in bulk count once.
+"""Networks: addresses that one person can get in bulk count as one.
 
 A home or a rented machine is given a whole IPv6 /64 and often a /48, and neighbours in an IPv4 /24
 are cheap to rent together. Rates count an address (IPv6: its /64), shares of a merge count its
@@ -10,13 +10,13 @@ from __future__ import annotations
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-KEYS_KEPT = 4096  # of addresses that ask again and again
-UNKNOWN = ""  # loopback, private, or no address: says nothing about who it is
+KEYS_KEPT = 4096  # keys of addresses that are cached
+UNKNOWN = ""  # loopback, private, or no address: does not tell people apart
 
 
 @lru_cache(maxsize=KEYS_KEPT)
 def address_key(address: str) -> str:
-    """Return the key that counts rates of an address: an IPv4 address, or an IPv6 /64."""
+    """Return the key under which an address is rate-limited: an IPv4 address, or an IPv6 /64."""
     found = _parsed(address)
     if isinstance(found, IPv6Address):
         return str(ip_network((found, 64), strict=False))

@@ -23,7 +23,7 @@ SKELETON_MAX = 128  # the column's width
 RAW_MAX = 256  # longer names are refused unread
 PSEUDONYM = "forgotten"
 
-# Names that pass for the organiser's, and the mark of a forgotten account.
+# Names that could be taken for the organiser's, and the prefix of forgotten accounts.
 _RESERVED = (
     "admin",
     "administrator",
@@ -60,7 +60,7 @@ _TABLE = {
     ord("ł"): "l",
     ord("ħ"): "h",
 }
-_PAIRS = (("rn", "m"), ("vv", "w"))  # drawn like one letter
+_PAIRS = (("rn", "m"), ("vv", "w"))  # pairs drawn like one letter
 
 
 def normal(raw: str) -> str:
@@ -120,11 +120,11 @@ def _check_scripts(name: str) -> None:
     found = {_script(char) for char in name if char.isalpha()} - {"MODIFIER"}
     if len(found) > 1 and not found - _BESIDE_LATIN <= {"LATIN"}:
         listed = " and ".join(sorted(script.capitalize() for script in found))
-        raise InvalidName(f"a nickname keeps to one script, this one mixes {listed}")
+        raise InvalidName(f"a nickname keeps to one script, but this one mixes {listed}")
 
 
 def _seen(char: str) -> str:
-    """Return a character as a skimming eye reads it: digits by value, no signs, nothing raised."""
+    """Return a character as a hasty reader sees it: digits by value, no signs, nothing raised."""
     kind = unicodedata.category(char)
     if kind == "Nd":
         return str(unicodedata.decimal(char)).translate(_TABLE)
@@ -133,7 +133,9 @@ def _seen(char: str) -> str:
 
 
 def skeleton(name: str) -> str:
-    """Return the common form of lookalikes: no case, accents, blanks, signs; letters made one."""
+    """Return the form that lookalikes have in common: no case, accents, blanks or signs, and
+    similar letters as one.
+    """
     text = unicodedata.normalize("NFKC", name).translate(_TABLE)
     text = unicodedata.normalize("NFKC", text.casefold())
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
@@ -152,11 +154,13 @@ def alternatives(name: str) -> Iterator[str]:
 
 
 def suggestion(name: str, taken: Callable[[str], bool]) -> str:
-    """Return the nearest name with an unused skeleton; `taken` says whether one is in use."""
+    """Return the nearest name that is free; `taken` tells whether the skeleton of a name is
+    in use.
+    """
     for other in alternatives(name):
         if not taken(skeleton(other)):
             return other
-    raise InvalidName(f'"{name}" and everything near it is taken: choose a different nickname')
+    raise InvalidName(f'"{name}" and every similar name are taken: choose a different nickname')
 
 
 def pseudonym(token: str) -> str:

@@ -1,4 +1,4 @@
-"""Structs of the overview: one picture of a coordinator, as `coordinator top` shows it.
+"""Overview of a coordinator, as `coordinator top` shows it: its structs.
 
 Every list is bounded by what builds it, every text of others is cut there. Instants are UTC epoch
 seconds, rates are an hour.
@@ -24,17 +24,17 @@ class Trouble(OverviewPart, frozen=True, kw_only=True):
     """Trouble that the organiser should know of, with its remedy."""
 
     level: Level
-    subject: str  # a run, or the part of the coordinator it is about
+    subject: str  # a run, or the part of the coordinator that is in trouble
     text: str
     todo: str = ""
 
 
 class Flow(OverviewPart, frozen=True, kw_only=True):
-    """Work in one direction, an hour."""
+    """Work in one direction, per hour."""
 
     contributions: float = 0.0
     samples: float = 0.0
-    episodes: float = 0.0  # games, or what else actors make
+    episodes: float = 0.0  # games, or other episodes
 
 
 class RunLine(OverviewPart, frozen=True, kw_only=True):
@@ -47,17 +47,17 @@ class RunLine(OverviewPart, frozen=True, kw_only=True):
     versions_an_hour: float
     loss: float | None
     started_at: float | None
-    head_at: float | None  # of the newest version
-    workers: int  # that hold a task of it
+    head_at: float | None  # time of the newest version
+    workers: int  # workers that hold a task of the run
     todo: int = 0
     doing: int = 0
     failed: int = 0  # discarded tasks
     checking: int = 0  # contributions that wait for their verdict
     accepted: int = 0  # updates that wait for the merge
-    steps: int = 0  # merged
+    steps: int = 0  # merged steps
     tokens: int = 0
-    pushed: Flow  # by volunteers, in the window
-    pulled: Flow  # into versions
+    pushed: Flow  # work submitted by volunteers in the window
+    pulled: Flow  # work merged into versions
 
 
 class TaskCount(OverviewPart, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class WorkerLine(OverviewPart, frozen=True, kw_only=True):
     run: str = ""
     good: int = 0  # contributions of the window that were found good
     refused: int = 0
-    failures: int = 0  # and tasks that it gave back, or let time out
+    failures: int = 0  # tasks that it gave back as failed, or let time out
 
 
 class MergeLine(OverviewPart, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class MergeLine(OverviewPart, frozen=True, kw_only=True):
     version: int
     state: str
     at: float
-    seconds: float  # so far, or in all
+    seconds: float  # duration so far, or in all
     contributions: int
     staleness: float | None = None  # mean of the contributions in the window
     staleness_max: int | None = None
@@ -114,7 +114,7 @@ class RefusalCount(OverviewPart, frozen=True, kw_only=True):
 
     reason: str
     count: int
-    newest: str  # sentence of the newest one
+    newest: str  # sentence of the newest refusal
     at: float
 
 
@@ -135,7 +135,7 @@ class DrawCounts(OverviewPart, frozen=True, kw_only=True):
     passed: int = 0
     failed: int = 0
     unproven: int = 0
-    open: int = 0  # no result yet
+    open: int = 0  # draws without a result
 
     @property
     def words(self) -> str:
@@ -152,10 +152,12 @@ class CheckCounts(DrawCounts, frozen=True, kw_only=True):
 class Backlog(OverviewPart, frozen=True, kw_only=True):
     """Waiting recomputes, and the capacity that would clear them."""
 
-    asked: int = 0  # for their machines to reveal what they committed to
+    asked: int = 0  # recomputes whose machines have not revealed their evidence yet
     revealed: int = 0
-    seconds: float | None = None  # of work, at the speed of lately; None where nothing was done
-    reasons: tuple[tuple[str, int], ...] = ()  # why some cannot be done here now, and how many
+    # time that the waiting ones take at the recent speed; None where no recompute was made
+    seconds: float | None = None
+    # reasons why some cannot be made here now, with their numbers
+    reasons: tuple[tuple[str, int], ...] = ()
 
     @property
     def words(self) -> str:
@@ -170,24 +172,25 @@ class Backlog(OverviewPart, frozen=True, kw_only=True):
 
 
 class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
-    """Figures of a serving process itself."""
+    """Figures of one serving process."""
 
     name: str = ""
     where: str = ""  # its address, or its machine behind the public one
-    address_failure: str = ""  # what the public address answers in its place
+    address_failure: str = ""  # answer of the public address, where it is not this coordinator's
     software: str = ""
     read_only: bool = False
     read_only_why: str = ""
     disk_free: float = 0.0
     disk_total: float = 0.0
     disk_floor: float = 0.0
-    cpu_s: float = 0.0  # of the process, since it started
-    cpu_share: float = 0.0  # of a core, since the beat before, as the rates below
+    cpu_s: float = 0.0  # processor time since the process started
+    # share of a core since the last beat; the rates below are of the same time
+    cpu_share: float = 0.0
     memory: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
     requests: int = 0
-    errors: int = 0  # answered with 5xx
+    errors: int = 0  # requests answered with 5xx
     requests_a_second: float = 0.0
     in_a_second: float = 0.0
     out_a_second: float = 0.0
@@ -195,7 +198,7 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     answers: str = "off"  # the setting `inference`
     answers_waiting: int = 0
     answer_tokens: int = 0
-    first_token_s: float | None = None  # mean
+    first_token_s: float | None = None  # mean time to the first token
     answering_machines: int = 0
     certificate_ends_at: float | None = None
 
@@ -214,8 +217,8 @@ class DatabaseFigures(OverviewPart, frozen=True, kw_only=True):
 
     kind: str
     bytes: int
-    failed: str = ""  # why nothing can be written any more
-    ahead_s: float = 0.0  # of the clock of the machine that looks
+    failed: str = ""  # reason why nothing can be written any more
+    ahead_s: float = 0.0  # lead of its clock over that of the machine that looks
 
 
 class WholeFigures(OverviewPart, frozen=True, kw_only=True):
@@ -224,9 +227,9 @@ class WholeFigures(OverviewPart, frozen=True, kw_only=True):
     at: float
     workers: dict[str, int]  # by state
     machines: tuple[WorkerLine, ...]
-    volunteers: dict[str, int]  # by standing; banned ones apart
+    volunteers: dict[str, int]  # by standing; banned ones are counted apart
     window: ContributionWindow
-    newest_refused: int  # among the newest decisions, however old
+    newest_refused: int  # refused ones among the newest decisions, of any age
     newest_decided: int
     refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts

@@ -1,5 +1,5 @@
-"""Placement of tasks outside the pass (learn, match, evaluation), on which everybody waits: each
-goes to a machine fast enough for it.
+"""Placement of tasks outside the pass (learn, match, evaluation): since others wait for them, each
+goes to a machine that is fast enough.
 
 A worker leaves such a task to another that would end it in half the time, counted from now. A
 worker leaves a task no longer than it would need itself, so that a run of slow machines never
@@ -15,9 +15,9 @@ import msgspec
 from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
 from coordinator.rules.sizing import OPTIMISM, Run, work_of
 
-WORTH_WAITING = 2.0  # a task is left to a machine that would end it this many times sooner
+WORTH_WAITING = 2.0  # a task is left to a machine that would finish it this many times sooner
 PATIENCE_S = 600.0  # longest time for which a task is left to others
-THERE_S = 45.0  # a worker that asks for work does so again within its long poll of 30 s
+THERE_S = 45.0  # a worker that wants work asks again within its long poll of 30 s
 MACHINES_MAX = 4096  # devices that are remembered
 
 
@@ -32,7 +32,7 @@ class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
     """Devices for which tasks outside the pass are reserved, and since when."""
 
     peers: tuple[PeerDevice, ...] = ()
-    left_s: Mapping[int, float] = {}  # by task
+    left_s: Mapping[int, float] = {}  # since when each task is reserved
 
 
 NOBODY = DeviceBench()
@@ -44,13 +44,15 @@ def took_s(run: Run, price: int, flops: float) -> float:
 
 
 class Placement:
-    """Chooses the worker that a task outside the pass is reserved for, while work is handed out."""
+    """Chooses, while work is handed out, the worker for which a task outside the pass is
+    reserved.
+    """
 
     def __init__(self, bench: DeviceBench) -> None:
         self._left_s = bench.left_s
         self._peers = bench.peers
         self._free_s = {_place(peer.waiter): peer.free_s for peer in bench.peers}
-        self.left: set[int] = set()  # tasks that were left to another worker
+        self.left: set[int] = set()  # tasks that a waiter left to another worker
 
     def leaves(self, run: Run, task: Todo, waiter: Waiter) -> bool:
         """Return True if a waiter leaves this task to a machine that ends it much sooner."""

@@ -18,7 +18,7 @@ WORKLOADS_MAX = 32
 NAME_CHARS_MAX = 64
 TEXT_CHARS_MAX = 255
 COUNT_MAX = 1 << 53
-RATE_MAX = 1e24  # operations or bytes a second: more than all machines there are
+RATE_MAX = 1e24  # operations or bytes a second; far above any machine
 
 
 def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:

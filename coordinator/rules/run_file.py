@@ -54,12 +54,12 @@ class TaskSettings(Settings):
     inner_state: Literal["keep", "reset"] = "keep"
     lease_floor_seconds: Annotated[float, Meta(gt=0, le=1e9)] = 120.0
     max_failures: Annotated[int, Meta(ge=1, le=10_000)] = (
-        3  # by distinct workers, then the task is discarded
+        3  # failures by distinct workers after which the task is discarded
     )
     max_timeouts: Annotated[int, Meta(ge=1, le=10_000)] = 8
     # leases one worker may hold: one in work, one prefetched
     in_flight: Annotated[int, Meta(ge=1, le=16)] = 2
-    options: dict[str, Any] = {}  # the workload's own
+    options: dict[str, Any] = {}  # options of the workload
 
 
 class StopSettings(Settings):
@@ -73,35 +73,35 @@ class StopSettings(Settings):
 
 
 class ValidationSettings(Settings):
-    """`[validation]`"""
+    """`[validation]`: limits beyond which a contribution is refused."""
 
     # refuse above median + max(norm_limit x 1.4826 MAD, norm_room x median) of the cohort
     norm_limit: Factor = 6.0
     norm_room: Factor = 2.0
-    # up to this many times that limit, scale down to it, do not refuse
+    # a norm up to this many times that limit is scaled down to it, not refused
     clip_until: Annotated[float, Meta(ge=1, le=1e9)] = 1.0
-    loss_limit: Factor = 3.0  # refuse a reported loss above this many times the global one
+    loss_limit: Factor = 3.0  # a reported loss above this many times the global one is refused
 
 
 class CreditSettings(Settings):
-    """`[credit]`"""
+    """`[credit]`: price of the work."""
 
-    # of the reference batch; 0 = from estimated FLOPs
+    # price of a step of the reference batch; 0 = by the estimated FLOPs
     credits_per_step: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
 class EvaluationSettings(Settings):
-    """`[evaluation]`"""
+    """`[evaluation]`: how often versions are evaluated."""
 
     every: Versions = 1  # versions between evaluations; 0 = only version 0
     budget_seconds: Seconds = 30.0
     gate: bool = False
     prompt: Text = ""
     sample_every: Versions = 1
-    # task suites, by the names of their datasets: of version 0, then of an evaluated version once
-    # so many came since the last, and of the one that ends the run
+    # Task suites, by the names of their datasets. Measured are version 0, each version evaluated
+    # once `suites_every` more came, and the version that ends the run.
     suites: Annotated[tuple[Line, ...], Meta(max_length=SUITES_MAX)] = ()
-    suites_every: Versions = 10  # 0 = only of the first and the last
+    suites_every: Versions = 10  # 0 = only the first and the last version
 
 
 class TrustSettings(Settings):
@@ -123,10 +123,11 @@ class RetentionSettings(Settings):
 class TierSettings(Settings):
     """`[[serve.tiers]]`: limits of an account by its earned credits."""
 
-    credits: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # earned, ever
+    credits: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # credits that the account has ever earned
     requests_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 30
-    tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # of one answer
-    tokens_waiting: Annotated[int, Meta(ge=1, le=1 << 30)] = 2048  # of all requests under way
+    tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # most tokens of one answer
+    # most tokens of all its open requests
+    tokens_waiting: Annotated[int, Meta(ge=1, le=1 << 30)] = 2048
 
 
 def _tier(credits: float, requests: int, tokens: int) -> TierSettings:
@@ -144,7 +145,7 @@ class ChatSettings(Settings):
     system: Line = "System: {content}\n"
     user: Line = "User: {content}\n"
     assistant: Line = "Assistant: {content}\n"
-    reply: Line = "Assistant:"  # the answer follows
+    reply: Line = "Assistant:"  # begins the model's reply
     stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ("\nUser:",)
 
 
@@ -152,26 +153,27 @@ class ServeSettings(Settings):
     """`[serve]`: the people who may ask the model, and the price."""
 
     who: Literal["nobody", "volunteers", "keys"] = "volunteers"
-    price: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # times the price of training a FLOP
-    free_tokens_per_day: CountOrOff = 0  # of each account, UTC days
-    stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()  # ends every answer
+    price: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # multiple of the price of training a FLOP
+    free_tokens_per_day: CountOrOff = 0  # for each account and UTC day
+    stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()  # texts that end every answer
     tiers: Annotated[tuple[TierSettings, ...], Meta(min_length=1, max_length=16)] = (
         _tier(0, 30, 256),
         _tier(10_000, 60, 512),
         _tier(100_000, 120, 1024),
         _tier(1_000_000, 300, 2048),
     )
-    # Machines that compute answers: the organiser's, or also those of vetted volunteers, who can
-    # read them.
+    # Machines that compute answers: the organiser's alone, or also those of vetted volunteers,
+    # whose owners can read the prompts.
     answered_by: Literal["organiser", "volunteers"] = "organiser"
-    house_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of what an asker pays volunteers
+    # share of an asker's price that volunteers do not get
+    house_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
     chat: ChatSettings = ChatSettings()
 
 
 class PageSettings(Settings):
     """`[page]`: the public web page of the run."""
 
-    # None: shown, except on a server by invitation only.
+    # None = shown, except on a server by invitation only
     visible: bool | None = None
 
 
@@ -207,7 +209,7 @@ def fits_a_path(name: str) -> bool:
 
 
 def stop_at(stop: StopSettings) -> datetime:
-    """Return the instant of a `[stop] date`. Raises ValueError for a text that is none."""
+    """Return the instant of a `[stop] date`. Raises ValueError for a text that is not a date."""
     when = datetime.fromisoformat(stop.date)
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
@@ -278,5 +280,5 @@ def encode(run: RunFile) -> str:
 
 
 def decode(stored: str) -> RunFile:
-    """The inverse of `encode`."""
+    """Return the run file of a stored form."""
     return decoded(stored, RunFile)

@@ -1,5 +1,5 @@
-"""Help with a run file that is refused: the line, the table a key belongs in, and our word for that
-of another program.
+"""Help with a refused run file: the line of the fault, the right table for a key, and this
+program's word for another program's.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ _TOML = re.compile(r"(?P<what>.*) \(at line (?P<line>\d+), column \d+\)", re.DOT
 
 
 def explained(text: str, complaint: str) -> str:
-    """Return a complaint about a run file as its author is helped most: with the line it is about,
-    and where a key that is not known belongs.
+    """Return a complaint about a run file with the line that it is about and, for an unknown key,
+    where the key belongs.
     """
     if not text.strip():
         return "the run file is empty: `coordinator run create --list` has some to begin with"
@@ -106,7 +106,9 @@ def explained(text: str, complaint: str) -> str:
 
 
 def _better(key: str, place: str, hint: str) -> str:
-    """Return a better hint for an unknown key than the nearest of its table, where one is known."""
+    """Return a better hint for an unknown key than the nearest name in its table, if there
+    is one.
+    """
     homes = [table for table, keys in _tables().items() if key in keys and table != place]
     if key.lower() in WORDS:
         return f"here it is {WORDS[key.lower()]}"

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from coordinator.rules.run_file import ChatSettings, ServeSettings, TierSettings
 
 MICRO = 1_000_000
-NANO = 1000  # in a micro-credit
+NANO = 1000  # thousandths in a micro-credit
 FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forward pass
-WRONG_MIN, WRONG_SHARE = 3, 0.05  # of the tokens of an answer that were compared
-ODD_SHARE = 0.01  # of all compared tokens of an account: one wrong token proves nothing
-TOKEN_FLOPS = 2.0  # a parameter
-DRAWN_SHARE = 0.1  # least share of pay that is drawn, for an account that has often agreed
+# wrong tokens of a compared answer from which on it may prove another model, and their least share
+WRONG_MIN, WRONG_SHARE = 3, 0.05
+# odd tokens that an honest account may have, as a share of its compared tokens: one wrong token
+# proves nothing
+ODD_SHARE = 0.01
+TOKEN_FLOPS = 2.0  # operations a parameter
+DRAWN_SHARE = 0.1  # least probability of a draw, for an account that has often agreed
 
 
 def tier_of(serve: ServeSettings, earned_micro: int) -> TierSettings:
@@ -39,15 +42,18 @@ def cost_micro(nano: int, units: int) -> int:
 
 
 def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
-    """Write a conversation of (role, text) as the run's template has it, up to the answer."""
+    """Return the prompt for a conversation of (role, text), by the run's template, up to the
+    answer.
+    """
     forms = {"system": chat.system, "developer": chat.system, "user": chat.user}
     said = [forms.get(role, chat.assistant).replace("{content}", text) for role, text in turns]
     return "".join(said) + chat.reply
 
 
 def is_of_model(looked: int, wrong: int, tally: tuple[int, int]) -> bool:
-    """Return True if an answer agrees with the model; `tally` is of all answers that were compared,
-    with this one. Else one odd token cost who answers briefly all that is at stake.
+    """Return True if an answer agrees with the model; `tally` counts all compared answers, this one
+    included. One odd token is allowed, or it would cost an account with short answers its whole
+    stake.
     """
     odd = wrong == 1 and tally[1] <= ODD_SHARE * tally[0]
     return odd or wrong <= WRONG_SHARE * looked

@@ -15,14 +15,14 @@ from shared.protocol.limits import DEVICE_BYTES
 from shared.units import DAY_S, MIB
 
 LEASE_MAX_S = DAY_S
-UNKNOWN_FACTOR = 10  # x the floor, while the duration of a task is unknown
-OPTIMISM = 2.0  # a benchmark knows nothing of downloads, evaluation, other programs
-LATE_FACTOR = 3.0  # x the expected time, then the lease ends
+UNKNOWN_FACTOR = 10  # allowance in floors, while the duration of a task is unknown
+OPTIMISM = 2.0  # factor on a benchmark, which leaves out downloads, evaluation and other programs
+LATE_FACTOR = 3.0  # a lease ends after this many times the expected time
 # Share of the median speed below which tasks are made smaller; benchmarks are no more exact.
 SLOWER = 0.75
-SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
+SPLIT_FACTOR = 2.0  # a returned range that would take longer than this many targets is split
 UPLOAD_SLACK_BYTES = MIB
-CLAMP = 16.0  # a newcomer counts as at most this many times faster or slower than the median
+CLAMP = 16.0  # a newcomer's speed counts as at most this many times above or below the median
 # A schedule may be this much longer than its run, which then ends above the lowest rate: merging
 # several workers averages noise out as a low rate would. In long runs a third more is already too
 # much (measured, docs/decisions/0025-async-in-step.md).
@@ -32,7 +32,8 @@ STEPS_MAX = (1 << 31) - 1  # of a run, as a message tells it
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 
 
-BENCHMARK_LEAST = 0.25  # of the time that a worker's own benchmark predicts
+# least time that is expected, as a share of the time that a worker's own benchmark predicts
+BENCHMARK_LEAST = 0.25
 
 
 class RunPace(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,20 +55,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
     settings: TaskSettings
     local_steps: int
-    passes: int  # to be made; 0 = no end
+    passes: int  # passes to make; 0 = no end
     step_flops: float
-    price_micro: int  # of one step
+    price_micro: int  # price of one step
     seed: int
     pass_no: int
     cursor: int
     samples_total: int
     pace: RunPace | None = None
     workload_version: int = 0  # 0 = not checked
-    libraries: tuple[str, ...] = ()  # that its workload needs beside its own
+    libraries: tuple[str, ...] = ()  # libraries that its workload needs beside its own
     beside: tuple[str, ...] = ()  # kinds of tasks that are not cut from the pass
-    endless: bool = False  # the pass grows and never turns
-    short_of: str = ""  # what the pass waits for when all of it is taken
-    lately: float = 0.0  # operations that were handed out, fading (see `shares`)
+    endless: bool = False  # the pass grows and never ends
+    short_of: str = ""  # what the pass waits for when all its samples are taken
+    lately: float = 0.0  # recently given operations, fading (see `FairShares`)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -220,7 +221,7 @@ def total_steps(
         return expected
     told = reached.global_step * tokens / reached.tokens
     longest = min(LONGER * told, told + LONGER_STEPS)
-    if file.stop.versions:  # which may come before the tokens
+    if file.stop.versions:  # this end may come before that of the tokens
         return min(expected, round(longest))
     return min(STEPS_MAX, round(max(told, min(expected, longest))))
 
@@ -247,7 +248,7 @@ def phase_lengths(
     """Return the length of each phase and of the plan after them; none if `[stop]` has no end."""
     stop = file.stop
     ends = [stop.passes * samples, stop.tokens / sample_size if samples else 0]
-    most = min((end for end in ends if end), default=math.inf)  # samples
+    most = min((end for end in ends if end), default=math.inf)  # samples until the first end
     if not stop.versions and math.isinf(most):
         return []
     found: list[PhaseLength] = []
@@ -255,7 +256,7 @@ def phase_lengths(
     for index in range(len(plan.phases) + 1):
         now = in_phase(plan, index)
         local = steps_of_update(now, file.task.local_steps)
-        each = local * file.task.batch_size * now.quorum  # samples of a version
+        each = local * file.task.batch_size * now.quorum  # samples of one version
         left = [(stop.versions or math.inf) - version, (most - seen) / each]
         if index < len(plan.phases):
             phase = plan.phases[index]
@@ -295,7 +296,9 @@ def price_micro(run: Run, samples: int) -> int:
 
 
 def split_at(run: Run, start: int, stop: int, flops: float) -> int:
-    """Return where a returned range ends for a worker of this speed: `stop`, or much sooner."""
+    """Return the end of the part of a returned range that suits a worker of this speed: `stop`, or
+    much sooner.
+    """
     settings = run.settings
     steps = steps_in(stop - start, settings.batch_size)
     fitting = steps_for(run, flops)

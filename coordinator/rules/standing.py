@@ -24,9 +24,9 @@ TRUST_START = 1.0
 GAIN, LOSS = 0.01, -0.1  # for accepted work, and for work refused for its content
 LOSS_FAILED = -0.02  # for a task given back as failed
 TRUST_MIN = 0.3  # below it: no leases and no pay
-PROBATION_LEASES = 2  # at once, over all machines
+PROBATION_LEASES = 2  # most leases at once, over all machines
 PROBATION_MACHINES = 3
-FAILURES_FREE = 3  # in a row that a machine may have without a rest
+FAILURES_FREE = 3  # failures in a row after which a machine needs no rest yet
 REST_S, REST_MAX_S = 10.0, 3600.0
 
 
@@ -57,8 +57,8 @@ def moved(trust: float, change: float) -> float:
 
 
 def rest_s(failures: int) -> float:
-    """Return the time without work after consecutive tasks given back as failed: the first three
-    cost nothing, then it doubles up to an hour.
+    """Return the time for which a machine gets no work after consecutive failed tasks: none after
+    the first three, then it doubles up to an hour.
     """
     more = failures - FAILURES_FREE
     return 0.0 if more < 1 else min(REST_MAX_S, REST_S * 2.0 ** min(30, more - 1))

@@ -19,27 +19,29 @@ from itertools import takewhile
 from statistics import median
 from typing import NamedTuple
 
-ROUNDS = 4  # rounds of all live workers that are judged together
-LEAST = 0.05  # median cosine from which on the rate is left alone
+ROUNDS = 4  # updates of all live workers, so many times over, are judged together
+LEAST = 0.05  # median cosine from which on the rate is not lowered
 FACTOR = 0.5
-SCALE_MIN = 0.125  # of the plan's rate
-WINDOW_MAX = 256  # versions
-REST = 16  # windows at a lower rate, before the one above is tried again
-REST_MAX = 4096  # versions
+SCALE_MIN = 0.125  # least share of the plan's rate
+WINDOW_MAX = 256  # most versions that are judged together
+REST = 16  # steady windows at a lower rate before the higher one is tried again
+REST_MAX = 4096  # most versions before a trial
 COOLS_FROM = 0.75  # share of a run after which the outer rate falls
-COOLS_TO = 0.1  # of the outer rate, at the end
+COOLS_TO = 0.1  # share of the outer rate at the end of the run
 LONG = 160  # least versions of a run that cools: a run of 87 ended worse with it
 
 
 class Heading(NamedTuple):
-    """Step to one version."""
+    """Outer step of one version: its scale, and the direction of its update."""
 
     outer_scale: float
-    heading: float | None  # cosine of its update to the momentum before it
+    heading: float | None  # cosine of the update to the momentum before it
 
 
 def window(share: float) -> int:
-    """Return the versions that amount to `ROUNDS` of all live workers, at this share a merge."""
+    """Return how many versions hold `ROUNDS` updates of each live worker, at this share of them a
+    merge.
+    """
     return min(WINDOW_MAX, math.ceil(ROUNDS / min(1.0, max(share, ROUNDS / WINDOW_MAX))))
 
 
@@ -51,9 +53,9 @@ def rest(most: int, falls: int) -> int:
 
 
 def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
-    """Return the scale of the next outer step, from the versions of this phase, newest first: half
-    of theirs when the median of the newest `most`, made at one scale, turned back; the next higher
-    one after `rest` steady versions at a lower scale.
+    """Return the scale of the next outer step, from the phase's versions, newest first. The scale
+    is halved when the median of the newest `most` of one scale turned back, and raised one step on
+    trial after `rest` steady versions at a lower one.
     """
     if not recent:
         return 1.0

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from coordinator.config import Settings
 
 REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
-LOW_FLOORS, ENOUGH_FLOORS = 4, 5  # of free disk
+# multiples of the disk's floor below which space is low, and from which it is enough again
+LOW_FLOORS, ENOUGH_FLOORS = 4, 5
 CERTIFICATE_S, CERTIFICATE_SOON_S = 21 * DAY_S, 7 * DAY_S
-WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
+WAVE_S, WAVE_MIN = 600.0, 25  # a wave: so many strangers registered within this time
 USUAL_TIMES = 5  # a run stalls after this many times its usual time for a version
 
 
-ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # requests answered with 5xx
-IDLE_S = 1800.0  # a run that is on and that nobody works on for so long
+ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # share and least number of requests answered with 5xx
+IDLE_S = 1800.0  # a running run without a worker for so long is idle
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +38,11 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.stalled_s) and silent_s >= self.stalled_after(usual_s)
 
     def stalled_after(self, usual_s: float) -> float:
-        """Return how long a run at work may make no version."""
+        """Return the longest time for which a run at work may make no version."""
         return max(self.stalled_s, USUAL_TIMES * usual_s)
 
     def backup_is_old(self, age_s: float) -> bool:
-        """Return True for a backup of this age, or a run of this age without one."""
+        """Return True for a backup of this age, or for a run of this age that has none."""
         return bool(self.backup_s) and age_s >= self.backup_s
 
 

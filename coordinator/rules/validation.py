@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=tuple[Any, ...])
 
 MAD_TO_SIGMA = 1.4826
-# an Adam step moves an element by about lr; this many lr a step is beyond honest work
+# An Adam step moves an element by about lr; more than this many lr a step is beyond honest work.
 ADAM_REACH = 4.0
-COHORT, COHORT_MIN = 32, 8  # newest volunteers with a voice; below the least none is refused
-VOICE_OF = 8  # newest norms whose median is a volunteer's voice in the cohort
-# A random walk of Adam's steps has the norm lr sqrt(steps parameters); a hundredth of it means that
-# one parameter of ten thousand was trained.
+# newest volunteers whose norms count; with fewer than the least, nothing is refused
+COHORT, COHORT_MIN = 32, 8
+VOICE_OF = 8  # newest norms of a volunteer whose median counts in the cohort
+# A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of it means that
+# only one of ten thousand parameters was trained.
 ADAM_LEAST = 0.01
-COHORT_LEAST = 0.02  # share of the cohort's median: honest tasks change more than this
+COHORT_LEAST = 0.02  # share of the cohort's median that every honest update reaches
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     weight: float = 0.0  # staleness x trust
-    clip: float = 1.0  # factor that bounds it to its cohort
+    clip: float = 1.0  # factor that scales the update to its cohort
     certain: bool = True  # a refusal by comparison with others proves nothing about its account
 
 
@@ -132,8 +133,8 @@ def by_effort(norm: float, its: float, ours: float) -> float:
 
 
 def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[float]:
-    """Return one norm for each volunteer, the median of its newest `VOICE_OF`: many machines or
-    many tasks are no louder than one.
+    """Return one norm for each volunteer, the median of its newest `VOICE_OF`, so that many
+    machines or many tasks have no more influence than one.
 
     `peers` begin with their volunteer, the newest first, and have a `norm` by effort, which is
     asked for those only that count; at most `most` volunteers do.

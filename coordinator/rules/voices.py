@@ -1,4 +1,5 @@
-"""Shares of a merge: no volunteer and no network decides alone, and newcomers count little.
+"""Weights in a merge: no volunteer and no network decides alone, and newcomers count
+little.
 
     one volunteer     at most a third, where more than three volunteers take part
     one network       at most a third, where more than three known networks take part
@@ -18,11 +19,11 @@ from collections.abc import Hashable, Sequence
 import msgspec
 
 SHARE_MAX = 1 / 3
-GROUPS_MIN = 4  # with fewer, each has more than a third
+GROUPS_MIN = 4  # with fewer groups, each has more than a third
 PROBATION_MAX = 0.2
-ROUNDS = 100  # the cuts converge by a third or more each
+ROUNDS = 100  # most cuts; each reduces the excess by a third or more
 ROUNDING = 1e-12
-VANISHED = 1e-9  # if limits leave less weight than this, they contradict each other
+VANISHED = 1e-9  # limits that leave less weight than this contradict each other
 
 
 class Voice(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +52,7 @@ def shares(voices: Sequence[Voice]) -> list[float]:
 
 
 def _limited(voices: Sequence[Voice]) -> list[float]:
-    """Return weights that bound every volunteer's and network's share."""
+    """Return weights within the limits on every volunteer's and every network's share."""
     weights = [voice.weight for voice in voices]
     people = [voice.volunteer for voice in voices]
     networks = [voice.network or None for voice in voices]

@@ -1,4 +1,4 @@
-"""Claims on their way to a lease: claims that wait during a transaction join the next one.
+"""Claims of waiting workers: claims that arrive during a transaction join the next one.
 
 Many claimers thus cost as many statements as one, and only committed leases are ever answered.
 """
@@ -59,16 +59,17 @@ if TYPE_CHECKING:
 
 JOINED_MAX = 256  # claims in one transaction
 SPREAD = 0.5  # share of its wait by which a claim may end early
-TODO_SPARE = 32  # waiting tasks read beyond two a waiter, who may have failed some
-ABLE_S = 30.0  # how long a worker's workloads, devices and speed are believed
+# waiting tasks that are read beyond two a waiter, since waiters may have failed some of them
+TODO_SPARE = 32
+ABLE_S = 30.0  # time for which a worker's workloads, devices and speed are cached
 WORKERS_MAX = 100_000
-PACE_S = 30.0  # how long a run's measured pace is believed
+PACE_S = 30.0  # time for which a run's measured pace is cached
 CLAIM_ID = re.compile(r"[!-~]{1,64}")
 DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
 NAMES_MAX = 64
 FLOPS_MAX = 1e24
 SUSPENDED_S = 600.0
-ASKED_S = 5.0  # to the next claim of a machine with an open question
+ASKED_S = 5.0  # wait of a machine with an open question before its next claim
 RETRY_S = {
     Reason.NO_RUN: 5.0,
     Reason.NO_FIT: 30.0,
@@ -92,11 +93,11 @@ Answer = Lease | Refusal | VolunteerError
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Cached facts of a worker, re-read after a while."""
+    """Facts about a worker, cached for a while."""
 
     until: float = 0.0
     able: Abilities = Abilities()
-    paces: dict[tuple[str, int], float] = {}  # seconds a step, of a worker nobody vouches for
+    paces: dict[tuple[str, int], float] = {}  # seconds a step, for a worker nobody vouches for
 
 
 @dataclass(slots=True)
@@ -116,9 +117,9 @@ class _ClaimResults:
 class ClaimTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Terms of one server for its leases."""
 
-    leases_max: int  # of one volunteer
+    leases_max: int  # most leases of one volunteer
     contact: str = ""
-    drawn: float = 0.0  # least share of the contributions, in a run that does not say
+    drawn: float = 0.0  # least drawn share of the contributions, where a run names none
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -153,14 +154,14 @@ class Claims:
         self._known: dict[str, _Known] = {}  # by worker
         self._shares = FairShares()
         self._machines = Machines()
-        self.durations = Durations()  # of a transaction, for all who asked together
-        self.leases: Counter[str] = Counter()  # given, by run
+        self.durations = Durations()  # durations of transactions, one for all claims that joined it
+        self.leases: Counter[str] = Counter()  # leases given, by run
         self.joined_max = JOINED_MAX
-        self.waiting = 0  # claims that are not answered yet
+        self.waiting = 0  # unanswered claims
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
-        """Return a lease as soon as there is one for this worker, or after `wait_s` the reason
-        against one.
+        """Return a lease as soon as there is one for this worker, or after `wait_s` the reason why
+        there is none.
 
         The same `claim_id` gets the same lease while it lives. Raises BadRequest, and Banned or
         Unauthorized when the worker was shut out while it waited.
@@ -195,9 +196,9 @@ class Claims:
         while self._asking:
             batch = self._asking[: self.joined_max]
             del self._asking[: self.joined_max]
-            asks: dict[str, list[_Ask]] = {}  # a claim that was sent twice is one
+            asks: dict[str, list[_Ask]] = {}  # the same claim sent twice counts as one
             for ask in batch:
-                if not ask.answer.done():  # else it has hung up
+                if not ask.answer.done():  # the client has not hung up
                     asks.setdefault(ask.waiter.claim_id, []).append(ask)
             try:
                 answers = await self._serve([same[0].waiter for same in asks.values()])
@@ -350,7 +351,7 @@ class Claims:
         return floor_of(spec.file.trust, self._terms.drawn) > 0
 
     def spec(self, conn: Connection, run_id: int) -> Spec:
-        """The unchanging part of a run, read once."""
+        """Return the unchanging part of a run, which is read once."""
         spec = self._specs.get(run_id)
         if spec is None:
             spec = self._specs[run_id] = lease_message.read_spec(conn, run_id)
@@ -390,7 +391,9 @@ def _check(request: ClaimRequest) -> None:
 
 
 def _spread(claim_id: str) -> float:
-    """Return the part of its wait that a claim waits: all that began together end apart."""
+    """Return the share of its wait after which a claim is answered, so that claims that began
+    together end apart.
+    """
     return 1.0 - SPREAD * zlib.crc32(claim_id.encode()) / 2**32
 
 
@@ -504,14 +507,14 @@ def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
 
 
 def _states(conn: Connection, outcome: DispatchResult, able: Sequence[Waiter]) -> dict[str, str]:
-    """Return the states of chosen runs that do not run, for waiters that want nothing else."""
+    """Return the states of chosen runs that are not running, for waiters that want no other run."""
     idle = [at for at, refusal in outcome.refusals.items() if refusal.reason == Reason.NO_RUN]
     names = {name for at in idle for name in able[at].runs}
     return claim_rows.states(conn, sorted(names)) if names else {}
 
 
 def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> Refusal:
-    """Return the reason for no lease, more exactly where chosen runs do not run."""
+    """Return the reason for no lease, named more exactly where the chosen runs are not running."""
     if refusal.reason != Reason.NO_RUN or not waiter.runs:
         return refusal
     paused = sorted(name for name in waiter.runs if states.get(name) == "paused")
@@ -539,8 +542,8 @@ def _idle(refusal: Refusal) -> IdleReply:
 def matched(
     conn: Connection, todo: Sequence[Todo], waiters: Sequence[Waiter]
 ) -> tuple[list[Todo], list[Waiter]]:
-    """Return the tasks, audits with their terms, and the workers with their marks as auditors;
-    without a waiting audit nothing is read.
+    """Return the tasks, waiting audits with their terms, and the workers with their marks as
+    auditors; nothing more is read without a waiting audit.
     """
     ids = [task.id for task in todo if task.beside == AUDIT]
     able = {waiter.volunteer_id for waiter in waiters if waiter.audits}

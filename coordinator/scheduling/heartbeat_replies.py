@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 SHARED_S = 1.0
 ANNOUNCED_S = 5.0
-ORDER_S = DAY_S  # an order of an owner to a machine that is away lapses after this
+ORDER_S = DAY_S  # an owner's order to an absent machine lapses after this time
 # Verdicts younger than this are sent again: a transaction may show an older number late.
 RECENT_S = 60.0
-TOLD_MAX = 4096  # workers of which it is remembered
+TOLD_MAX = 4096  # workers whose newest verdict is remembered
 
 
 class VerdictNews(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Heartbeats:
         self._newest = CachedValue(self._newest_verdict, SHARED_S, clock)
         self.announcements = Announcements(db, clock)
         self._announced = CachedValue(self.announcements.standing, ANNOUNCED_S, clock)
-        self._ordered = CachedValue(self._orders, SHARED_S, clock)  # by owners, by machine
+        self._ordered = CachedValue(self._orders, SHARED_S, clock)  # orders of owners, by machine
 
     async def _newest_verdict(self) -> tuple[int, float]:
         return await self._db.read(verdicts.newest)
@@ -107,8 +107,8 @@ class Heartbeats:
         )
 
     def untold(self, conn: Connection, principal: Principal) -> tuple[Verdict, ...]:
-        """Return the verdicts of the last minute that no reply to a submission of a worker has
-        carried. A lost reply is repaired by the next heartbeat.
+        """Return the verdicts of the last minute that no reply to the worker has carried yet, so
+        that the next heartbeat repairs a lost reply.
         """
         worker, recent_at = principal.worker_id, self._clock.now() - RECENT_S
         since = self._told.pop(worker, 0)
@@ -118,10 +118,11 @@ class Heartbeats:
         return tuple(found)
 
     def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
-        """Return a worker's unseen verdicts, and the balance."""
+        """Return a worker's unseen verdicts and its balance."""
         recent_at = self._clock.now() - RECENT_S
         found, until = verdicts.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
-        if len(found) < NEWS_MAX:  # complete: verdicts of other workers in between are skipped
+        # all were found, so the numbers of other workers' verdicts are skipped
+        if len(found) < NEWS_MAX:
             until = max(until, verdicts.newest(conn)[0])
         held = payments.balances(conn, principal.volunteer_id)
         return VerdictNews(

@@ -47,7 +47,7 @@ UPDATES = {
     "evaluate": "evaluation",
     "learn": "delta",
     AUDIT: AUDIT,
-}  # for "train" the plan says it
+}  # the plan decides the kind for "train"
 
 
 DATA = "data"  # option of a task outside the pass: the manifest of its data
@@ -64,24 +64,24 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     step_flops: float
     price_micro: int
     parameters: int
-    fixed_bytes: int  # memory of a device beside what each of these takes
-    libraries: tuple[str, ...]  # that training needs beside those of the workload
+    fixed_bytes: int  # memory of a device that a task takes beside the model
+    libraries: tuple[str, ...]  # libraries that training needs beside those of the workload
     counts: tuple[int, ...]  # samples of each chunk
     sample_size: int
     dataset: str
     file: RunFile
     plan: Plan
-    options: str  # the workload's own, as JSON
-    play: Pacing | None = None  # of a run that makes its own data
+    options: str  # options of the workload, as JSON
+    play: Pacing | None = None  # pace of a run that makes its own data
 
     @property
     def kind(self) -> str:
-        """Return the kind of a pass's tasks."""
+        """Return the kind of the tasks of a pass."""
         return "train" if self.play is None else "selfplay"
 
     @property
     def batch_size(self) -> int:
-        """Return the batch size of a pass's tasks: samples a step, or single games."""
+        """Return the batch size of the tasks of a pass: samples a step, or single games."""
         return self.file.task.batch_size if self.play is None else 1
 
     def total_steps(self, reached: Reached) -> int:
@@ -90,7 +90,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBase(msgspec.Struct, frozen=True, kw_only=True):
-    """Run at one of its versions: the common part of all jobs from there."""
+    """Run at one of its versions: the part that all jobs from there have in common."""
 
     spec: Spec
     plan: Plan
@@ -118,7 +118,7 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_spec(conn: Connection, run_id: int) -> Spec:
-    """The unchanging part of a run. Raises NotFound."""
+    """Return the unchanging part of a run. Raises NotFound."""
     row = runs.by_id(conn, run_id)
     file = run_file.decode(row.file)
     named = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""
@@ -189,7 +189,8 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
     )
     if play is None:
         return run
-    # The pass of such a run is an endless row of episodes, paced by the learners; each is a step.
+    # The pass of such a run is an endless row of episodes, paced by the learners; each episode is a
+    # step.
     settings = msgspec.structs.replace(spec.file.task, batch_size=1, min_steps=1)
     return msgspec.structs.replace(
         run,
@@ -303,7 +304,7 @@ def own_data(task: TaskRow) -> DatasetManifest | None:
 
 
 def _chunks(spec: Spec, task: TaskRow, seed: int, own: DatasetManifest | None) -> tuple[int, ...]:
-    """Return the chunks of its data that a task reads."""
+    """Return the chunks of the data that a task reads."""
     if own is not None:
         return tuple(range(len(own.chunks)))
     return order_of(spec.counts, seed).reach(task.start, task.stop) if spec.counts else ()

@@ -44,9 +44,9 @@ log = structlog.get_logger(__name__)
 
 FLUSH_S = 1.0
 EXPIRE_S = 2.0
-EXPIRE_MAX = 500  # tasks in one transaction
-WORKERS_MAX = 100_000  # whose failures are remembered
-AUDITED_MAX = 300  # numbers of tasks in one line of the record
+EXPIRE_MAX = 500  # tasks that expire in one transaction
+WORKERS_MAX = 100_000  # workers whose failures are remembered
+AUDITED_MAX = 300  # task numbers in one line of the record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,9 @@ class Queue:
         self.claims = claims
         self.renewals = renewals
         self._started_at = clock.now()
-        self.expired = 0  # leases, by this process
+        self.expired = 0  # leases that this process expired
         self.released: Counter[str] = Counter()  # "failed" or "given back"
-        # By worker: tasks given back as failed, in a row, and until when it rests.
+        # Failed tasks in a row of each worker, and until when the worker rests.
         self._failed_in_row: dict[str, tuple[int, float]] = {}
 
     async def begin(
@@ -99,7 +99,9 @@ class Queue:
         watch, until = self._signals.watch(), math.inf
 
         def bind(conn: Connection) -> Begun | _Wait:
-            """Check and bind in one transaction: most begin at once, others after the merge."""
+            """Check and bind in one transaction: most tasks begin at once, others after the
+            merge.
+            """
             if base is not None:
                 begun, again = leases.tell(conn, task_id, who, attempt, base, now())
             elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
@@ -119,7 +121,9 @@ class Queue:
         return found
 
     def _in_step(self, conn: Connection, worker_id: str, task_id: int) -> _Wait | None:
-        """Return the merge that this worker contributed to; it waits for the deadline at most."""
+        """Return the merge to which this worker contributed; the task waits for it, at most until
+        the deadline.
+        """
         found = tasks.awaits_merge(conn, task_id, worker_id)
         if found is None:
             return None
@@ -139,7 +143,7 @@ class Queue:
             row = tasks.holder(conn, task_id, for_update=False)
             tasks.may_submit(row, principal.worker_id, attempt)
             if row.base_version == base:
-                return ""  # reported before: from then on it ages like any other
+                return ""  # reported before: from then on the base ages like any other
             run = runs.by_id(conn, row.run_id)
             plan = in_phase(self.claims.spec(conn, run.id).plan, run.phase)
             return no_base(plan, run.head, base) or (
@@ -170,10 +174,10 @@ class Queue:
             row = tasks.holder(conn, task_id)
             mine = (row.worker_id, row.attempt) == (principal.worker_id, request.attempt)
             if mine and (row.state in ("todo", "discarded") and not row.returned):
-                return False  # done before; the reply was lost
+                return False  # the task was given back before; the reply was lost
             tasks.may_submit(row, principal.worker_id, request.attempt)
             if row.state == "doing" and row.renew_by is None:
-                return False  # submitted already: the verdict decides
+                return False  # the result is submitted: the verdict decides
             tasks.put_back(
                 conn,
                 task_id,
@@ -202,8 +206,8 @@ class Queue:
         self._signals.notify("queue")
 
     def _failures(self, worker_id: str, now: float) -> int:
-        """Return the number of tasks that a worker gave back as failed; an hour after its rest it
-        is 0 again.
+        """Return how many tasks in a row a worker gave back as failed; 0 again an hour after its
+        rest.
         """
         count, until = self._failed_in_row.get(worker_id, (0, 0.0))
         return count if now < until + REST_MAX_S else 0
@@ -245,7 +249,7 @@ class Queue:
         return rows
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Flush and expire until `stop`."""
+        """Write the renewals and expire leases until `stop` is set."""
         expired_at = self._clock.monotonic()
         while not stop.is_set():
             await self._try("flush", self.renewals.flush)

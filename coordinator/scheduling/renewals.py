@@ -1,4 +1,4 @@
-"""Heartbeats in memory: answered without the database, written in one statement a second.
+"""Heartbeats, answered from memory and written in one statement a second.
 
 Leases missing from memory are read once. Changes made elsewhere (another replica, a command, the
 end of a run) are seen with the next write, or when the leases in memory are compared with the
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
-TASKS_MAX = 256  # in one heartbeat
-PAUSE_MAX_S = 2 * HEARTBEAT_S  # what one paused beat may add
+TASKS_MAX = 256  # tasks in one heartbeat
+PAUSE_MAX_S = 2 * HEARTBEAT_S  # time that one heartbeat during a pause may add
 COMPARE_S = 5.0
 WRITE_MAX = 2000  # leases in one statement
 LATE = "its time ran out: submit it before another worker takes it"
@@ -40,7 +40,7 @@ class _HeldLease:
     row: TaskRow
     heard_at: float
     renew_by: float
-    extra_s: float = 0.0  # not yet written
+    extra_s: float = 0.0  # added time that is not written yet
     dirty: bool = False
 
 
@@ -64,7 +64,7 @@ class Renewals:
         self._held.pop(task_id, None)
 
     def saw(self, worker_id: str, state: str = "") -> None:
-        """Store that a worker lives."""
+        """Note that a worker is alive."""
         if not state and (known := self._signs.get(worker_id)) is not None:
             state = known.state
         self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=state)
@@ -79,7 +79,9 @@ class Renewals:
         return tuple([self._order(principal, each, request.paused) for each in request.tasks])
 
     async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
-        """Load leases missing from memory; loops, since a flush may drop ended ones meanwhile."""
+        """Load leases that are missing in memory, repeatedly, since a flush may drop ended ones
+        meanwhile.
+        """
         read: dict[int, TaskRow | None] = {}
         while unknown := [e.task for e in tasks if e.task not in read and not self._knows(e)]:
             read |= dict.fromkeys(unknown)
@@ -98,7 +100,7 @@ class Renewals:
         if held is None or held.row.worker_id != principal.worker_id:
             return TaskOrder(task=beat.task, attempt=beat.attempt, order="gone")
         row = held.row
-        if row.state != "doing":  # read again with the next beat
+        if row.state != "doing":  # the next beat reads the row again
             self.drop(beat.task)
         if row.state == "cancelled":
             message = "its run has ended"
@@ -126,7 +128,9 @@ class Renewals:
         held.dirty = True
 
     async def flush(self) -> None:
-        """Write the renewals since the last flush; now and then compare all with the database."""
+        """Write the renewals since the last flush; from time to time compare all leases with the
+        database.
+        """
         changed = {task: held for task, held in self._held.items() if held.dirty}
         signs, self._signs = self._signs, {}
         lines = {task: _line(held) for task, held in changed.items()}
@@ -144,7 +148,7 @@ class Renewals:
             if row is not None:
                 held.row = row
             elif self._held.get(task) is held:
-                self.drop(task)  # it has changed elsewhere: the next beat looks
+                self.drop(task)  # the lease has changed elsewhere, and the next beat reads it
         await self._compare()
 
     async def _write(self, lines: list[Renewal], signs: list[Sign]) -> list[TaskRow]:
@@ -157,7 +161,7 @@ class Renewals:
     def _restore(
         self, changed: dict[int, _HeldLease], lines: dict[int, Renewal], signs: dict[str, Sign]
     ) -> None:
-        """Keep unwritten renewals for the next flush."""
+        """Keep the renewals that were not written for the next flush."""
         for task, held in changed.items():
             held.dirty = True
             held.extra_s += lines[task].extra_s

@@ -158,7 +158,7 @@ def test_after_a_thousand_names_another_one_is_asked_for() -> None:
     with pytest.raises(InvalidName) as error:
         suggestion("mia", lambda key: True)
     assert error.value.message == (
-        '"mia" and everything near it is taken: choose a different nickname'
+        '"mia" and every similar name are taken: choose a different nickname'
     )
 
 
@@ -190,7 +190,7 @@ def test_a_skeleton_is_what_a_skimming_eye_keeps(name: str, key: str) -> None:
         (".mia", "a nickname begins with a letter or a digit"),
         ("a-_.b", "a nickname may not hold three signs in a row"),
         ("Root", '"Root" is reserved: choose another nickname'),
-        ("Аnna", "a nickname keeps to one script, this one mixes Cyrillic and Latin"),
+        ("Аnna", "a nickname keeps to one script, but this one mixes Cyrillic and Latin"),
     ],
 )
 def test_what_is_refused_reads_what_to_change(raw: str, sentence: str) -> None:
