@@ -55,10 +55,11 @@ __all__ = ["Principal", "Shown", "Volunteers"]
 T = TypeVar("T")
 
 LINK_S = 600.0
-REISSUE_S = DAY_S  # longer, since the organiser passes the link on
-ORDERS_A_MINUTE = 60  # of an account, for its machines
-WORK_MAX = 4096  # volunteers whose counts are remembered
-COUNTED_S = 60.0  # between two full counts of an account; changes since are added each time
+REISSUE_S = DAY_S  # valid for longer, since the organiser passes the link on
+ORDERS_A_MINUTE = 60  # orders that an account may send to its machines
+WORK_MAX = 4096  # volunteers whose counts are cached
+# time between two full counts of an account; changes since then are added each time
+COUNTED_S = 60.0
 
 
 class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +136,7 @@ class Volunteers:
                 raise
 
     async def challenge(self, volunteer: str, nickname: str) -> Challenge:
-        """Return the proof of work that this account's registration requires.
+        """Return the proof of work that the registration of this account requires.
 
         Raises BadRequest for what can be no id, InvalidName for a name that cannot be had.
         """
@@ -153,7 +154,9 @@ class Volunteers:
         return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
-        """Sign this machine off; with `forget` wipe the account. Coming back takes a request."""
+        """Sign this machine off; with `forget` wipe the account. The machine's next request signs
+        it on again.
+        """
         now = self._clock.now()
         if request is not None and request.forget:
             who = principal.volunteer_id
@@ -164,7 +167,7 @@ class Volunteers:
         self._tokens.forget(worker)
 
     async def set_public(self, principal: Principal, public: bool) -> None:
-        """Show the nickname to others, or only to themselves; holds at once."""
+        """Show the nickname to others, or hide it; effective at once."""
         who = principal.volunteer_id
         await self._db.write(lambda conn: store.set_volunteer(conn, who, public=public))
         self._board.show(who, public)
@@ -175,7 +178,7 @@ class Volunteers:
         Raises NotFound, TooManyRequests.
         """
         owner, now = principal.volunteer_id, self._clock.now()
-        self.orders.hit(owner, ORDERS_A_MINUTE)  # each is a write, and news for a machine
+        self.orders.hit(owner, ORDERS_A_MINUTE)  # each order is a write, and a message to a machine
         machine, order = request.worker_id, request.order
         if not await self._db.write(lambda conn: store.order(conn, owner, machine, order, now)):
             raise NotFound("this account has no such machine: look at the list of its machines")
@@ -206,7 +209,9 @@ class Volunteers:
         )
 
     async def link_code(self, principal: Principal) -> NewCode:
-        """Return a ten-minute code for one more machine of this account; earlier ones end."""
+        """Return a ten-minute code for one more machine of this account; an earlier code becomes
+        invalid.
+        """
         now = self._clock.now()
         code, until = codes.new_code(codes.LINK_CHARS), now + LINK_S
         volunteer_id, hashed = principal.volunteer_id, codes.code_hash(code)
@@ -299,7 +304,7 @@ class Volunteers:
     # --- the organiser ---
 
     async def list(self) -> tuple[VolunteerSummary, ...]:
-        """Every account, the oldest first."""
+        """Return every account, the oldest first."""
         return await self._db.read(
             lambda conn: tuple(statistics.summed(conn, statistics.people(conn)))
         )
@@ -310,7 +315,7 @@ class Volunteers:
         return await self._db.read(lambda conn: standings.report(conn, now))
 
     async def show(self, who: str) -> Shown:
-        """One account, by id or nickname, with its machines. Raises NotFound."""
+        """Return one account, by id or nickname, with its machines. Raises NotFound."""
         now = self._clock.now()
 
         def read(conn: Connection) -> Shown:
@@ -412,20 +417,22 @@ class Volunteers:
         return await self._shut_out(change)
 
     async def forget(self, who: str) -> str:
-        """Wipe an account's personal data; return the name that stays. Raises NotFound."""
+        """Wipe an account's personal data; return the name that replaces its nickname. Raises
+        NotFound.
+        """
         now = self._clock.now()
         return await self._shut_out(
             lambda conn: _forget(conn, _find(conn, who).id, "organiser", now)
         )
 
     async def _shut_out(self, change: Callable[[Connection], T]) -> T:
-        """Write a change that may shut machines out; their waiting claims end now."""
+        """Write a change that may shut machines out, and end their waiting claims at once."""
         done = await self._write(change)
         self._signals.notify("volunteers")
         return done
 
     async def _write(self, change: Callable[[Connection], T]) -> T:
-        """Write something that must be noticed at once."""
+        """Write a change that every process must notice at once."""
 
         def stamped(conn: Connection) -> T:
             done = change(conn)
@@ -440,7 +447,9 @@ class Volunteers:
 
 
 def not_shown(nickname: str) -> NotFound:
-    """Return the same error for an absent volunteer and a hidden one, so nobody learns which."""
+    """Return the error for a volunteer that is absent or hidden, the same for both, so that nobody
+    learns which it is.
+    """
     return NotFound(f'there is no volunteer "{escaped(nickname)}" to show here')
 
 
@@ -476,7 +485,9 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
 
 
 def _proving(conn: Connection, who: str, now: float) -> dict[str, Any]:
-    """Return the number of an account's draws without a result, and about when they have one."""
+    """Return the number of an account's draws without a result, and about how long they
+    will take.
+    """
     count, served = len(recomputes.open_of(conn, who)), recomputes.served(conn, now)
     until = recomputes.backlog_s(conn, now, served, who) if count else None
     return {"proving": count, "proved_in_s": until}

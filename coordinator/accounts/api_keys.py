@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
-PREFIX = "vk-"  # of every key
+PREFIX = "vk-"  # prefix of every key
 SHOWN_CHARS = 10
 NAME_CHARS_MAX = 64
-KEYS_A_DAY = 20  # of one account, revoked ones too: each stays in the record of use
-GIFTS_A_DAY = 100  # of one account: each stays in the ledger
-RETRY_S = HOUR_S  # to an account that made too many today
+# keys that an account may make, revoked ones included, since each stays in the record of use
+KEYS_A_DAY = 20
+GIFTS_A_DAY = 100  # gifts that an account may make, since each stays in the ledger
+RETRY_S = HOUR_S  # wait of an account that made too many today
 MICRO = 1_000_000
 
 WRONG_KEY = "this key is wrong: `volunteer key list` shows yours, `volunteer key create` makes one"
@@ -56,7 +57,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
 
     volunteer_id: str
     key_id: int | None = None
-    runs: tuple[str, ...] = ()  # none: every run
+    runs: tuple[str, ...] = ()  # empty: every run
 
 
 class Granted(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,7 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     amount_micro: int
-    earned_micro: int  # to spend now
+    earned_micro: int  # credits that can be spent now
 
 
 class ApiKeys:
@@ -89,9 +90,9 @@ class ApiKeys:
         return Asker(volunteer_id=row.volunteer_id, key_id=row.id, runs=_runs(row))
 
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
-        """Make a key, shown this once. Raises Forbidden for an account without work or credits and
-        for a suspended one, Conflict for a sixth key, TooManyRequests, BadRequest, NotFound for a
-        run.
+        """Make a key and return it, this once. Raises Forbidden for an account that is suspended or
+        has neither work nor credits, Conflict for a sixth key, TooManyRequests, BadRequest,
+        NotFound for a run.
         """
         key, now = PREFIX + secrets.token_urlsafe(32), self._clock.now()
         if request.expires_at is not None and not now < request.expires_at < now + 1e10:
@@ -132,7 +133,7 @@ class ApiKeys:
         return NewKey(key=key, info=_info(await self._db.write(make), now))
 
     async def listing(self, principal: Principal) -> tuple[KeyInfo, ...]:
-        """Every key of an account, revoked ones too, the oldest first."""
+        """Return every key of an account, revoked ones included, the oldest first."""
         now = self._clock.now()
         rows = await self._db.read(lambda conn: api_key_rows.of(conn, principal.volunteer_id))
         return tuple(_info(row, now) for row in rows)
@@ -168,7 +169,7 @@ class ApiKeys:
         def move(conn: Connection) -> Given:
             giver = store.locked(conn, principal.volunteer_id)
             if giver.standing == "suspended" or giver.state != "active":
-                raise Forbidden("a suspended account gives nothing")
+                raise Forbidden("a suspended account cannot give credits")
             taker = _taker(conn, request.to[:256], to)
             if taker.id == giver.id:
                 raise BadRequest("an account cannot give credits to itself")
@@ -236,7 +237,7 @@ def _info(row: KeyRow, now: float) -> KeyInfo:
 
 def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
     if account.standing == "suspended":
-        raise Forbidden("a suspended account gets no key")
+        raise Forbidden("a suspended account cannot make a key")
     if (
         api_key_rows.helped(conn, account.id)
         or payments.balances(conn, account.id).earned_micro > 0
@@ -246,7 +247,9 @@ def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
 
 
 def _taker(conn: Connection, who: str, key: str) -> store.VolunteerRow:
-    """Return the receiving account; banned or forgotten is missing. Raises NotFound."""
+    """Return the receiving account; a banned or forgotten account counts as missing. Raises
+    NotFound.
+    """
     try:
         found = store.find(conn, who, key)
     except NotFound:

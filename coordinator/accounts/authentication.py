@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
-CACHE_S = 0.5  # a ban that another process made works after this
-# ... and the return of a machine that said goodbye to another process is noticed after this
+CACHE_S = 0.5  # a ban by another process takes effect after this time
+# the return of a machine that signed off at another process is noticed after this time
 AGAIN_S = 60.0
-CACHE_MAX = 20_000  # workers remembered
+CACHE_MAX = 20_000  # workers that are cached
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class _Remembered(msgspec.Struct, frozen=True):
 
     principal: Principal
     stamp: str
-    until: float  # monotonic
+    until: float  # by the monotonic clock
 
 
 class Tokens:
@@ -55,8 +55,8 @@ class Tokens:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
-        # By SHA-256 of the header: no secret stays in memory, and how long a look takes tells
-        # nothing of one.
+        # Workers by the SHA-256 of the header: no secret stays in memory, and the time of a look-up
+        # tells nothing about one.
         self._known: dict[bytes, _Remembered] = {}
         self._stamp = CachedValue(self._read_stamp, CACHE_S, clock)
 
@@ -74,7 +74,7 @@ class Tokens:
         """Return the worker with this secret. Raises Unauthorized or Banned."""
         codes.check_credentials(worker_id, secret)
         header = f"Bearer {worker_id}.{secret}".encode()
-        stamp = await self._stamp.get()  # before the account: a later change has another stamp
+        stamp = await self._stamp.get()  # read before the account: a later change has another stamp
         if (known := self.recall(header)) is not None:
             return known
         found = await self._look(worker_id, secret)
@@ -107,5 +107,5 @@ class Tokens:
 
 
 def changed(conn: Connection) -> None:
-    """Tell all processes to read the accounts anew; part of the transaction that shuts one out."""
+    """Make all processes read the accounts anew; called in the transaction that shuts one out."""
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

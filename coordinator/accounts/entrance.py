@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.signing import SigningKey
 
-CHALLENGE_S = 600.0  # at least; a slow machine gets more for a hard one
+# least validity of a challenge; a hard one is valid for longer, so that a slow machine can solve it
+CHALLENGE_S = 600.0
 SLOW_HASH_S = 16e-6  # 30 times as long as on the machine on which it was measured
 USED_MAX = 100_000
 _NONCE = re.compile(r"[0-9a-f]{1,16}")
@@ -31,7 +32,8 @@ class Entrance:
     def __init__(self, secret: bytes, bits: int, clock: Clock) -> None:
         self._secret = secret
         self._clock = clock
-        self._used: dict[str, float] = {}  # MAC of the challenge -> its expiry, oldest use first
+        # MAC of the challenge -> its expiry, the oldest use first
+        self._used: dict[str, float] = {}
         self.bits = bits
 
     @classmethod
@@ -41,13 +43,13 @@ class Entrance:
         return cls(secret, settings.proof_of_work_bits if settings.open else 0, clock)
 
     def challenge(self, volunteer_id: str) -> Challenge:
-        """Return a challenge for an account to be."""
+        """Return a challenge for an account that is to be made."""
         until = self._clock.now() + max(CHALLENGE_S, 2.0**self.bits * SLOW_HASH_S)
         text = proof_of_work.challenge(self._secret, volunteer_id, until)
         return Challenge(challenge=text, bits=self.bits, expires_at=until)
 
     def check(self, request: RegisterRequest) -> None:
-        """Check the proof of a registration; reads no database.
+        """Check the proof of a registration, without the database.
 
         Raises Forbidden where there is none, BadRequest where it is wrong, expired or used.
         """

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from shared.signing import SigningKey
 
 COUNT_MAX = 1000  # invites made at once
-USES_MAX = 10_000  # people one invite lets in
-ALIKE_SHOWN = 5  # names that are the same, in an error
+USES_MAX = 10_000  # people whom one invite lets in
+ALIKE_SHOWN = 5  # equal names that an error lists
 EXPIRES_S_MAX = 10 * 365 * DAY_S
 
 InviteState = Literal["open", "used", "expired", "withdrawn"]
 
 
 class NewCode(msgspec.Struct, frozen=True, kw_only=True):
-    """Code at its only showing. `label` names the person it is meant for."""
+    """Code, shown only once. `label` names the person whom it is for."""
 
     id: int
     label: str
@@ -59,7 +59,7 @@ class InviteInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Invites:
-    """Making, listing and withdrawing invites."""
+    """Makes, lists and withdraws invites."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -73,7 +73,9 @@ class Invites:
         uses: int = 1,
         expires_s: float | None = None,
     ) -> tuple[NewCode, ...]:
-        """Make an invite for each name of a class, or `count` without a name. Raises BadRequest."""
+        """Make an invite for each name of a class, or `count` invites without a name. Raises
+        BadRequest.
+        """
         labels = [reports.line(name) for name in names[: COUNT_MAX + 1]] or [""] * count
         _check(labels, bool(names), uses, expires_s)
         now = self._clock.now()
@@ -118,14 +120,16 @@ class Invites:
         now: float,
         until: float | None,
     ) -> list[int]:
-        """Store invites, label by hash, with a line of the record; return their numbers."""
+        """Store invites, given as labels by hash, with a line of the record; return their
+        numbers.
+        """
         numbers = store.add_invites(conn, hashes, uses, until, now)
         detail = {"first": numbers[0], "count": len(numbers), "uses": uses}
         record.append(conn, "organiser", "invite.create", str(numbers[0]), detail, now)
         return numbers
 
     async def list(self) -> tuple[InviteInfo, ...]:
-        """Every invite, the oldest first, without its code."""
+        """Return every invite, the oldest first, without its code."""
         now = self._clock.now()
         rows = await self._db.read(store.invites)
         return tuple(_info(row, joined, now) for row, joined in rows)

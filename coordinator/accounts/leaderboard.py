@@ -30,20 +30,22 @@ if TYPE_CHECKING:
 
 FRESH_S = 5.0
 ROWS = 100
-SELDOM_REST = 200.0  # for readers who take an older one: at most 1/200 of the time
+SELDOM_REST = 200.0  # readers who accept an older leaderboard take at most 1/200 of the time
 DAYS_MAX = 3650
-WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer one
-SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # how long a change of visibility is remembered, and how many
+WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer window
+SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # how long and how many changes of visibility are remembered
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True):
-    """Standings, and the newest event of the ledger that they count."""
+    """Standings, and the newest event of the ledger that is counted in them."""
 
     rows: Sequence[LeaderboardStanding]
     event: int
 
     def raised(self, who: str, micro: int) -> Sequence[LeaderboardStanding]:
-        """Return the rows with one volunteer raised to where this much more leads."""
+        """Return the rows after one volunteer was raised to the place that additional
+        credits give.
+        """
         if not micro:
             return self.rows
         rows = [
@@ -56,7 +58,7 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leaderboard:
-    """Reads and remembers standings."""
+    """Reads and caches standings."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -70,8 +72,8 @@ class Leaderboard:
     async def rows(
         self, run: str | None, window_days: int | None, me: str | None, *, seldom: bool = False
     ) -> tuple[LeaderRow, ...]:
-        """Return the first hundred of a run (or all) in a window (or ever), and `me` wherever it
-        stands.
+        """Return the first hundred of a run (or of all) in a window (or ever), and the row of `me`
+        at any place.
 
         `seldom` takes sums that may be older, for pages that strangers ask for; who hides is gone
         at once all the same. Raises NotFound, BadRequest.

@@ -23,7 +23,7 @@ ROWS = 100
 
 
 class Ledger:
-    """Reads the ledger, checks it, seals it."""
+    """Reads, checks and seals the ledger."""
 
     def __init__(self, db: Database) -> None:
         self._db = db

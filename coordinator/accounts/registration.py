@@ -35,9 +35,9 @@ from shared.units import DAY_S, HOUR_S
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-MACHINES_MAX = 100  # of one account, at once
-ACCEPTS_MAX = 64  # runs agreed to in one request
-RETRY_S = HOUR_S  # to a network that made too many accounts today
+MACHINES_MAX = 100  # machines that an account may have at once
+ACCEPTS_MAX = 64  # runs whose licences one request may accept
+RETRY_S = HOUR_S  # wait of a network that made too many accounts today
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     invite_only: bool = False
     open: bool = False  # strangers are let in, on probation
     network: str = ""
-    network_most: int = 20  # accounts that it may make a day without a code
+    network_most: int = 20  # accounts that the network may make a day without a code
 
 
 def check(request: RegisterRequest) -> None:
@@ -78,7 +78,8 @@ def register(
         made = _admit(conn, request, admission, now)
         if made is not None:
             return made
-        known = store.credentials(conn, request.worker_id)  # the same request was here a moment ago
+        # the same request may have arrived a moment ago
+        known = store.credentials(conn, request.worker_id)
         if known is None:
             raise Unauthorized(
                 "this account exists already: add a machine to it with a code that the first one "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ADMIN = "admin"  # name before the secret in the organiser's token
 NONCE_CHARS_MAX = 64
-RUNS_S = 1.0  # how long a listing of the runs is served again
+RUNS_S = 1.0  # time for which a listing of the runs is served again
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class ServerIdentity(PlatformService):
     def __init__(self, on: Platform, listing: Callable[[], Awaitable[tuple[RunInfo, ...]]]) -> None:
         super().__init__(on)
         self._listing = CachedValue(listing, RUNS_S, on.clock)
-        self._admin_hash = self._metrics_hash = b""  # of none, until `load`
+        self._admin_hash = self._metrics_hash = b""  # hash of no token, until `load`
         self._restored: SignedRestore | None = None
         self.address = ServerAddress(url=on.settings.url or f"http://127.0.0.1:{on.settings.port}")
 
@@ -93,7 +93,7 @@ class ServerIdentity(PlatformService):
         now = {
             name: without_password(value) if isinstance(value, str) and "://" in value else value
             for name, value in msgspec.structs.asdict(self._settings).items()
-            if name != "constants"  # nobody sets those
+            if name != "constants"  # the organiser does not set these
         }
         before = key_values.get(conn, key_values.SETTINGS)
         if before is not None:
@@ -108,7 +108,7 @@ class ServerIdentity(PlatformService):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the key that signs manifests."""
+        """Return the fingerprint of the key that signs manifests."""
         return fingerprint(self._key.public_key)
 
     def link(self, code: str = "") -> JoinLink:
@@ -224,13 +224,15 @@ def _held_key(file: Path, known: str) -> SigningKey:
 
 
 def renew_tokens(conn: Connection) -> None:
-    """Make the organiser's token and that of the metrics invalid; the next start has others."""
+    """Make the organiser's and the metrics token invalid; the next start makes new ones."""
     times = int(key_values.locked(conn, key_values.TOKENS) or 0)
     key_values.put(conn, key_values.TOKENS, str(times + 1))
 
 
 def _token_hash(path: Path, secret: bytes) -> bytes:
-    """Return the SHA-256 of the token that follows from a secret; the file is for people."""
+    """Return the SHA-256 of the token that is derived from a secret; people read the token in its
+    file.
+    """
     token = secret.hex().encode()
     try:
         if not path.exists():

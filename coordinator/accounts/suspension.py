@@ -1,4 +1,5 @@
-"""Suspension or ban of an account until the organiser lifts it, and the forfeit of its stake alone.
+"""Suspension or ban of an account until the organiser lifts it, and the forfeit of its stake
+without either.
 
 For the organiser's command and for draws; both take part in the transaction of their caller.
 """

@@ -1,4 +1,4 @@
-"""The record as volunteers check it: signed heads, proofs, receipts of payments."""
+"""Record as volunteers check it: signed heads, proofs, receipts of payments."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
     from coordinator.database.engine.open_database import Database
 
-SEAL_S = 5.0  # a payment has its receipt after this long
-BATCHES_MAX = 50  # of one call: a long history becomes leaves over several
+SEAL_S = 5.0  # a payment has its receipt after this time
+BATCHES_MAX = 50  # batches of one call: the leaves of a long history are made by several calls
 
 log = structlog.get_logger("record")
 
@@ -41,8 +41,8 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of the record, and a sentence for each breach."""
 
     events: int  # entries of the ledger
-    lines: int  # of the record
-    size: int  # of the tree over both
+    lines: int  # lines of the record
+    size: int  # size of the tree over both
     root: str
     waiting: int  # rows that are not in the tree yet
     breaches: tuple[str, ...]
@@ -113,14 +113,14 @@ class Transparency:
     async def inclusion(self, leaf: int | None, size: int | None) -> TreeProof:
         """Return the proof that a leaf is in the record of `size` entries. Raises NotFound."""
         if leaf is None or size is None:
-            raise BadRequest("a proof of inclusion is for a leaf and a size: ?leaf=3&size=8")
+            raise BadRequest("a proof of inclusion needs a leaf and a size: ?leaf=3&size=8")
         hashes = await self._db.read(lambda conn: store.inclusion(conn, leaf, size))
         return _proof(size, hashes)
 
     async def consistency(self, old: int | None, new: int | None) -> TreeProof:
         """Return the proof that a record begins with an older one. Raises NotFound."""
         if old is None or new is None:
-            raise BadRequest("a proof of consistency is between two sizes: ?old=3&new=8")
+            raise BadRequest("a proof of consistency needs two sizes: ?old=3&new=8")
         hashes = await self._db.read(lambda conn: store.consistency(conn, old, new))
         return _proof(new, hashes)
 

@@ -1,1 +1,1 @@
-"""The pure mathematics of a merge: aggregation, server optimisers, shards. No store."""
+"""Mathematics of a merge: aggregation, server optimisers, shards. Pure: no store, no database."""

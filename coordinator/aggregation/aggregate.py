@@ -39,7 +39,7 @@ class Aggregator(Protocol):
 
     surveys: ClassVar[
         bool
-    ]  # whether the rule must see the whole model before it can merge any of it
+    ]  # whether the rule must survey the whole model before it can merge any piece
 
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         """Return the rule's statistics of a piece, additive over pieces; None if it needs none."""
@@ -50,7 +50,9 @@ class Aggregator(Protocol):
     def fill(
         self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
     ) -> Doubles | None:
-        """Write the merged piece, (N,) float32; return the squared norms seen, (K,), if any."""
+        """Write the merged piece, (N,) float32; return the contributions' squared norms, (K,), if
+        the rule computes them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Clipped:
     surveys: ClassVar[bool] = True
 
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
-        if self.rule.surveys:  # a weighted sum, whose norm follows from the inner products
+        if self.rule.surveys:  # the inner products give the norm of a weighted sum
             return kernels.inner_products(cohort, piece)
         merged = aligned(piece.size)
         self.rule.fill(cohort, self.rule.settle(cohort, None), piece, merged)
@@ -119,11 +121,13 @@ class Merged:
     piece: TensorPiece
     values: Floats
     square: float  # squared norm of `values`, good to six digits
-    squares: Doubles | None  # (K,) of the contributions, where the rule saw them
+    squares: Doubles | None  # (K,) of the contributions, where the rule computes them
 
 
 def aggregator(plan: Plan, contributions: int, clip_norm: float = 0.0) -> Aggregator:
-    """Return the aggregation rule of a plan, for a merge of this size: for too few the mean."""
+    """Return the aggregation rule of a plan for this number of contributions: for too few, the
+    mean.
+    """
     rule = _rule(plan, contributions)
     return Clipped(rule, clip_norm) if clip_norm else rule
 
@@ -151,14 +155,16 @@ def _rule(plan: Plan, contributions: int) -> Aggregator:
 def prepare(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Floats:
-    """Return the factors of a merge whose pieces are all here. Raises NotFinite."""
+    """Return the factors of a merge all of whose pieces are here. Raises NotFinite."""
     return settle(rule, cohort, survey(rule, cohort, grid, threads))
 
 
 def survey(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Iterator[Doubles | None]:
-    """The rule's survey of each piece, parameters only. Raises NotFinite for NaN, infinity."""
+    """Return the rule's survey of each piece, parameters only. Raises NotFinite for NaN,
+    infinity.
+    """
 
     def look(piece: TensorPiece) -> Doubles | None:
         if piece.spec.role != "parameter":
@@ -188,7 +194,7 @@ def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) ->
 def merge(
     rule: Aggregator, cohort: Cohort, factors: Floats, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Iterator[Merged]:
-    """The merged pieces, in the order of `grid`.
+    """Yield the merged pieces, in the order of `grid`.
 
     Parameters go by the rule. Buffers (sent as absolute values) take the median of each element,
     and the weighted mean of two: what a minority says of a variance counts nothing under any rule.
@@ -203,7 +209,7 @@ def merge(
         with np.errstate(over="ignore", invalid="ignore"):
             squares = chosen.fill(cohort, chosen_factors, piece, out)
             square = kernels.quick_square(out)
-        # The norm doubles as the test for NaN; only a doubtful one is scanned.
+        # The norm doubles as the test for NaN; the piece is scanned only if its norm is not finite.
         if not math.isfinite(square) and not np.isfinite(out).all():
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
         return Merged(piece=piece, values=out, square=square, squares=squares)
@@ -233,8 +239,8 @@ def merge(
 
 
 def merge_counters(base: NDArray[Any], values: Sequence[NDArray[Any]], most: int) -> NDArray[Any]:
-    """Merge each counter by the middle of its claimed values (the lower of two), within the base's
-    value and `most` above it.
+    """Merge each counter as the median of the claimed values (the lower of two), at least the
+    base's value and at most `most` above it.
 
     Raises ValueError when there is no claim.
     """

@@ -61,7 +61,9 @@ class TensorPiece:
 
 
 def pieces(schema: Schema) -> tuple[TensorPiece, ...]:
-    """The fixed grid over a schema, in canonical order. A tensor without elements has no piece."""
+    """Return the fixed grid over a schema, in canonical order. A tensor without elements has no
+    piece.
+    """
     return tuple(
         TensorPiece(spec=spec, start=start, stop=stop)
         for spec in schema
@@ -89,7 +91,7 @@ class Cohort:
         """
         reader, first = self.readers[index], piece.start
         found = reader.read(piece.spec.name, first + start, first + stop, room)
-        # numpy would silently broadcast a single element over the whole block.
+        # Without this check numpy would silently broadcast a single element over the whole block.
         if found.shape != (stop - start,):
             raise InvalidFrame(
                 f"contribution {self.positions[index]} gives {found.shape} elements of "
@@ -99,7 +101,7 @@ class Cohort:
         return found
 
     def culprits(self, piece: TensorPiece) -> tuple[int, ...]:
-        """Positions of the contributions that are not finite in a piece."""
+        """Return the positions of the contributions that are not finite in a piece."""
         return tuple(
             position
             for index, position in enumerate(self.positions)
@@ -108,7 +110,9 @@ class Cohort:
 
 
 def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
-    """Contributions in task order, weight zero left out. Raises ValueError for an empty merge."""
+    """Return the contributions in task order, without those of weight zero. Raises ValueError if
+    none is left.
+    """
     if len(readers) != len(weights):
         raise ValueError(f"{len(readers)} contributions, but {len(weights)} weights")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights):

@@ -1,4 +1,4 @@
-"""The loops of a merge over one piece: weighted sum, rank mean, squared norms, inner products.
+"""Loops of a merge over one piece: weighted sum, rank mean, squared norms, inner products.
 
 All of them work in blocks that fit the cache, on one thread, with a result that does not depend on
 threads or on the machine's vector width: elementwise arithmetic is rounded the same everywhere as
@@ -26,13 +26,15 @@ BLOCK = (
 )  # sum and product of a block (512 KiB each) stay in the cache; 64-256 Ki elements run alike
 RANK_BLOCK = 16 * 1024  # 64 KiB rows: smaller ones pay more calls, larger ones leave the cache
 LANES = 1024
-ROW = 8192  # numpy's BLAS takes a second thread above 10,000 elements
+ROW = 8192  # a row of at most 10,000 elements keeps numpy's BLAS on one thread
 GEMM_LIMIT = 262_144  # multiplications below which OpenBLAS stays on one thread
-GEMM_COLUMNS = 8  # of the products taken at once; the halves above the diagonal are left out
-GEMM_TILE = 512  # elements along which one of them sums
-SCRATCH_BYTES = 1024 * 1024  # of doubles: what the second-level cache holds twice
-ROOM_BYTES = 8 << 20  # that scratch may grow to for many contributions, and what it reads at once
-RANK_BYTES = 2 << 20  # what ranks read at once of all contributions: decoded ones stay in the cache
+GEMM_COLUMNS = 8  # columns of products taken at once; blocks above the diagonal are left out
+GEMM_TILE = 512  # elements along which one product sums
+SCRATCH_BYTES = 1024 * 1024  # scratch of doubles: half of the second-level cache
+# size to which scratch may grow for many contributions, and of what is read at once
+ROOM_BYTES = 8 << 20
+# bytes of all contributions that ranks read at once: decoded ones stay in the cache
+RANK_BYTES = 2 << 20
 
 
 def weighted_sum(
@@ -43,7 +45,8 @@ def weighted_sum(
     *,
     squares: Doubles | None = None,
 ) -> None:
-    """out (N,) = sum of factors[i] * x_i in task order, each product rounded before it is added.
+    """Set out (N,) to the sum of factors[i] * x_i in task order, each product rounded before it is
+    added.
 
     `squares` (K,) receives each contribution's squared norm on the way: good for checks, not for
     coefficients.
@@ -68,8 +71,8 @@ def weighted_sum(
 
 
 def quick_square(x: Floats) -> float:
-    """Squared norm from float32 rows summed in float64; a value beyond 1e19 overflows it, as a NaN
-    does.
+    """Return the squared norm from float32 rows summed in float64; not finite for a NaN or a value
+    beyond 1e19.
     """
     edge = len(x) // ROW * ROW
     rows = x[:edge].reshape(-1, ROW)
@@ -78,7 +81,7 @@ def quick_square(x: Floats) -> float:
 
 
 def squared_norms(cohort: Cohort, piece: TensorPiece) -> Doubles:
-    """(K,) squared norms, exact products summed in float64 along fixed lanes."""
+    """Return (K,) squared norms, exact products summed in float64 along fixed lanes."""
     found = np.zeros(len(cohort))
     wide = np.empty(min(SCRATCH_BYTES // 8, piece.size))
     for index in range(len(cohort)):
@@ -90,13 +93,13 @@ def squared_norms(cohort: Cohort, piece: TensorPiece) -> Doubles:
             edge = len(square) // LANES * LANES
             lanes += square[:edge].reshape(-1, LANES).sum(axis=0)
             lanes[: len(square) - edge] += square[edge:]
-        # fsum refuses opposite infinities but squares have none; a NaN passes through.
+        # fsum refuses opposite infinities, which squares cannot have; a NaN passes through.
         found[index] = math.fsum(lanes.tolist())
     return found
 
 
 def inner_products(cohort: Cohort, piece: TensorPiece) -> Doubles:
-    """(K, K) float64 inner products of the contributions."""
+    """Return (K, K) float64 inner products of the contributions."""
     count = len(cohort)
     columns = GEMM_COLUMNS if count > GEMM_COLUMNS else count + 1
     tile = 8
@@ -138,12 +141,13 @@ def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Double
 
 
 def median(cohort: Cohort, piece: TensorPiece, out: Floats) -> None:
-    """out (N,) = coordinate median; the mean of the two middle ones when K is even."""
+    """Set out (N,) to the coordinate-wise median; for even K the mean of the two middle values."""
     rank_mean(cohort, piece, out, low=(len(cohort) - 1) // 2, high=len(cohort) // 2 + 1)
 
 
 def rank_mean(cohort: Cohort, piece: TensorPiece, out: Floats, *, low: int, high: int) -> None:
-    """out (N,) = mean of the values that stand at [low, high) when each coordinate is sorted.
+    """Set out (N,) to the mean of the values at [low, high) of each coordinate's sorted
+    values.
 
     A NaN stays a NaN.
 
@@ -161,8 +165,7 @@ def rank_mean(cohort: Cohort, piece: TensorPiece, out: Floats, *, low: int, high
     divisor = np.float32(high - low)
     for start, stop, found in blocks(cohort, piece, size, RANK_BYTES):
         merged = out[start:stop]
-        # Adding to zero also makes one zero of -0.0 and 0.0, whose order a minimum does not
-        # promise.
+        # Adding to zero turns -0.0 into 0.0, since a minimum may return either of the two.
         merged.fill(0)
         rows = [*found, *scratch[:, : stop - start], merged]
         for combine, left, right, into in network.steps:

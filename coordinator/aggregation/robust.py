@@ -1,4 +1,4 @@
-"""Aggregation rules that bound a hostile minority. Each replaces the mean.
+"""Aggregation rules that limit a hostile minority; each is used in place of the mean.
 
 Coordinate rules (trimmed mean, median) count every contribution once, whatever its weight. Distance
 rules (Krum, multi-Krum, centred clip, norm clip) first survey the whole model piece by piece and
@@ -19,14 +19,14 @@ from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
 
 CLIP_ROUNDS = 20
-CLIP_TOLERANCE = 1e-6  # of the radius
-# Least number of equal voices for a common direction: of fewer, a hostile two fifths and one
+CLIP_TOLERANCE = 1e-6  # relative to the radius
+# Least number of equal voices for a common direction: among fewer, a hostile two fifths and one
 # contribution that they copy are a majority.
 VOICES = 8
 AGREED = 0.6  # median cosine to the others from which on contributions have a common direction
 ASTRAY = 0.25  # share of that cosine below which a contribution points elsewhere
-HALF = 1e-9  # rounding error of a sum of weights
-ROUNDING = 1e-6  # of the norms: contributions nearer to each other than this are the same
+HALF = 1e-9  # tolerance for the rounding error of a sum of weights
+ROUNDING = 1e-6  # relative to the norms: contributions that differ by less are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Median:
 
 @dataclass(frozen=True, slots=True)
 class Krum:
-    """The contribution nearest to its neighbours (Blanchard et al. 2017); with `several`, the
-    weighted mean of the best K - f.
+    """Contribution nearest to its neighbours (Blanchard et al. 2017); with `several`, the weighted
+    mean of the best K - f.
 
     f is `byzantine` x K, at most (K - 3) / 2. Fewer than three contributions cannot be compared:
     their mean.
@@ -88,10 +88,10 @@ class Krum:
         distances = _squared_distances(survey)
         np.fill_diagonal(
             distances, -1.0
-        )  # itself comes first in the sorted row, even before a twin
+        )  # the contribution itself comes first in the sorted row, even before a twin
         nearest = np.sort(distances, axis=1)[:, 1 : count - hostile - 1]  # K - f - 2 neighbours
-        # In float32, so that the last bit of a double never decides between two; the earlier one
-        # wins a tie.
+        # Compared in float32, so that the last bit of a double never decides; of equal ones the
+        # first wins.
         order = np.argsort(nearest.sum(axis=1).astype(np.float32), kind="stable")
         chosen = order[: count - hostile] if self.several else order[:1]
         factors = np.zeros(count)
@@ -140,7 +140,7 @@ class CentredClip:
         return place.astype(np.float32)
 
     def _centre(self, survey: Doubles, weights: Doubles) -> Doubles:
-        """Return v as factors of the contributions, whose weights sum to 1."""
+        """Return v as the factors of the contributions in a weighted sum; the factors sum to 1."""
         norms = np.diag(survey)
         apart = np.sqrt(_squared_distances(survey))
         place = np.zeros(len(weights))
@@ -186,8 +186,8 @@ class NormClip:
 
 
 def _middle(values: Doubles, weights: Doubles) -> float:
-    """Return the weighted median: the mean of the two middle values where half the weight is
-    exactly between them, as with an even number of equal weights.
+    """Return the weighted median: the mean of the two middle values where exactly half the weight
+    lies on each side, as with an even number of equal weights.
     """
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[order]) / np.sum(weights)
@@ -197,15 +197,15 @@ def _middle(values: Doubles, weights: Doubles) -> float:
 
 
 def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.bool_]:
-    """Return the contributions that point in the direction of most others, by their cosine to the
-    centre of the rest. A small contribution is noisier, so that its bound is lower.
+    """Return which contributions point in the direction of most others, by the cosine of each to
+    the centre of the rest. The bound is lower for a contribution of small weight, which is noisier.
     """
     norms, cross = np.diag(survey), _dot(survey, place)
     others = np.maximum(_dot(place, cross) - 2 * place * cross + place**2 * norms, 1e-300)
     cosines = (cross - place * norms) / np.sqrt(np.maximum(norms, 1e-300) * others)
     usual = _middle(cosines, weights)
     voices = math.fsum(weights.tolist()) ** 2 / math.fsum((weights**2).tolist())
-    if voices < VOICES or not usual >= AGREED:  # also where it is NaN
+    if voices < VOICES or not usual >= AGREED:  # also True for NaN
         return np.ones(len(weights), bool)
     short = np.sqrt(np.minimum(1, weights / _middle(weights, weights)))
     found: NDArray[np.bool_] = cosines >= ASTRAY * usual * short
@@ -213,13 +213,15 @@ def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.b
 
 
 def _squared_distances(products: Doubles) -> Doubles:
-    """(K, K) squared distances from inner products."""
+    """Return (K, K) squared distances from inner products."""
     norms = np.diag(products)
     found: Doubles = np.maximum(norms[:, None] + norms[None, :] - 2 * products, 0)
     return found
 
 
 def _dot(left: Doubles, right: Doubles) -> Doubles:
-    """Return products summed along the last axis without BLAS: replicas get equal factors."""
+    """Return products summed along the last axis without BLAS, so that all replicas get equal
+    factors.
+    """
     found: Doubles = np.asarray((left * right).sum(axis=-1))
     return found

@@ -38,9 +38,9 @@ BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block sta
 class Push:
     """Scalar inputs of a server-optimiser step."""
 
-    scale: float = 1.0  # shortens the step: staleness, share of the workers
+    scale: float = 1.0  # shortens the step for staleness, or for few of the workers
     work: float = 1.0  # steps merged / steps of one full contribution
-    workers: int = 1  # live ones
+    workers: int = 1  # live workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def server_optimizer(plan: Plan) -> ServerOptimizer:
             return Momentum(plan.lr, plan.momentum, ahead=True)
         case "delayed-nesterov":
             return DelayedNesterov(plan.lr, plan.momentum, plan.window)
-        case "adam" | "yogi" | "adamw":  # whose rate, betas and decay are of `[train]`
+        case "adam" | "yogi" | "adamw":  # rate, betas and decay come from `[train]`
             return Adaptive(
                 plan.lr,
                 (plan.beta1, plan.beta2),
@@ -84,7 +84,9 @@ def server_optimizer(plan: Plan) -> ServerOptimizer:
 
 
 def state_schema(optimizer: ServerOptimizer, schema: Schema) -> Schema:
-    """Schema of a model's state, all F32: "slot/tensor", flat, and "count/counter", one element."""
+    """Return the schema of a model's state, all F32: "slot/tensor", flat, and "count/counter", one
+    element.
+    """
     slots = (
         TensorSpec(name=f"{slot}/{spec.name}", shape=(spec.count,), dtype="F32", role="buffer")
         for slot in optimizer.slots
@@ -149,8 +151,8 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
-    """Nesterov for pushes that arrive one by one: each moves the weights by its part of the mean,
-    the momentum moves once a window.
+    """Nesterov for pushes that arrive one by one: each push moves the weights by its part of the
+    mean, and the momentum moves them once a window.
 
     Each push: p -= lr a g / W; b += a g. At the end of a window of mass M: m = mu m + b / M; p -=
     lr mu m; b = 0. The pushes of a window therefore add up to one Nesterov step on their mean (Liu

@@ -1,4 +1,4 @@
-"""Splitting of a model into shards: each is its own job in a merge, with its own weights file and
+"""Shards of a model: each is its own job in a merge, with its own weights file and
 optimiser state.
 
 A shard is a set of pieces of the fixed grid (never smaller), so the arithmetic, and with it every
@@ -25,7 +25,7 @@ class Layout:
     """Order and offsets of the pieces in a file, for a whole model or one shard of it."""
 
     pieces: Shard
-    schema: Schema  # of the file
+    schema: Schema  # schema of the file
     whole: bool
 
     def place(self, piece: TensorPiece) -> tuple[str, int]:
@@ -34,17 +34,18 @@ class Layout:
 
 
 def layout_of_model(schema: Schema) -> Layout:
-    """Return the layout of one file with every tensor unchanged."""
+    """Return the layout of a file that holds every tensor unchanged."""
     return Layout(pieces=pieces(schema), schema=schema, whole=True)
 
 
 def layout_of_shard(shard: Shard) -> Layout:
-    """Return the layout of one file with the pieces of a shard."""
+    """Return the layout of a file that holds the pieces of a shard."""
     return Layout(pieces=shard, schema=shard_schema(shard), whole=False)
 
 
 def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> tuple[Shard, ...]:
-    """Spread a model over shards, each in canonical order; the same split on every machine.
+    """Spread a model's pieces over shards, each in canonical order; every machine splits
+    alike.
 
     By size: the largest piece first, always to the lightest shard. By name: whole tensors by the
     hash of their name, which keeps a tensor where it is when others come and go; a shard may stay
@@ -67,7 +68,9 @@ def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> 
 
 
 def file_name(piece: TensorPiece) -> str:
-    """Return a piece's name in a shard's file: the tensor's, or `name[start:stop]` of it."""
+    """Return a piece's name in a shard's file: that of its tensor, or `name[start:stop]` for a
+    part.
+    """
     return piece.spec.name if piece.whole else f"{piece.spec.name}[{piece.start}:{piece.stop}]"
 
 

@@ -15,21 +15,25 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 Comparators: TypeAlias = list[tuple[int, int]]
-Needed: TypeAlias = tuple[int, int, bool, bool]  # wires, is the minimum needed, is the maximum
+# two wires, and whether their minimum and their maximum are needed
+Needed: TypeAlias = tuple[int, int, bool, bool]
 
 
 class Network(NamedTuple):
-    """Steps between rows: the K contributions, read only, then scratch, and as row -1 the sum."""
+    """Steps between rows: first the K contributions, which are read only, then scratch rows; row -1
+    is the sum.
+    """
 
     rows: int  # contributions and scratch, without the sum
-    steps: tuple[tuple[np.ufunc, int, int, int], ...]  # minimum, maximum or sum of two, where to
+    # an operation (minimum, maximum or sum), its two rows, and the row of its result
+    steps: tuple[tuple[np.ufunc, int, int, int], ...]
 
 
 @functools.lru_cache(maxsize=256)
 def rank_network(count: int, low: int, high: int) -> Network:
-    """The steps that sum the values at [low, high) of `count` sorted rows."""
+    """Return the steps that sum the values at [low, high) of `count` sorted rows."""
     wanted = range(low, high)
-    place = list(range(count))  # the row in which each wire's value is
+    place = list(range(count))  # row that holds each wire's value
     free: list[int] = []
     rows = count
     steps: list[tuple[np.ufunc, int, int, int]] = []
@@ -46,7 +50,8 @@ def rank_network(count: int, low: int, high: int) -> Network:
             continue
         left, right, smaller, larger = item
         one, other = place[left], place[right]
-        own = [row for row in (one, other) if row >= count]  # may be written over by the last step
+        # scratch rows that the last step may write over
+        own = [row for row in (one, other) if row >= count]
         if smaller and larger:
             place[left] = fresh()
             steps.append((np.minimum, one, other, place[left]))
@@ -59,11 +64,12 @@ def rank_network(count: int, low: int, high: int) -> Network:
 
 def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
     """Return the comparators that the sum of the `wanted` wires depends on."""
-    used, summed = set[int](), set(wanted)  # wires read later; wires of which only the sum counts
+    # wires whose values are read later; wires that only enter the sum
+    used, summed = set[int](), set(wanted)
     kept: list[Needed] = []
     for left, right in reversed(comparators):
         if left in summed and right in summed:
-            continue  # their sum is the same either way
+            continue  # their sum does not depend on the order
         needs = used | summed
         if left in needs or right in needs:
             kept.append((left, right, left in needs, right in needs))
@@ -73,7 +79,9 @@ def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
 
 
 def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Needed | int]:
-    """Order the comparators so that a written wire is read soon; yield wires with their value."""
+    """Order the comparators so that a written wire is read soon; yield a wire once its value is
+    final.
+    """
     last: dict[int, int] = {}  # the latest comparator on a wire
     before: list[tuple[int | None, int | None]] = []
     for index, (left, right, _, _) in enumerate(kept):
@@ -95,7 +103,9 @@ def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Need
 
 
 def _pairwise(count: int) -> Comparators:
-    """Return the pairwise sorting network (Parberry 1992), short when some ranks are wanted."""
+    """Return the pairwise sorting network (Parberry 1992), which is short where only some ranks are
+    needed.
+    """
     found: Comparators = []
     gap = 1
     while gap < count:

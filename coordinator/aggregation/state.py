@@ -1,5 +1,5 @@
-"""Server-optimiser state in files: one for a whole model, or one a shard, each read back under any
-other split.
+"""Server-optimiser state in files: one for a whole model or one a shard; any split can be read back
+under any other.
 
 Flat float32 arrays "slot/tensor" (or "slot/tensor[start:stop]" where a shard holds only a part of
 it), and the counters as "count/name" with one element, which every shard keeps for itself.
@@ -39,7 +39,9 @@ class OldState:
         return None if found is None else float(found[0])
 
     def piece(self, slot: str, piece: TensorPiece) -> Floats | None:
-        """Return a piece's slot, None if the last merge had none. Raises InvalidFrame if lost."""
+        """Return a piece of a slot, or None if the last merge had no such slot. Raises InvalidFrame
+        if the piece is lost.
+        """
         if slot not in self._slots:
             return None
         whole = self._arrays.get(f"{slot}/{piece.spec.name}")
@@ -55,7 +57,8 @@ class OldState:
 
 
 class NewState:
-    """State of the next version: begun from the old one (or zero), changed in place, hashed once.
+    """State of the next version: begun from the old state (or zero), changed in place,
+    hashed once.
 
     The file is mapped, so that several slots can be written at once without a model's worth of
     memory. Unless it was closed, it is gone when `files` end.
@@ -107,7 +110,7 @@ class NewState:
         }
 
     def close(self, tick: Tick) -> Written:
-        """Note the counters, make the file durable and hash it."""
+        """Write the counters, make the file durable and hash it."""
         for name, value in tick.counters.items():
             self._arrays[f"count/{name}"][0] = value
         self._arrays.clear()

@@ -1,4 +1,5 @@
-"""One merge: from the files of a version and of its contributions to the files of the next version.
+"""One merge: from the files of a version and of its contributions to the files of the next
+version.
 
     run(order, ...)                                  the whole model at once
     survey_shard ... merge_shard ... assemble        in shards, each anywhere; the same bytes
@@ -50,10 +51,12 @@ from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 STEPS_MAX = 1 << 40
-COUNTS_A_STEP = 16  # at most: a batch norm counts each forward pass of a step
-MOMENTUM = "momentum"  # slot of every optimiser that has it
-HEARD = 1 << 16  # elements of a piece in which contributions are compared with the momentum
-BUFFER_REACH = 100.0  # times (1 + the base's largest): how far a merge may move a statistic
+COUNTS_A_STEP = 16  # limit of counts a step, since a batch norm counts each forward pass of a step
+MOMENTUM = "momentum"  # slot of every optimiser with momentum
+# first elements of each piece in which contributions are compared with the momentum
+HEARD = 1 << 16
+# most that a merge may move a statistic, in multiples of (1 + the base's largest value)
+BUFFER_REACH = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +67,22 @@ class Input:
     codec: str
     weight: float  # work x staleness x trust
     clip: float = 1.0
-    steps: int = STEPS_MAX  # of its task
-    volunteer: str = ""  # who is one voice, however many contributions
+    steps: int = STEPS_MAX  # steps of its task
+    volunteer: str = ""  # all contributions of a volunteer are one voice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOrder:
     """Complete input of a merge."""
 
-    plan: Plan  # of the phase that holds
+    plan: Plan  # plan of the present phase
     schema: Schema
     base: Path  # master weights
     state: tuple[Path, ...]  # server-optimiser state of the base, if it has any, in any split
     inputs: tuple[Input, ...]
     push: Push = field(default_factory=Push)
-    decay: float = 0.0  # of matrices, times the rate of the step, before it
-    clip_norm: float = 0.0  # of the update; 0 = off
+    decay: float = 0.0  # decay of matrices before the step, times the step's rate
+    clip_norm: float = 0.0  # limit of the update's norm; 0 = none
     threads: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,8 +95,8 @@ class MergeOrder:
 class MomentumFigures(NamedTuple):
     """Figures of a piece's first elements: squared norms of momentum and update, products."""
 
-    momentum: float  # its squared norm
-    update: float  # that of the merged update
+    momentum: float  # squared norm of the momentum
+    update: float  # squared norm of the merged update
     products: tuple[float, ...]  # inner product of the momentum with each contribution
 
 
@@ -104,8 +107,9 @@ class MergeOutput:
     weights: Written
     state: Written | None
     squares: tuple[float, ...]  # squared norm of the update in each piece
-    turns: tuple[MomentumFigures, ...] = ()  # of each piece, where the optimiser has momentum
-    volunteers: tuple[str, ...] = ()  # of the contributions, in their order
+    # figures of each piece, where the optimiser has momentum
+    turns: tuple[MomentumFigures, ...] = ()
+    volunteers: tuple[str, ...] = ()  # volunteers of the contributions, in their order
 
     @property
     def update_norm(self) -> float:
@@ -117,7 +121,7 @@ class MergeOutput:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """Return the L2 norm of an update from its pieces' squared norms, for any order."""
+    """Return the L2 norm of an update from its pieces' squared norms, which may be in any order."""
     return math.sqrt(math.fsum(squares))
 
 
@@ -165,7 +169,8 @@ def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> Written:
         grid = [piece for piece in shard if piece.spec.role == "parameter"]
         found = aggregate.survey(order.rule, gathered, grid, order.threads)
         first = next(found, None)
-        shape = None if first is None else first.shape  # the same for all pieces
+        # shape of the survey, the same for all pieces
+        shape = None if first is None else first.shape
         specs = [TensorSpec(file_name(piece), shape, "F64", "buffer") for piece in grid if shape]
         with FrameWriter(path, tuple(specs), order.metadata) as writer:
             for spec, values in zip(specs, itertools.chain([first], found), strict=False):
@@ -184,7 +189,9 @@ def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | 
 def merge_shard(
     order: MergeOrder, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> MergeOutput:
-    """Write a shard's part of the next version, by the surveys of all shards. Raises as `run`."""
+    """Write a shard's part of the next version, using the surveys of all shards. Raises as
+    `run`.
+    """
     with ExitStack() as files:
         gathered = _gather(files, order)
         frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
@@ -278,7 +285,7 @@ def _write(
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The walk over the pieces of a file in canonical order."""
+    """Walk over the pieces of a file in canonical order."""
 
     order: MergeOrder
     layout: Layout
@@ -290,8 +297,8 @@ class _Walk:
     tick: Tick
 
     def run(self, factors: Floats) -> tuple[tuple[float, ...], tuple[MomentumFigures, ...]]:
-        """Write every piece; return the squared norm of the aggregated update in each piece of a
-        parameter, and its figures against the momentum, if there is some.
+        """Write every piece; return the squared norm of the aggregated update in each piece of
+        parameters, and its figures against the momentum where there is one.
         """
         rule = self.order.rule
         grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]
@@ -337,7 +344,7 @@ class _Walk:
         return aggregate.merge_counters(before, values, most).astype(before.dtype)
 
     def _bounded(self, piece: TensorPiece, values: Floats) -> Floats:
-        """Clip a buffer's values to the range around the base's that honest work can reach."""
+        """Limit a buffer's values to the range around the base's that honest work can reach."""
         base: Floats = self.base.array(piece.spec.name).reshape(-1)
         reach = BUFFER_REACH * (1 + np.max(np.abs(base), initial=0))
         here = base[piece.start : piece.stop]

@@ -1,1 +1,1 @@
-"""Accepted contributions become the next version, and versions are evaluated."""
+"""Merging: accepted contributions become the next version, and versions are evaluated."""

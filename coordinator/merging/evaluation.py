@@ -1,5 +1,5 @@
-"""Evaluation of versions on held-out data: after the merge, one at a time, always the newest; it
-moves `best`.
+"""Evaluation of versions on held-out data after the merge, one at a time, always the newest; it
+chooses a run's `best` version.
 
 The computing is not done here but where `Compute` says. Version 0 is always measured, so that
 every run has a beginning.
@@ -73,7 +73,8 @@ class Evaluation(PlatformService):
         self._compute = compute
         self.durations = Durations(SLOW_S)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, "done" or "failed"
-        self._tried: set[tuple[int, int]] = set()  # run and version, on suites by themselves
+        # versions, with their run, whose suites were tried without an evaluation
+        self._tried: set[tuple[int, int]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Evaluate waiting versions until `stop` is set."""
@@ -133,7 +134,9 @@ class Evaluation(PlatformService):
         return await self.measure(run, path, sample=version.version % every == 0)
 
     async def measure(self, run: RunRow, path: Path, *, sample: bool) -> EvaluatedVersion | None:
-        """Return the metrics of a weights file on the held-out data; None if the server stops."""
+        """Return the metrics and sample of a weights file on the held-out data; None if the server
+        stops.
+        """
         data = await self._heldout(run)
         try:
             return await self._compute.run(measure, run, path, data, sample)
@@ -151,7 +154,7 @@ class Evaluation(PlatformService):
         return await heldout(row.manifest, self._blobs, about.workload.files(about.file.model))
 
     async def _try_suites(self, run: RunRow, version: VersionRow) -> None:
-        """Measure a version on the due suites. One fails alone: the version keeps its loss."""
+        """Measure a version on the due suites. If they fail, the version keeps its loss."""
         now = await self._db.read(lambda conn: runs.by_id(conn, run.id))
         wanted = await self._db.read(lambda conn: due(conn, now, version.version))
         if not wanted:
@@ -180,7 +183,9 @@ class Evaluation(PlatformService):
         self._signals.notify(f"run:{run.id}")
 
     def _look(self, conn: Connection) -> tuple[bool, tuple[RunRow, VersionRow] | None]:
-        """Return True if a version waits for its evaluation; else one that waits for suites."""
+        """Return True if a version waits for its evaluation; otherwise False and a version that
+        waits for suites, if any.
+        """
         if evaluations.next_evaluation(conn) is not None:
             return True, None
         return False, self._left(conn)
@@ -193,7 +198,7 @@ class Evaluation(PlatformService):
             number = 0 if evaluations.last_version(conn, run.id) is None else run.head
             if (run.id, number) in self._tried or (number and run.state != "completed"):
                 continue
-            self._tried.add((run.id, number))  # tried once in the life of this process
+            self._tried.add((run.id, number))  # one try for each start of the server
             kept = not evaluations.evaluation(conn, run.id, number).pruned
             if kept and due(conn, run, number):
                 return run, versions.get(conn, run.id, number)
@@ -230,7 +235,7 @@ class Evaluation(PlatformService):
                 state="done",
                 loss=loss if math.isfinite(loss) else None,
                 metrics=msgspec.json.encode(finite).decode(),
-                # an untrained model may say NUL, which PostgreSQL cannot hold
+                # an untrained model may generate NUL, which PostgreSQL cannot store
                 sample=measured.sample.text[:TEXT_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}"),
                 sample_sha256=sample_sha,
                 at=now,

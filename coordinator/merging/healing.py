@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.engine.open_database import Database
 
-RECENT = 20  # versions back from the head along its ancestors
+RECENT = 20  # newest ancestors of the head that are examined
 POLL_S = 30.0
 
 log = structlog.get_logger("healing")
@@ -41,8 +41,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """Proposed rollback: to the version before the first spoilt one."""
 
     run: str
-    version: int  # the first that is spoilt
-    share: float  # of its weight
+    version: int  # first version that is spoilt
+    share: float  # share of its weight from accounts suspended since
     to: int
 
     @property

@@ -1,4 +1,4 @@
-"""Merging: turning accepted contributions into the next version, each merge a leased and fenced
+"""Merger: turns accepted contributions into the next version; each merge is a leased and fenced
 job.
 
     due? ── lease: base head, contributions ──> files, in a thread ──> one transaction: version + head + merged + credits
@@ -60,9 +60,10 @@ if TYPE_CHECKING:
     from coordinator.merging.evaluation import Evaluation
     from coordinator.runs.runs import Runs
 
-POLL_S = 1.0  # deadlines are looked at this often when nothing else wakes the merger
-FAILURES_MAX = 2  # then contributions are tried singly
-GATE_RATIO = 1.5  # a gated merge may not be worse than this many times the last measured loss
+POLL_S = 1.0  # interval of looking for deadlines when nothing else wakes the merger
+FAILURES_MAX = 2  # failures after which each contribution is tried alone
+# most that the loss of a gated merge may be, as a multiple of the last measured loss
+GATE_RATIO = 1.5
 
 log = structlog.get_logger("merger")
 
@@ -93,9 +94,9 @@ class Merger(PlatformService):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="merge")
         self._owner = secrets.token_hex(8)
         self._parts = Parts(on, self._owner)
-        self.durations = Durations(SLOW_S)  # of merges that were committed
+        self.durations = Durations(SLOW_S)  # durations of committed merges
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, merged or failed or overtaken
-        self.merged: Counter[str] = Counter()  # contributions, by run
+        self.merged: Counter[str] = Counter()  # merged contributions, by run
         self.configure(Constants(merge_threads=1))
 
     def configure(self, constants: Constants) -> None:
@@ -105,7 +106,8 @@ class Merger(PlatformService):
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make due merges until `stop` is set."""
-        if self._db.dialect == "sqlite":  # one server: a lease is of a dead process
+        # SQLite has one server, so any lease is left from a dead process
+        if self._db.dialect == "sqlite":
             await self._db.write(lambda conn: merges.abandon(conn, self._clock.now()))
         watch = self._signals.watch("contributions", "queue", TOPIC)
         while not stop.is_set():
@@ -117,15 +119,16 @@ class Merger(PlatformService):
                 busy |= await self.merge_if_due(run.id)
             if any(definition(run).plan.shards > 1 for run in running):
                 busy |= await self.help()
-            # Our own merge notified this watch too; look again at once only if more may be due.
+            # This process's own merge notified this watch too; look again at once only if more may
+            # be due.
             await watch.wait(0 if busy else POLL_S)
 
     async def help(self) -> bool:
-        """Make parts of merges that other replicas lead. True when there were any."""
+        """Make parts of merges that other replicas lead. Return True when there were any."""
         return await self._parts.help()
 
     async def merge_if_due(self, run_id: int) -> bool:
-        """Merge once if the plan says so. True when a version was made."""
+        """Merge once if the plan calls for it. Return True when a version was made."""
         job = await self._db.write(lambda conn: self._lease(conn, run_id))
         if job is None:
             return False
@@ -136,7 +139,7 @@ class Merger(PlatformService):
             renewing.cancel()
 
     async def _renew(self, job: MergeJob) -> None:
-        """Renew the lease during the merge; a lost one shows at the commit."""
+        """Renew the lease during the merge; if the lease is lost, the commit fails."""
         while True:
             await self._clock.sleep(self.lease_s / 3)
             until = self._clock.now() + self.lease_s
@@ -149,7 +152,7 @@ class Merger(PlatformService):
         started = self._clock.monotonic()
         try:
             content, draft = await self._build(job)
-        except (StorageFull, Unavailable):  # no contribution's fault
+        except (StorageFull, Unavailable):  # not the fault of a contribution
             await self._abandon(job)
             raise
         except Conflict as error:
@@ -188,7 +191,7 @@ class Merger(PlatformService):
         await self._db.write(partial(merges.end, merge=job.merge, state="abandoned", now=now))
 
     def _look(self, conn: Connection) -> tuple[list[RunRow], list[RunRow]]:
-        """Return the running runs, and the runs with a due merge; reads without locks."""
+        """Return the running runs, and the runs with a due merge. Reads without locks."""
         running, ready = runs.running(conn), self._runs.queries.readiness
         due = [run for run, waits in running if waits and ready(conn, run)[0].now]
         return [run for run, _ in running], due
@@ -221,7 +224,7 @@ class Merger(PlatformService):
         return MergeJob(merge=merge, recipe=recipe)
 
     def _fresh(self, conn: Connection, run: RunRow, live: int) -> MergeRecipe:
-        """Return a recipe of all waiting contributions on the head."""
+        """Return the recipe for merging all waiting contributions into the head."""
         rows = contributions.mergeable(conn, run.id, BATCH_MAX)
         about = definition(run)
         plan, train = about.plan, about.file.train
@@ -240,8 +243,8 @@ class Merger(PlatformService):
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 
     def _outer_scale(self, conn: Connection, run: RunRow, share: float) -> float:
-        """Return the part of the outer rate that this merge of a share of the live workers steps
-        by: less than before where the last versions turned back, more after a long rest.
+        """Return the share of the outer rate for this merge, to which a share of the live workers
+        contributed: lower where the last versions turned back, higher after a long rest.
         """
         plan = in_phase(definition(run).plan, run.phase)
         if not plan.momentum or not plan.steady:
@@ -272,7 +275,9 @@ class Merger(PlatformService):
         return found if same and all(row.state == "accepted" for row in found.rows) else None
 
     async def _build(self, job: MergeJob) -> tuple[Content, VersionDraft]:
-        """Aggregate, step and write; the files end up in the blob store, still unreferenced."""
+        """Aggregate the contributions, step, and write the files to the blob store, where nothing
+        refers to them yet.
+        """
         recipe, about = job.recipe, job.recipe.about
         path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
         try:
@@ -301,7 +306,7 @@ class Merger(PlatformService):
         return publishing.with_state(content, state), draft
 
     async def _at_once(self, recipe: MergeRecipe, path: Path) -> VersionDraft:
-        """Merge the whole model in one job; its state lands next to `path`."""
+        """Merge the whole model in one job; the optimiser's state is written next to `path`."""
         order = await recipe.order(self._blobs, self._merge_threads)
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._thread, step.run, order, path, _state_of(path)
@@ -314,7 +319,9 @@ class Merger(PlatformService):
         )
 
     async def _gate(self, run: RunRow, weights: Path) -> None:
-        """Measure before publishing, where `gate = true`. Raises InvalidFrame if much worse."""
+        """Measure the merged model before it is published, where `gate = true`. Raises InvalidFrame
+        if it is much worse.
+        """
         before = await self._db.read(lambda conn: evaluations.newest_loss(conn, run.id))
         measured = await self._evaluation.measure(run, weights, sample=False)
         if measured is None:
@@ -328,7 +335,9 @@ class Merger(PlatformService):
     def _commit(
         self, conn: Connection, job: MergeJob, content: Content, draft: VersionDraft
     ) -> None:
-        """Commit version, head, contributions, credits at once. Raises Conflict if outrun."""
+        """Commit version, head, contributions and credits in one transaction. Raises Conflict if
+        another process was faster.
+        """
         now = self._clock.now()
         if not merges.end(conn, job.merge, "committed", now):
             raise Conflict("the merge was taken over")
@@ -348,7 +357,7 @@ class Merger(PlatformService):
         datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
         if content.state_sha256:
             part_rows.add_state(conn, content.state_sha256, draft.states)
-        if job.merge.fence > 1 or job.recipe.terms.shards > 1:  # otherwise there were none
+        if job.merge.fence > 1 or job.recipe.terms.shards > 1:  # otherwise the merge had no parts
             part_rows.drop(conn, job.merge.id)
         values = {
             "kind": "merge",
@@ -364,7 +373,9 @@ class Merger(PlatformService):
         settlement.overtake(conn, run, progress, phase, now)
 
     async def _failed(self, job: MergeJob, error: Exception) -> None:
-        """Count the failure; after the second, set the culprits aside and merge the rest."""
+        """Count a failure; after the second, set aside the contributions that cause it and merge
+        the rest.
+        """
         failures = job.merge.failures + 1
         self.outcomes[job.run.name, "failed"] += 1
         log.warning(
@@ -422,7 +433,7 @@ class Merger(PlatformService):
 
 
 def _state_of(weights: Path) -> Path:
-    """Return where the server-optimiser state is made."""
+    """Return the path at which the server-optimiser state is made."""
     return weights.with_name(f"{weights.name}-state")
 
 

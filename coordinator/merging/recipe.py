@@ -1,4 +1,6 @@
-"""Stored description of a merge, without the time: every replica computes the same bytes."""
+"""Recipe of a merge, stored and independent of time, so that every replica computes the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,13 @@ if TYPE_CHECKING:
 class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Terms fixed when a merge begins, its contributions left out."""
 
-    workers: int = 1  # live ones
+    workers: int = 1  # live workers
     shards: int = 1
     shard_by: Literal["size", "name"] = "size"
-    outer_scale: float = 1.0  # part of the plan's outer rate
-    cooling: float = 1.0  # the same, by the distance to the end of the run
-    rate: float = 0.0  # by the schedule of `[train]`
+    # share of the plan's outer rate, by the direction of the last versions
+    outer_scale: float = 1.0
+    cooling: float = 1.0  # share of the outer rate, by the distance to the end of the run
+    rate: float = 0.0  # rate by the schedule of `[train]`
 
 
 class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,12 +61,12 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> int:
-        """Return the number of the version to make."""
+        """Return the number of the version that the merge makes."""
         return self.base.version + 1
 
     @property
     def plan(self) -> Plan:
-        """Return the plan of the phase at the base."""
+        """Return the plan of the base's phase."""
         return in_phase(self.about.plan, self.base.phase)
 
     @property
@@ -80,12 +83,12 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clip_norm(self) -> float:
-        """Return the largest norm of the merged gradient; 0 = any, as of deltas."""
+        """Return the largest norm of the merged gradient; 0 = no limit, as for deltas."""
         return self.about.file.train.clip_norm if self.plan.optimizer == "adamw" else 0.0
 
     @property
     def progress(self) -> TrainingProgress:
-        """Return the progress after the merge, global steps by the mean of the local ones."""
+        """Return the progress after the merge; global steps grow by the mean of the local steps."""
         steps = max(1, round(sum(row.steps for row in self.rows) / len(self.rows)))
         samples = sum(row.samples for row in self.rows)
         return TrainingProgress(
@@ -109,7 +112,9 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> list[float]:
-        """Return the weights of its contributions: work x staleness x trust, within its shares."""
+        """Return the weights of the contributions: work x staleness x trust, within the limits on
+        shares.
+        """
         update = self.plan.update
         return shares(
             [
@@ -132,7 +137,9 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
     async def order(
         self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""
     ) -> step.MergeOrder:
-        """Return the order with its files; `part` marks files of one shard. Raises NotFound."""
+        """Return the merge order with its files; `part` marks files of one shard. Raises
+        NotFound.
+        """
         return await self.order_on(
             blobs,
             base=await blobs.local(self.base.master_sha256),
@@ -150,7 +157,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         threads: int,
         part: str = "",
     ) -> step.MergeOrder:
-        """Return the order on other files of the base. Raises NotFound."""
+        """Return the merge order on other files of the base. Raises NotFound."""
         plan, train = self.plan, self.about.file.train
         inputs = [
             step.Input(
@@ -177,7 +184,9 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _push(self, plan: Plan) -> Push:
-        """Return the scale of this merge's step, shortened by staleness and few arrivals."""
+        """Return the scalars of this merge's step, which is shortened by staleness and by few
+        arrivals.
+        """
         terms = [
             Term(
                 work=_work(row, plan.update),
@@ -215,7 +224,7 @@ def of_contributions(
     rows: Sequence[ContributionRow],
     terms: MergeTerms,
 ) -> MergeRecipe:
-    """Return the recipe of these contributions, in the order of a merge, on a version."""
+    """Return the recipe that merges these contributions into a version."""
     return MergeRecipe(
         run=run,
         base=base,

@@ -1,4 +1,4 @@
-"""Files of a merge as far as one shard reads them: its ranges of a store that is elsewhere."""
+"""Files of a merge, read from the store only as far as one shard needs them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ShardFiles:
         self._spans[recipe.base.master_sha256] = partial(_of_weights, shard)
 
     async def local(self, sha256: str) -> Path:
-        """Return the file of a blob, whole or in part. Raises NotFound."""
+        """Return the file of a blob, with at least the bytes of the shard. Raises NotFound."""
         into = self._beside.with_name(f"{self._beside.name}-{sha256}")
         self._copies.append(into)
         return await self._blobs.part(sha256, self._spans[sha256], into)
@@ -74,7 +74,7 @@ def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:
 
 
 def _of_state(shard: Shard, file: BinaryIO) -> Iterator[Span]:
-    """Yield the counters and the slots of a shard's pieces, however the file was split."""
+    """Yield the counters and the slots of a shard's pieces, whatever the split of the file."""
     header = read_header(file)
     slots = {name.partition("/")[0] for name in header.entries} - {"count"}
     for name in header.entries:

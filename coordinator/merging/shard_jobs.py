@@ -49,15 +49,17 @@ log = structlog.get_logger("parts")
 class VersionDraft:
     """Unpublished version."""
 
-    weights: Written  # in a scratch file
-    norm: float  # of the update
-    heading: float | None  # its cosine to the momentum before it, where there is some
-    state: Written | None = None  # in a scratch file
-    states: tuple[StateFile, ...] = ()  # in the store, one a shard
-    spent: tuple[str, ...] = ()  # blobs that nobody needs once the version is there
+    weights: Written  # a scratch file
+    norm: float  # norm of the update
+    heading: float | None  # cosine of the update to the momentum before it, where there is momentum
+    state: Written | None = None  # a scratch file
+    states: tuple[StateFile, ...] = ()  # files in the store, one a shard
+    spent: tuple[str, ...] = ()  # blobs that are not needed once the version exists
 
     async def store_state(self, blobs: BlobStore, path: Path) -> Written | None:
-        """Store a version's optimiser state; return its reference: a file, or a list of files."""
+        """Store a version's optimiser state; return the blob that refers to it: the file, or a list
+        of files.
+        """
         if self.states:
             listed = msgspec.json.encode([file._asdict() for file in self.states])
             return Written(sha256=await blobs.put_bytes(listed), size=len(listed))
@@ -85,7 +87,7 @@ class Parts(PlatformService):
         self.lease_s = 15.0
 
     def begin(self, conn: Connection, merge: MergeRow, recipe: MergeRecipe) -> None:
-        """Open the parts of a merge, in the transaction that leases it."""
+        """Open the parts of a merge within the transaction that leases the merge."""
         surveys = aggregator(recipe.plan, len(recipe.rows), recipe.clip_norm).surveys
         phases: list[Phase] = ["survey", "merge"] if surveys else ["merge"]
         shards = [index for index, shard in enumerate(recipe.shards) if shard]

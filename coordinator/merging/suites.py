@@ -1,4 +1,4 @@
-"""Measuring a version on the task suites of its run, in the process of evaluations."""
+"""Measurement of a version on the task suites of its run, in the process of evaluations."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from coordinator.database.runs import RunRow
 
-BUDGET_S = 300.0  # of one version, for all suites
-SLOTS = 8  # answers that are written at once
+BUDGET_S = 300.0  # time for all suites of one version
+SLOTS = 8  # answers that are generated at once
 
 
 class SuiteFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class SuiteOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def due(conn: Connection, run: RunRow, version: int) -> tuple[SuiteFile, ...]:
-    """Return the suites that a version is to be measured on now, by hash."""
+    """Return the suites on which a version has to be measured now, by hash."""
     wanted = definition(run).file.evaluation
     if not wanted.suites:
         return ()

@@ -104,7 +104,7 @@ class Datasets(PlatformService):
         """Add a task suite from a file of JSON lines; see `shared.workloads.data.task_suite`."""
         from shared.workloads.data.task_suite import build_suite
 
-        options.pop("skipped", None)  # none of its lines can be left out
+        options.pop("skipped", None)  # no line of a suite can be skipped
         return await self._named(name, build_suite, paths, options)
 
     async def add_for(
@@ -134,7 +134,9 @@ class Datasets(PlatformService):
         paths: Iterable[Path],
         options: dict[str, Any],
     ) -> DatasetManifest:
-        """Build under a name that fits into paths. Raises InvalidName, InvalidRunFile, Conflict."""
+        """Build a dataset under a name that fits into paths. Raises InvalidName, InvalidRunFile,
+        Conflict.
+        """
         if not fits_a_path(name):
             raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
         return await self.add(
@@ -145,7 +147,7 @@ class Datasets(PlatformService):
         return await self._db.read(datasets.every)
 
     async def skipped(self, dataset_id: int) -> tuple[str, ...]:
-        """Return the files that a dataset's build skipped, and the reasons: the first thousand."""
+        """Return the files that a dataset's build skipped, with the reasons; at most a thousand."""
         return await self._db.read(lambda conn: datasets.skipped(conn, dataset_id))
 
     async def manifest(self, name: str) -> DatasetManifest:

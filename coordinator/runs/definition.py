@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
     from shared.workloads.experience import Pacing
 
-# float32 three times: the file's content, the model built from it, what evaluating it needs
+# Three times the size in float32: the file's content, the model built from it, and the evaluation.
 BYTES_A_PARAMETER = 12
 GB = 1e9
 
-CREDIT_FLOPS = 1e10  # one credit by default: equal device time earns alike on every workload
+# operations of one credit by default, so that equal device time earns alike on every workload
+CREDIT_FLOPS = 1e10
 MICRO = 1_000_000
 CHAIN_BYTES_MIN = 1 << 20  # a smaller model is sent whole by default, not as a chain
 
@@ -78,7 +79,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def play(self) -> Pacing | None:
-        """Return how it paces its experience, where it makes its own data."""
+        """Return how a run that makes its own data paces its experience; None for other runs."""
         found = self.workload.experience
         return found.plan(self.file.model, self.file.task.options) if found else None
 
@@ -93,7 +94,7 @@ def of_file(stored: str) -> Definition:
     file = run_file.decode(stored)
     workload = load(file.workload)
     schema, wanted = workload.schema(file.model), read_plan(file.plan)
-    split(schema, wanted.shards, wanted.shard_by)  # so many shards are possible
+    split(schema, wanted.shards, wanted.shard_by)  # raises if so many shards are impossible
     _check_with_tasks(wanted, file)
     return Definition(
         file=file,
@@ -145,7 +146,9 @@ def check_train(said: TrainSettings, whole: Plan) -> None:
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of a run file: of its workload, its preset, then for open runs."""
+    """Return the defaults of a run file: those of its workload, then of its preset, then of open
+    runs.
+    """
     tables = dict(workload.defaults(file.plan))
     preset = TASKS.get(str(file.plan.get("preset")), {})
     tables |= {"task": {**preset, **tables.get("task", {})}}
@@ -155,8 +158,8 @@ def table_defaults(
 def _for_strangers(
     file: RunFile, tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of an open run. A file that names its rule keeps it for any number of
-    contributions, and one that says when to merge keeps that.
+    """Return the defaults of an open run. The rule and the time of merging stay as the file sets
+    them.
     """
     said = {**tables.get("plan", {}), **file.plan}
     preset = PRESETS.get(str(said.get("preset", "fedavg")), {})
@@ -181,7 +184,7 @@ def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
 
 
 def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
-    """Return a `[plan]` table with its downlink; "auto" or none becomes the best one for the
+    """Return a `[plan]` table with its downlink; "auto" or no downlink becomes the best one for the
     model's size.
 
     Settled when a run is created and stored with it.
@@ -192,7 +195,7 @@ def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
 
 
 def definition(run: RunRow) -> Definition:
-    """The definition of a run."""
+    """Return the definition of a run."""
     return of_file(run.file)
 
 
@@ -203,7 +206,7 @@ def step_price_micro(file: RunFile, step_flops: float) -> int:
 
 
 def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
-    """Return the micro-credits of other work in a run, at the price of its steps."""
+    """Return the micro-credits of work other than steps, at the price of the run's steps."""
     return max(1, round(price_micro * flops / max(1.0, step_flops)))
 
 

@@ -1,4 +1,4 @@
-"""The example run, `example.toml`: a small GPT on the Python standard library's own source."""
+"""Example run, `example.toml`: a small GPT on the Python standard library's own source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Put = Callable[[bytes], str]
 
 
 def example() -> str:
-    """Return the run file, with comments: people copy it to begin a run file of their own."""
+    """Return the example's run file with its comments; people copy it to begin one of their own."""
     return (files("coordinator.runs") / "example.toml").read_text(encoding="utf-8")
 
 

@@ -1,5 +1,5 @@
-"""Export of a version as a folder: tensors for safetensors, or files of another library's format.
-Only the second runs without this program.
+"""Export of a version as a folder: safetensors, or files of another library's format. Only the
+latter run without this program.
 
 model.safetensors   the tensors, a tied head written out      config.json     the model's own settings
 tokenizer.json      where the workload has one                metrics.jsonl   one line a version
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
-PLAIN = "safetensors"  # the format of ours
+PLAIN = "safetensors"  # this program's own format
 DTYPES = ("float32", "bfloat16", "float16")
 HISTORY_MAX = 1_000_000
 
@@ -58,7 +58,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     bytes: int
     loss: float | None
-    measure: str = "held-out loss"  # what the loss is
+    measure: str = "held-out loss"  # what the loss measures
 
 
 class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,11 +76,11 @@ class ExportFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Stored contents of an export, and the wanted format."""
 
     weights: Path
-    assets: Mapping[str, Path]  # of its dataset: tokenizer and template
-    picture: Path | None  # that this version drew
+    assets: Mapping[str, Path]  # tokenizer and template of its dataset
+    picture: Path | None  # sample that this version drew
     format: str
     dtype: str = ""
-    more: Mapping[str, Path]  # of the run
+    more: Mapping[str, Path]  # files of the run
 
 
 class Export:
@@ -100,7 +100,7 @@ class Export:
         dtype: str = "",
     ) -> Exported:
         """Write a version (the best measured one, unless named) into the new or empty folder `to`;
-        `dtype` names another type of its numbers.
+        `dtype` names another type for the numbers.
 
         Raises NotFound when its files were pruned, Conflict when the folder holds something,
         BadRequest for a format or type that the workload does not know, Configuration where a
@@ -192,7 +192,7 @@ def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exp
 
 
 def _no_room(error: BaseException) -> bool:
-    """Return True if the disk was full; safetensors names the system's error in its text only."""
+    """Return True if the disk was full; safetensors reports the system's error only in its text."""
     told = re.search(r"os error (\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -338,14 +338,14 @@ def _facts(
 
 
 def _base_model(about: Definition) -> str:
-    """Return the hub name of the model that a run starts from; empty for a folder."""
+    """Return the hub name of the model that a run starts from; empty for a model in a folder."""
     origin = about.workload.origin(about.file.model)
     name, _, commit = origin.name.partition("@") if origin is not None else ("", "", "")
     return name if commit else ""
 
 
 def _hub_dataset(data: DatasetManifest) -> str:
-    """Return a dataset as hubs know it: by its place there, or by its own name."""
+    """Return a dataset by its name on a hub, or by its own name."""
     found = re.search(r"(?:/datasets/|^)([\w.-]+/[\w.-]+)$", data.source.strip().rstrip("/"))
     return found[1] if found else data.name
 

@@ -17,7 +17,8 @@ _TASKS = {
     "causal-lm": "text-generation",
     "dcgan": "unconditional-image-generation",
 }
-# Names that hubs know, all of licences for everybody; any other is given by its own name.
+# Licences by their names on hubs, all open to everybody; any other licence is given by its own
+# name.
 KNOWN_LICENCES = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "unlicense", "openrail"),
     *("cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
@@ -38,18 +39,19 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     trained_on: str
     global_step: int
-    items: str  # counted in `count`
+    items: str  # unit of `count`
     count: int
     licence: str
     contact: str
-    library: str  # that loads it, by the name that hubs know; "" for our own format
-    packages: str  # that the code needs; "" for our own
+    # library that loads the model, by its name on hubs; "" for this program's own format
+    library: str
+    packages: str  # packages that the code needs; "" for this program
     code: Sequence[str]
-    sample: str = ""  # a text that the version made
+    sample: str = ""  # text that the version generated
     pictured: bool = False  # `PICTURE` lies in the folder
-    bits: float | None = None  # a byte of held-out text
-    suites: Sequence[SuiteCourse] = ()  # up to this version
-    base_model: str = ""  # by its name on a hub
+    bits: float | None = None  # bits for each byte of held-out text
+    suites: Sequence[SuiteCourse] = ()  # scores up to this version
+    base_model: str = ""  # name of the base model on a hub
     dataset: str = ""
 
 
@@ -115,7 +117,9 @@ def measured(measure: str, loss: float, unit: str) -> str:
 
 
 def _front(facts: CardFacts) -> list[str]:
-    """Return the lines that hubs read; JSON is YAML too, so that no word can be another key."""
+    """Return the lines that hubs read; JSON is valid YAML, and its quotes keep any text from being
+    read as a key.
+    """
     licence = facts.licence.strip().lower()
     lines: dict[str, Sequence[str]] = {"tags": ["volunteer-computing", facts.workload]}
     lines |= {"datasets": [facts.dataset]} if facts.dataset else {}

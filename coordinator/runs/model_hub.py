@@ -30,7 +30,7 @@ class HubRepository:
 
     @classmethod
     def of(cls, target: str) -> HubRepository:
-        """Make one from `hub:OWNER/NAME`, with the token of the machine.
+        """Return the repository `hub:OWNER/NAME`, with this machine's token.
 
         Raises BadRequest for another form, Configuration without library or token.
         """
@@ -50,7 +50,7 @@ class HubRepository:
         return cls(named, token)
 
     def publish(self, folder: Path, message: str) -> str:
-        """Send a folder as one commit; its address.
+        """Publish a folder as one commit; return its address.
 
         A repository that is not there is made, private.
 
@@ -61,7 +61,8 @@ class HubRepository:
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        def told(error: Exception) -> str:  # a mirror may repeat what it was sent, such as a token
+        # a mirror may repeat what was sent to it, such as a token
+        def told(error: Exception) -> str:
             return why(error).replace(self._token, "***")
 
         disable_progress_bars()
@@ -72,10 +73,11 @@ class HubRepository:
             api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
         except HfHubHTTPError as error:
             raise self._refused(error.response.status_code, told(error)) from None
-        except Exception as error:  # httpx raises others, which only volunteer.net may import
+        # httpx raises other errors, and only volunteer.net may import it
+        except Exception as error:
             if not type(error).__module__.startswith("httpx"):
                 raise VolunteerError(f"the hub refused {self.repository}: {told(error)}") from None
-            where = re.sub("//[^/@]*@", "//", api.endpoint)  # it may hold a password
+            where = re.sub("//[^/@]*@", "//", api.endpoint)  # the address may hold a password
             raise Unavailable(f"the hub {where} cannot be reached: {told(error)}") from None
         return str(made)
 

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 FRESH_S = 1.0
 # Sums over all history take at most one five-hundredth of the time.
 HISTORY_REST = 500.0
-CURVE = 120  # points of a curve, at most twice as many
+# points of a curve: at least this many where there are enough versions, and at most twice as many
+CURVE = 120
 STRETCH_S_MIN = 60.0
 STORY = 25  # most versions whose samples the page of a run shows in turn, evenly spread
-MARKED_MAX = 256  # volunteers whose marks are kept
-NEWS = 8  # newest things that a page tells of a run
+MARKED_MAX = 256  # volunteers whose marks are cached
+NEWS = 8  # newest items of news that a page shows
 TOLD = {
     "run.start": "started",
     "run.pause": "paused",
@@ -49,7 +50,7 @@ TOLD = {
     "run.stop": "ended",
     "run.complete": "ended",
 }
-LOOKED_FOR = 50  # versions among which those are looked for
+LOOKED_FOR = 50  # versions, spread over the run, in which samples are looked for
 
 
 @lru_cache(maxsize=256)
@@ -64,9 +65,7 @@ def shown(run: RunRow, settings: Settings) -> bool:
 
 
 def may_be_had(run: RunRow) -> bool:
-    """Return True if the licences of a run's model, and of the one it begins from, give it to
-    everybody.
-    """
+    """Return True if the licences of a run's model and of its base model let everybody have it."""
     file = run_file.decode(run.file)
     base = load(file.workload).origin(file.model)
     licences = (file.licence, *((base.licence,) if base is not None else ()))
@@ -87,9 +86,9 @@ async def check_shown(db: Database, settings: Settings, name: str) -> None:
 
 
 def spread(head: int, every: int, count: int) -> range:
-    """Return versions spread evenly up to the head, `count` to twice as many; all of them, as
-    `every` allows, where there are fewer. Points stay where they are as a run grows: every second
-    one is dropped.
+    """Return versions spread evenly up to the head: at least `count` of them, at most twice as
+    many; every `every`-th where there are fewer. Points keep their places as a run grows, since
+    then every second one is dropped.
     """
     step = every
     while head // step > 2 * count:
@@ -102,16 +101,16 @@ class PublicVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     row: VersionRow
     seen: EvaluationRow
-    before: int | None  # the nearest older version that made a sample
-    after: int | None  # and the nearest newer one
+    before: int | None  # nearest older version that made a sample
+    after: int | None  # nearest newer version that made a sample
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
     """One action of the organiser on a run, or an announcement."""
 
     at: float
-    what: str  # "paused", or "" of an announcement
-    text: str  # its reason
+    what: str  # "paused", for example; "" for an announcement
+    text: str  # reason of the action
 
 
 class PublicRuns:
@@ -161,7 +160,7 @@ class PublicRuns:
         raise NotFound(f'there is no run called "{escaped(name)}" here{hint}')
 
     async def version(self, run: RunRow, number: int) -> PublicVersion:
-        """One version with its neighbours. Raises NotFound."""
+        """Return one version with its neighbours. Raises NotFound."""
 
         def read(conn: Connection) -> PublicVersion:
             row = versions.get(conn, run.id, number)

@@ -55,13 +55,13 @@ class Publication:
     plan: Plan
     schema: Schema
     version: int
-    master: Path  # a scratch file; names of others begin with its name
-    written: Written  # what is in it
+    master: Path  # a scratch file; the names of other scratch files begin with its name
+    written: Written  # size and hash of the master file
     base: PublishedBase | None  # None for a version that begins a run
     mirrored: bool = False  # the manifest lists hashes of pieces
 
     def ref(self, path: Path, written: Written | EncodedUpdate) -> BlobRef:
-        """Return the reference to a file."""
+        """Return the reference to a file of the version."""
         size = written.size
         pieces = _piece_hashes(path) if self.mirrored and size > MIRROR_PIECE_BYTES else ()
         return BlobRef(sha256=written.sha256, size=size, pieces=pieces)
@@ -72,8 +72,8 @@ class PreparedVersion:
     """Files of a version, not stored yet."""
 
     content: Content
-    published: Path  # what volunteers will train from: measure this
-    files: dict[str, Path] = field(default_factory=dict)  # by hash
+    published: Path  # weights from which volunteers will train, and which are evaluated
+    files: dict[str, Path] = field(default_factory=dict)  # files by hash
 
     async def store(self, blobs: BlobStore) -> Content:
         """Put every file into the store. Raises StorageFull."""
@@ -89,7 +89,7 @@ def discard(master: Path) -> None:
 
 
 def prepare(order: Publication) -> PreparedVersion:
-    """Write the files of a version; blocks.
+    """Write the files of a version; blocks the thread.
 
     Raises InvalidFrame for weights that are not finite, StorageFull.
 
@@ -138,7 +138,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
     chosen = codec(LINK_CODECS.get(order.plan.codec, LINK_CODEC))
     how = Following(codec=chosen, rounded=rounded, sync=True)
     encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
-    if written.sha256 == order.base.weights.sha256:  # volunteers would see no change
+    if written.sha256 == order.base.weights.sha256:  # volunteers would get the same weights again
         return written, None
     step = Link(
         base=order.base.weights.sha256,
@@ -171,7 +171,7 @@ def ways(
         if whole is not None and spent + whole.blob.size < limit:
             snapshots.append(whole)
             limit = spent + whole.blob.size
-        step = links.pop(at, None)  # popped: weights may come back to what they were
+        step = links.pop(at, None)  # removed, since weights may return to earlier values
         if step is None or spent + step.blob.size >= limit:
             return Downlink(links=tuple(steps), snapshots=tuple(snapshots))
         steps.append(step)
@@ -210,7 +210,7 @@ async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
 
 
 def _beside(master: Path) -> tuple[Path, Path, Path]:
-    """Return where the published weights, the link and the snapshot of a version are made."""
+    """Return the paths at which published weights, link and snapshot of a version are made."""
     published, link, snapshot = (
         master.with_name(f"{master.name}-{what}") for what in ("published", "link", "snapshot")
     )

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from shared.signing import SigningKey
 
 LIVE_S = 4 * HEARTBEAT_S
-PATIENCE_S = 300.0  # wait for silent vetted volunteers, where the plan has no deadline
+PATIENCE_S = 300.0  # time to wait for silent vetted volunteers, where the plan has no deadline
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
 
@@ -67,14 +67,15 @@ class DecidedCounts(msgspec.Struct, frozen=True, kw_only=True):
 class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Experience of a run in numbers."""
 
-    unit: str  # what an episode is called
+    unit: str  # word for an episode
     made: int  # sealed episodes
     an_hour: float
-    samples: int  # that they hold for learners
-    learnt: int  # samples that learners have used, each as often as it was
-    signal: float | None = None  # share of episodes that teach something
-    behind: float | None = None  # versions between who made a sample and who learns from it
-    tokens_per_s: float | None = None  # of one actor that writes
+    samples: int  # samples that the episodes hold for learners
+    learnt: int  # samples that learners have used, counted each time
+    signal: float | None = None  # share of episodes from which something can be learnt
+    # versions between the one that made a sample and the one that learns from it
+    behind: float | None = None
+    tokens_per_s: float | None = None  # tokens a second of one actor that generates text
 
 
 class RunQueries:
@@ -88,21 +89,21 @@ class RunQueries:
         self._losses: KeyedCache[str, tuple[LossPoint, ...]] = KeyedCache(0.0, clock, rest=REST)
 
     async def listing(self) -> tuple[RunInfo, ...]:
-        """Every run, oldest first."""
+        """Return every run, oldest first."""
         rows = await self._db.read(runs.every)
         return tuple([await self.describe(row) for row in rows])
 
     async def info(self, name: str) -> RunInfo:
-        """One run. Raises NotFound."""
+        """Return one run. Raises NotFound."""
         return await self.describe(await self._db.read(lambda conn: runs.by_name(conn, name)))
 
     async def plan(self, name: str) -> Plan:
-        """The whole plan of a run. Raises NotFound."""
+        """Return the whole plan of a run. Raises NotFound."""
         row = await self._db.read(lambda conn: runs.by_name(conn, name))
         return definition(row).plan
 
     async def file(self, name: str) -> RunFile:
-        """The run file with every default written out. Raises NotFound."""
+        """Return the run file with every default written out. Raises NotFound."""
         row = await self._db.read(lambda conn: runs.by_name(conn, name))
         return definition(row).file
 
@@ -199,7 +200,7 @@ class RunQueries:
     async def versions(
         self, name: str, after: int = -1, limit: int = LISTING_MAX, volunteer_id: str = ""
     ) -> tuple[VersionInfo, ...]:
-        """The history above version `after`, oldest first."""
+        """Return the history above version `after`, oldest first."""
 
         def read(conn: Connection) -> tuple[VersionInfo, ...]:
             run = runs.by_name(conn, name)
@@ -234,11 +235,13 @@ class RunQueries:
         return await self._db.read(read)
 
     async def landmarks(self, name: str) -> Landmarks:
-        """Milestones and phases of a run. Raises NotFound."""
+        """Return milestones and phases of a run. Raises NotFound."""
         return await self._db.read(lambda conn: landmarks(conn, runs.by_name(conn, name)))
 
     async def checks(self, name: str) -> CostOfChecks:
-        """Checks of a run's updates, and the device time of the good ones. Raises NotFound."""
+        """Return the checks of a run's updates, and the device time of the good ones. Raises
+        NotFound.
+        """
         return await self._db.read(lambda conn: cost(conn, runs.by_name(conn, name).id))
 
     async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
@@ -286,7 +289,7 @@ class RunQueries:
         return await self._db.read(read)
 
     async def experience(self, name: str) -> ExperienceFigures | None:
-        """Return the figures of a run's experience; None in a run that makes none."""
+        """Return the figures of a run's experience; None for a run that makes none."""
 
         def read(conn: Connection) -> ExperienceFigures | None:
             run = runs.by_name(conn, name)
@@ -311,7 +314,7 @@ class RunQueries:
         return await self._db.read(read)
 
     async def decided(self, name: str) -> DecidedCounts:
-        """Return the counts of a run's decided contributions, maybe a moment old."""
+        """Return the counts of a run's decided contributions; the counts may be a moment old."""
 
         def count(conn: Connection) -> dict[str, int]:
             return contributions.counts(conn, runs.by_name(conn, name).id)
@@ -410,7 +413,7 @@ def _progress(run: RunRow, about: Definition) -> float | None:
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
-    """Return the steps a second of a run that the task's device would do, by its own benchmark."""
+    """Return the steps a second that the task's device would do in a run, by its own benchmark."""
     told = decode(worker["benchmark"], tuple[Benchmark, ...])
     flops = next((b.step_flops for b in told if b.device == worker["device"]), 0.0)
     return flops / run.step_flops if flops and run.step_flops else None

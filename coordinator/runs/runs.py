@@ -1,4 +1,4 @@
-"""Runs: from a run file to the finished model."""
+"""Runs: created from a run file, started, stopped and rolled back."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Runs(PlatformService):
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
-        about = of_file(stored)  # checks the plan too
+        about = of_file(stored)  # this also checks the plan
         check_train(said.train, about.plan)
         check_model(about.parameters)
         if manifest:
@@ -156,7 +156,7 @@ class Runs(PlatformService):
             "dataset_id": dataset.id if dataset else None,
             "seed": file.seed,
             "parameters": about.parameters,
-            # For a run that makes its own data: games that may begin ahead of the learners.
+            # A run that makes its own data may begin with games ahead of the learners.
             "samples_total": _allowed(about.play) if about.play else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
@@ -214,7 +214,9 @@ class Runs(PlatformService):
         return found
 
     async def _check_suites(self, file: RunFile, dataset: DatasetRow | None) -> None:
-        """Raise InvalidRunFile for a suite that this run cannot be measured on, and NotFound."""
+        """Raise InvalidRunFile for a suite on which this run cannot be measured, NotFound for an
+        unknown one.
+        """
         wanted = file.evaluation.suites
         if len(set(wanted)) < len(wanted):
             raise InvalidRunFile("[evaluation] suites names one of them twice")
@@ -295,8 +297,8 @@ class Runs(PlatformService):
         progress: TrainingProgress,
         values: Mapping[str, Any],
     ) -> None:
-        """Sign a version and insert its row, of which `values` are what its content and progress do
-        not say; the interval of evaluations is for merged versions.
+        """Sign a version and insert its row. `values` are the columns that follow neither from its
+        content nor from its progress; only merged versions are evaluated at intervals.
         """
         now = self._clock.now()
         signed = self._signed(conn, run, content, progress, now)
@@ -367,7 +369,9 @@ class Runs(PlatformService):
     async def rollback(
         self, name: str, to: int, why: str = "", actor: str = "organiser"
     ) -> RunInfo:
-        """Make head + 1 with the content of `to`; cancel leases on reverted versions."""
+        """Make version head + 1 with the content of version `to`; cancel leases on reverted
+        versions.
+        """
         detail = f"to version {to}: {why}" if why else f"to version {to}"
 
         def revert(conn: Connection) -> RunRow:
@@ -399,7 +403,7 @@ class Runs(PlatformService):
                 tokens=target.tokens,
             )
             if not moved:
-                raise Conflict(f'"{name}" just got another version; check it and retry')
+                raise Conflict(f'"{name}" got another version meanwhile: look at it, then retry')
             tasks.recall(conn, run.id, above=to)
             record.append(conn, actor, "run.rollback", name, detail, now)
             return runs.by_id(conn, run.id)

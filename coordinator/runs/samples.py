@@ -24,12 +24,12 @@ from shared.workloads.data.image_files import SHOWN_PIXELS_MAX, open_image
 
 Kind = Literal["gif", "webp"]
 
-FRAMES_MAX = 120  # evenly spread over the run, the first and the last among them
+FRAMES_MAX = 120  # frames spread evenly over the run, with the first and the last
 FRAME_MS = 120
-LAST_MS = 2000  # the newest stays a while
-SIDE_MAX = 640  # pixels of a frame
-NEWEST_S = 1.0  # the newest sample may be this old
-KEPT_S = 20.0  # a time-lapse may be this old while versions come
+LAST_MS = 2000  # time for which the last frame is shown
+SIDE_MAX = 640  # largest side of a frame in pixels
+NEWEST_S = 1.0  # greatest age of the newest sample that is served
+KEPT_S = 20.0  # greatest age of a time-lapse that is served while versions come
 KEPT_MAX = 8
 
 
@@ -58,7 +58,9 @@ class Samples(PlatformService):
         self._making = asyncio.Lock()
 
     async def of(self, name: str, version: int | None = None) -> Sampled:
-        """Return the sample of a version, or the newest, maybe a second old. Raises NotFound."""
+        """Return the sample of a version, or the newest one, which may be a second old. Raises
+        NotFound.
+        """
         run_id = await self._db.read(lambda conn: runs.by_name(conn, name).id)
 
         async def load() -> tuple[Sampled, ...]:

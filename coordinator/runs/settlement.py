@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
-    """Set a contribution aside that fails merges: requeue its task, void its pending credit."""
+    """Set aside a contribution with which merges fail: requeue its task and void its pending
+    credit.
+    """
     message = f"set aside: the merge failed with it ({why})"[:500]
     verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
@@ -78,7 +80,9 @@ def overtake(
 
 
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
-    """Supersede and pay the accepted, unmerged contributions of an ended run. Counts them."""
+    """Supersede and pay the accepted, unmerged contributions of an ended run; return their
+    number.
+    """
     count = 0
     while rows := contributions.left_over(conn, run_id):  # in batches
         for row in rows:

@@ -1,4 +1,6 @@
-"""Trial of a run on this machine: two steps or four games and their result, in an own process."""
+"""Trial of a run on this machine: two steps or four games and their result, in a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,20 @@ from shared.tensors.quantize import codec
 from shared.tensors.update import delta
 from shared.workloads.base import DatasetManifest, Job, Weights, Work, load
 
-STEPS = 2  # the first is slower: it allocates
-SAMPLES = 4  # of a step, which tells the time of a larger one; or games
-MOST_S = 60.0  # of work
+STEPS = 2  # two, since the first is slower: it allocates memory
+SAMPLES = 4  # samples of a step, from which the time of a larger one follows; or games
+MOST_S = 60.0  # longest work
 NO_DATA = DatasetManifest(name="none", kind="none", licence="", source="", chunks=())
-BYTES_A_COUNT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+BYTES_A_COUNT = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of a run's work on this machine; 0 where the time allowed did not tell it."""
 
-    memory_bytes: int  # the most that the process held, PyTorch included
+    memory_bytes: int  # most memory that the process held, PyTorch included
     update_bytes: int
     step_s: float
-    counted: str = ""  # what steps are where nothing is learnt: "games"
+    counted: str = ""  # unit of `steps` where nothing is learnt, such as "games"
 
 
 def attempt(stop: Stop, job: Job, data: LocalData, codec_name: str) -> Trial:
@@ -65,7 +67,7 @@ def attempt(stop: Stop, job: Job, data: LocalData, codec_name: str) -> Trial:
 
 
 def _encoded(work: Work, job: Job, base: Weights, codec_name: str) -> int:
-    """Return the bytes of what a worker hands in."""
+    """Return the bytes of the result that a worker would submit."""
     result, tensors = work.result()
     if job.update == "games":
         return len(result.games)
@@ -80,8 +82,8 @@ def _encoded(work: Work, job: Job, base: Weights, codec_name: str) -> int:
 async def trial(
     run: RunRow, manifest: DatasetManifest | None, blobs: BlobStore, threads: int
 ) -> Trial | None:
-    """Return the cost of a run's work here: weights of others cost what fresh ones do. None for a
-    run that does not fit this machine.
+    """Return the cost of a run's work on this machine, with fresh weights, which cost as much as
+    trained ones; None for a run that does not fit.
     """
     about = definition(run)
     file, model = about.file, about.file.model
@@ -117,7 +119,7 @@ async def trial(
         found = await compute.run(attempt, job, data, about.plan.codec)
         whole = 1.0 if about.play else file.task.batch_size / batch
         return msgspec.structs.replace(found, step_s=found.step_s * whole)
-    except VolunteerError:  # too large for this machine, for example
+    except VolunteerError:  # the run may be too large for this machine
         return None
     finally:
         compute.close()

@@ -40,7 +40,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     master_size: int
     published_sha256: str
     size: int  # bytes of the published weights
-    pieces: tuple[str, ...] = ()  # of the published weights, for mirrors
+    pieces: tuple[str, ...] = ()  # hashes of pieces of the published weights, for mirrors
     downlink: Downlink = Downlink()
     state_sha256: str | None = None
     state_size: int = 0
@@ -52,7 +52,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
         return (*(link.blob for link in links), *(each.blob for each in snapshots))
 
     def blobs(self) -> list[tuple[str, int, str]]:
-        """Hash, size and kind of every blob, to be registered."""
+        """Return hash, size and kind of every blob, to be registered."""
         found = [
             (self.master_sha256, self.master_size, "weights"),
             (self.published_sha256, self.size, "weights"),

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
     from coordinator.database.runs import RunRow
 
-VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")  # as a run file names one
+# a version as a run file names one
+VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences about a deed, or its preview."""
+    """Sentences on what a command did, or would do."""
 
     says: tuple[str, ...]
     done: bool
@@ -48,7 +49,7 @@ class WindDown(PlatformService):
     """Deletes, extends, forks and compares runs, and deletes datasets."""
 
     async def _do(self, work: Callable[[Connection], tuple[str, ...]], yes: bool) -> Deed:
-        """Run a change in one transaction, which is undone unless `yes`."""
+        """Make a change in one transaction, which is undone unless `yes` is set."""
         said: list[str] = []
 
         def once(conn: Connection) -> None:
@@ -110,7 +111,7 @@ class WindDown(PlatformService):
         return await self._do(delete, yes)
 
     async def extend(self, name: str, stop: StopSettings, *, yes: bool) -> Deed:
-        """Move the end of a run; one that was completed runs again."""
+        """Move the end of a run; a completed run becomes running again."""
 
         def move(conn: Connection) -> tuple[str, ...]:
             now = self._clock.now()
@@ -139,7 +140,7 @@ class WindDown(PlatformService):
         return await self._do(move, yes)
 
     async def fork(self, source: str, name: str, *, yes: bool) -> Deed:
-        """Make a draft with the run file of a run, that begins from one of its versions."""
+        """Make a draft with the run file of a run; the draft begins from a version of that run."""
         asked = VERSION.fullmatch(source)
         if asked is None:
             raise BadRequest(f'--from must look like RUN@40, not "{source}"')

@@ -77,7 +77,7 @@ LOCAL_KINDS: frozenset[Kind] = frozenset(
     {"disk", "read only", "errors", "address", "certificate"}
 )  # of one machine
 
-RUNS_MAX = 200  # looked at; an installation has a few
+RUNS_MAX = 200  # runs that are examined at most
 ANSWER_S = 10.0
 
 
@@ -86,13 +86,13 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     message: str
-    todo: str = ""  # what to do about it
+    todo: str = ""  # what the organiser should do about it
     about: str = ""
     patience_s: float = 0.0
 
 
 def certificate_end(settings: Settings) -> float | None:
-    """Return when the certificate that this server shows ends; None where it shows none."""
+    """Return when this server's certificate expires; None where it has none."""
     own = settings.directory / certificates.CERT_FILE
     path = Path(settings.tls_cert) if settings.tls_cert else own
     beyond = settings.tls_cert or not (settings.url or is_loopback(settings.host))
@@ -100,7 +100,7 @@ def certificate_end(settings: Settings) -> float | None:
         return None
     try:
         return certificates.ends_at(path)
-    except VolunteerError:  # the start of the server says what is wrong with it
+    except VolunteerError:  # the server's start reports what is wrong with it
         return None
 
 
@@ -111,7 +111,7 @@ def here(
     machine: str,
     open_now: Collection[tuple[str, str]],
 ) -> list[Condition]:
-    """Return the troubles of this machine; `open_now` as below."""
+    """Return the troubles of this machine; `open_now` as in `in_database`."""
     found = []
     said = ("disk", machine) in open_now
     try:
@@ -153,10 +153,12 @@ class PublicAddress:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._reached = False
-        self.failure = ""  # what it answers in this server's place
+        self.failure = ""  # answer at the address that is not this server's
 
     def look(self) -> None:
-        """Ask once. Silence counts after an answer only: not every router leads a machine back."""
+        """Ask the public address once. No reply counts only after a first reply, since not every
+        router leads a machine back to itself.
+        """
         if not self._url:
             return
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -167,7 +169,8 @@ class PublicAddress:
         except urllib.error.HTTPError as error:
             failure = f"answers {error.code}" if error.code >= 500 else ""
             error.close()
-        except (OSError, http.client.HTTPException, ValueError) as error:  # no name to look up
+        # the name cannot be looked up
+        except (OSError, http.client.HTTPException, ValueError) as error:
             said = why(error) if isinstance(error, OSError) else repr(error)
             failure = f"does not answer ({said})" if self._reached else ""
         self.failure = f"{self._url} {failure}" if failure else ""
@@ -187,7 +190,9 @@ def in_database(
     since: Callable[[Kind], float],
     open_now: Collection[tuple[str, str]],
 ) -> Iterator[Condition]:
-    """Yield the troubles that the database shows; `open_now` are the sent alerts not over."""
+    """Yield the troubles that the database shows; `open_now` are the sent alerts that are
+    not over.
+    """
     yield from _of_work(conn, now, since, open_now)
     limits = of_settings(settings)
     yield from _of_runs(conn, limits, now)
@@ -240,8 +245,8 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
             )
             continue
         made_at, usual_s = versions.pace(conn, run.id, run.head)
-        # Half of the time counts from the version on, half while we watch: after a long pause the
-        # version is old although the run is well.
+        # Half of the time counts from the newest version on, half only while this process watches:
+        # after a long pause the version is old although the run is well.
         half_s = limits.stalled_after(usual_s) / 2
         if limits.stalled_s and now - made_at >= half_s:
             message = (
@@ -256,7 +261,8 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
 
 def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
     for each in replicas.listing(conn):
-        if SILENT_S < now - each.beat_at < GONE_S:  # later it seems to be gone for good
+        # a longer silence means that the process is gone for good
+        if SILENT_S < now - each.beat_at < GONE_S:
             where = printable(each.figures.where or each.id[:8], 80)
             message = f"{where} was not heard of for {duration(now - each.beat_at)}"
             todo = "look at its log, and start it again"

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from coordinator.traffic import TrafficCounter
 
 LOOK_S = 30.0
-SILENT_S = HOUR_S  # an event is over, and may be sent again, after this long without another
-WINDOW_LOOKS = 10  # looks over which the share of failed requests is counted
-GONE_S = 600.0  # alerts of a machine that no longer looks end after this
+SILENT_S = HOUR_S  # an event is over after this time without another one, and may be sent again
+WINDOW_LOOKS = 10  # checks over which the share of failed requests is counted
+GONE_S = 600.0  # alerts of a machine that no longer checks end after this time
 LATE_S = 60.0
 STANDING_MAX, LETTERS_MAX = 500, 100
 # Waits after each failed delivery; after the last one the notification is dropped.
@@ -67,7 +67,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind | Literal["test"]
     state: Literal["on", "over"]
-    about: str  # a run, a machine; "" = the whole server
+    about: str  # a run or a machine; "" = the whole server
     message: str
     server: str
     since: float  # UTC epoch seconds
@@ -75,7 +75,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """Standing trouble, and the time at which its alert was sent."""
+    """Trouble that lasts, and the time at which its alert was sent."""
 
     kind: Kind
     about: str
@@ -110,7 +110,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     checked_at: float  # events before it were handled
     standing: tuple[StandingAlert, ...] = ()
     letters: tuple[Letter, ...] = ()
-    letter: int = 0  # number of the last one
+    letter: int = 0  # number of the newest letter
 
     def since(self, kind: Kind) -> float:
         """Return the instant after which an event of a kind is news."""
@@ -121,7 +121,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a test alert."""
 
-    problem: str = ""  # "" = it arrived
+    problem: str = ""  # "" = the test arrived
 
 
 class Alerts:
@@ -139,11 +139,12 @@ class Alerts:
         self._machine = socket.gethostname()[:64]
         self.address = PublicAddress(settings.url)
         self._state = AlertState(checked_at=clock.now())
-        self._failed_said = -1  # tries to say that the database failed; nothing can be stored then
+        # failed tries to report that the database failed, which cannot be stored
+        self._failed_said = -1
         self.certificate_ends_at = certificate_end(settings)
 
     def standing(self) -> Counter[str]:
-        """Return how many alerts of each kind stand, as of this process's last check."""
+        """Return the number of lasting alerts of each kind, as of this process's last check."""
         return Counter(each.kind for each in self._state.standing if each.said_at is not None)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -196,7 +197,7 @@ class Alerts:
         return tuple(raised)
 
     def _lately(self) -> tuple[int, int]:
-        """Return the requests of the last looks, and how many were answered with 5xx."""
+        """Return the requests during the last checks, and how many were answered with 5xx."""
         requests, errors = self._traffic.answered()
         before = self._answered[0]
         self._answered.append((requests, errors))
@@ -229,7 +230,7 @@ class Alerts:
     # --- delivery ---
 
     async def _deliver(self) -> None:
-        """Send the letters that are due, a failed one again later."""
+        """Send the letters that are due; a failed one is tried again later."""
         now = self._clock.now()
         if not any(letter.next_at <= now for letter in self._state.letters):
             return
@@ -280,7 +281,9 @@ class Alerts:
         return problem
 
     async def _say_failed(self, why: str) -> tuple[Alert, ...]:
-        """Send the alert that the database failed: from memory, with as many tries as any other."""
+        """Send the alert that the database failed, from memory, with as many tries as any other
+        alert.
+        """
         now = self._clock.now()
         first = self._failed_said < 0
         alert = self._alert("database", why, now)
@@ -325,7 +328,7 @@ def told(each: StandingAlert, now: float) -> str:
 def advance(
     state: AlertState, found: Sequence[Condition], now: float, machine: str, server: str
 ) -> tuple[tuple[StandingAlert, ...], list[Alert]]:
-    """Return the standing conditions after a check, and the alerts to send."""
+    """Return the lasting conditions after a check, and the alerts to send."""
     known = {each.key: each for each in state.standing}
     after: list[StandingAlert] = []
     alerts: list[Alert] = []
@@ -346,7 +349,7 @@ def advance(
 
 
 def _seen(condition: Condition, known: StandingAlert | None, now: float) -> StandingAlert:
-    """Return the standing alert of a condition that a check has found."""
+    """Return the alert of a condition that a check has found."""
     if known is None:
         return StandingAlert(
             kind=condition.kind,
@@ -360,7 +363,9 @@ def _seen(condition: Condition, known: StandingAlert | None, now: float) -> Stan
 
 
 def _due(seen: StandingAlert, patience_s: float, now: float) -> bool:
-    """Return True if an alert is to be sent: after its patience, an event's again after a while."""
+    """Return True if an alert has to be sent: once its condition outlasts its patience; for an
+    event again after a while.
+    """
     if seen.said_at is None:
         return now - seen.since >= patience_s
     return seen.kind in EVENTS and now - seen.said_at >= SILENT_S
@@ -389,7 +394,7 @@ def _alert(
 
 
 async def deliver(webhook: str, alert: Alert) -> str:
-    """Send an alert; return the failure, or "", also where no webhook is set (any more)."""
+    """Send an alert; return the failure, or "" also where no webhook is set."""
     if not webhook:
         return ""
     try:
@@ -403,7 +408,7 @@ def _post(webhook: str, alert: Alert) -> None:
     """Post an alert. Raises URLError, HTTPException, OSError."""
     over = "over: " if alert.state == "over" else ""
     line = printable(f"{alert.server}: {over}{alert.message}", 1000)
-    # Chats read one of the two: `text` most of them, `content` Discord.
+    # Most chats read `text`, Discord reads `content`.
     body = msgspec.structs.asdict(alert) | {"text": line, "content": line}
     request = urllib.request.Request(  # http or https, checked by the settings
         webhook,

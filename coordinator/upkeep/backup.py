@@ -95,7 +95,7 @@ class BackupSummary(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
-# --- out ---
+# --- backup ---
 
 
 async def backup(
@@ -106,7 +106,8 @@ async def backup(
     to: Path,
     place: BackupPlace | None = None,
 ) -> BackupSummary:
-    """Write a backup into a new or empty folder, or from there to another place, and read it again.
+    """Write a backup into a new or empty folder, or through it to another place, and read
+    it again.
 
     Raises Conflict when it is not empty, NotFound for a lost blob.
     """
@@ -130,7 +131,7 @@ async def backup(
     try:
         at = str(listed.created_at)
         await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
-    except VolunteerError as error:  # the backup goes on: it is needed most now
+    except VolunteerError as error:  # the backup goes on, since now it is needed most
         log.warning("the backup is not noted for the alerts", error=error.message)
     return summary(to, listed)
 
@@ -139,14 +140,14 @@ class BackupPlace(Protocol):
     """Interface of a place for a backup, its blobs first."""
 
     async def take(self, sha256: str) -> bool:
-        """Copy one blob, checking its bytes; False when it is missing or damaged."""
+        """Copy one blob and check its bytes; return False when it is missing or damaged."""
 
     async def finish(self, folder: Path, listed: BackupList, payload: bytes) -> None:
-        """Check the written files, then add the list, which makes them a backup."""
+        """Check the written files, then add the list, with which the backup is complete."""
 
 
 class FolderPlace:
-    """The folder itself, which shares the blobs of an earlier one, `like`."""
+    """Backup in a folder, which shares the blobs of an earlier backup, `like`."""
 
     def __init__(self, blobs: BlobStore, folder: Path, like: Path | None = None) -> None:
         self._blobs, self._folder, self._like = blobs, folder / "blobs", like
@@ -154,7 +155,7 @@ class FolderPlace:
     async def take(self, sha256: str) -> bool:
         target = self._folder / sha256[:2] / sha256
         if await in_pool(target.is_file):
-            return True  # copied for an earlier snapshot
+            return True  # it was copied for an earlier snapshot
         if self._like is not None:
             old = self._like / "blobs" / sha256[:2] / sha256
             if await in_pool(_linked, old, target):
@@ -169,7 +170,7 @@ class FolderPlace:
 async def _consistent(
     db: Database, to: Path, place: BackupPlace
 ) -> tuple[dict[str, int], dict[str, TableFile]]:
-    """Copy rows and blobs of one instant; restarted when a blob was swept between the two."""
+    """Copy the rows and blobs of one instant; start again when a blob was deleted in between."""
     for _ in range(SNAPSHOTS_MAX):
         tables = await db.read(lambda conn: _dump(conn, to / "tables"))
         wanted = await in_pool(_registered, to / "tables" / "blobs.jsonl")
@@ -180,7 +181,7 @@ async def _consistent(
         lost = [sha for sha in gone if sha in known]
         if lost:
             raise NotFound(f"the blob {lost[0]} is lost or damaged: `coordinator check` says more")
-    raise Conflict("blobs were cleaned up each time they were to be copied: try again")
+    raise Conflict("in each try a blob was deleted before it was copied: try again")
 
 
 def _make_room(to: Path) -> None:
@@ -217,7 +218,7 @@ def _registered(path: Path) -> dict[str, int]:
 
 
 async def copy_blob(blobs: BlobStore, sha256: str, target: Path) -> bool:
-    """Copy one blob to a file, checking its bytes; False when it is missing or damaged."""
+    """Copy one blob to a file and check its bytes; return False when it is missing or damaged."""
     try:
         stream = await blobs.open_range(sha256, 0, await blobs.size(sha256))
     except NotFound:
@@ -239,7 +240,7 @@ async def copy_blob(blobs: BlobStore, sha256: str, target: Path) -> bool:
 
 
 def _linked(old: Path, target: Path) -> bool:
-    """Hard-link a file; False where it is missing, damaged, or cannot be linked."""
+    """Hard-link a file; return False where it is missing, damaged, or cannot be linked."""
     target.parent.mkdir(exist_ok=True, mode=0o700)
     try:
         with old.open("rb") as file:
@@ -286,7 +287,7 @@ def summary(path: Path | str, listed: BackupList) -> BackupSummary:
     )
 
 
-# --- in ---
+# --- restore ---
 
 
 def read_list(source: Path) -> BackupList:
@@ -391,7 +392,7 @@ def _load(conn: Connection, folder: Path, listed: BackupList) -> None:
 
 
 async def state_recovery(settings: Settings) -> None:
-    """Sign the state that PostgreSQL's recovery left, as `restore` signs that of a backup."""
+    """Sign the state after a recovery by PostgreSQL, as `restore` signs the state of a backup."""
     db = await Database.open(settings.database_url, exclusive=True)
     try:
         key, now = await own_key(db, settings.signing_key_file), SystemClock().now()
@@ -401,7 +402,9 @@ async def state_recovery(settings: Settings) -> None:
 
 
 def _state_restore(conn: Connection, key: SigningKey, saved_at: float, now: float) -> None:
-    """Sign the present state of runs and record: volunteers have seen a later one."""
+    """Sign the present state of runs and record as restored, since volunteers have seen a later
+    one.
+    """
     heads = {run.name: run.head for run in runs.every(conn)}
     tree = record_tree.tree_head(conn, now)
     payload = canonical(RestorePayload(heads=heads, tree=tree, saved_at=saved_at))

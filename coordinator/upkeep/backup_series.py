@@ -29,13 +29,15 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
 def folders(series: Path) -> list[Path]:
     """Return the complete backups of a series, oldest first. Raises BadRequest for no folder."""
     if not series.is_dir():
-        raise BadRequest(f"{series} is no folder of backups")
+        raise BadRequest(f"{series} is not a folder of backups")
     found = [path for path in series.iterdir() if IS_NAME.fullmatch(path.name)]
     return sorted(path for path in found if (path / LIST).is_file())
 
 
 def newest(series: Path) -> Path:
-    """Return the newest complete backup of a series, or the folder that is itself one."""
+    """Return the newest complete backup of a series; a folder that is a backup itself is
+    returned.
+    """
     if (series / LIST).is_file():
         return series
     found = folders(series)
@@ -45,7 +47,7 @@ def newest(series: Path) -> Path:
 
 
 def next_folder(series: Path, now: float) -> Path:
-    """Return the folder of a new backup; the series is made where there is none."""
+    """Return the folder for a new backup; a missing folder of the series is made."""
     series.mkdir(parents=True, exist_ok=True, mode=0o700)
     while (folder := series / time.strftime(NAME, time.gmtime(now))).exists():
         now += 1.0

@@ -1,5 +1,5 @@
-"""Overview for the organiser, read seldom enough that watching costs next to nothing; and the beats
-of this process for the others.
+"""Overview for the organiser, read so seldom that watching costs next to nothing; and this
+process's beats.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.database.monitoring.overview_rows import OpenRun
 
-OVERVIEW_S = 0.9  # a screen asks once a second, and gets another picture each time
+OVERVIEW_S = 0.9  # a screen asks once a second, and gets a new picture each time
 CENSUS_S = 5.0
-# Each is read again only after this many times its own duration. On an idle machine this never
+# A part is read again only after this many times its own duration. On an idle machine this never
 # matters: a picture takes 1 ms, a census of 10,000 workers 17 ms (2 cores, SQLite).
 OVERVIEW_REST, CENSUS_REST = 5.0, 20.0
 
@@ -112,7 +112,7 @@ class Beats:
         self._db = db
         self._clock = clock
         self._id = secrets.token_hex(8)
-        # One process at a time serves a SQLite file, wherever the file was before.
+        # Only one process at a time serves a SQLite file, even if the file was moved.
         alone = db.dialect == "sqlite"
         self._place = "sqlite" if alone else f"{socket.gethostname()}:{directory}"[:255]
         self._figures = figures
@@ -143,7 +143,7 @@ class Beats:
         return replicas.alive(conn, now - health.SILENT_S)
 
     def _measure(self) -> ReplicaFigures:
-        """Return the figures of this process, with rates since the measure before."""
+        """Return the figures of this process, with rates since the last measurement."""
         found, at = self._figures(), self._clock.monotonic()
         before, passed = self._before, max(0.001, at - self._before_at)
         self._before, self._before_at = found, at

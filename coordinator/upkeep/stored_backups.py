@@ -1,4 +1,4 @@
-"""Series of backups in an object store, whose blobs they share.
+"""Series of backups in an object store, where the backups share their blobs.
 
 PREFIX/INSTANT/backup.json ...   as in a folder, without blobs
 PREFIX/ab/abcdef...              the blobs of all
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class StoredBackups:
-    """Backups below a URL, or a single named one; `scratch` is a folder for files on their way."""
+    """Backups below a URL, or a single named one; `scratch` is a folder for files in transit."""
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url, self._only = url.rstrip("/"), ""
@@ -72,7 +72,8 @@ class StoredBackups:
             for name in names[-keep:] if gone else ():
                 kept |= (await self._list(name, Path(scratch) / name)).blobs.keys()
             for name in gone:
-                with suppress(BadRequest, BadSignature, Configuration, NotFound):  # damaged
+                # a damaged backup
+                with suppress(BadRequest, BadSignature, Configuration, NotFound):
                     lost |= (await self._list(name, Path(scratch) / name)).blobs.keys()
         for sha in sorted(lost - kept):
             await self._store.delete(sha)
@@ -101,7 +102,7 @@ class StoredBackups:
                     await in_pool(file.write, data)
 
     async def place(self, blobs: BlobStore) -> StorePlace:
-        """Return the place of a new backup."""
+        """Return the place for a new backup."""
         self._check_several()
         return StorePlace(
             self._store, blobs, {e.sha256: e.size async for e in self._store.entries()}
@@ -152,7 +153,7 @@ class StorePlace:
 
 @contextmanager
 def at_hand(place: str) -> Iterator[Path]:
-    """Give the folder of a backup, of several the newest; that of a store is a copy."""
+    """Yield the folder of a backup, of several the newest; a stored backup is copied into one."""
     if not place.startswith("s3://"):
         yield newest(Path(place).expanduser().absolute())
         return

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from coordinator.intake.uploads import Uploads
 
 TICK_S = 2.0
-SWEEP_S = 300.0  # retention and orphans
-# a blob nobody refers to is left alone this long: its transaction may be on the way
+SWEEP_S = 300.0  # interval of retention and of deleting orphans
+# a blob to which nothing refers is kept for this time, since a transaction may be about to refer to
+# it
 ORPHAN_AGE_S = 3600.0
 
 log = structlog.get_logger("upkeep")
@@ -114,7 +115,7 @@ class Upkeep(PlatformService):
     # --- files ---
 
     async def prune(self) -> int:
-        """Mark versions to be pruned; `sweep` deletes their files."""
+        """Mark old versions as pruned; `sweep` deletes their files."""
 
         def mark(conn: Connection) -> int:
             marked = 0
@@ -124,7 +125,7 @@ class Upkeep(PlatformService):
                 kept = {0, run.head, *held, *opponents(conn, run.id)}
                 kept |= {run.best} if run.best is not None else set()
                 newest = run.head - keep.latest + 1
-                if definition(run).play is not None:  # games may be of any newer version
+                if definition(run).play is not None:  # games may be from any newer version
                     newest = min([newest, *held])
                 for row in versions.prunable(conn, run.id, sorted(kept), newest, keep.every):
                     evaluations.set_evaluation(conn, run.id, row.version, pruned=True)
@@ -134,7 +135,9 @@ class Upkeep(PlatformService):
         return await self._db.write(mark)
 
     async def sweep(self) -> int:
-        """Delete blobs that nothing refers to and that are old enough not to be on their way in."""
+        """Delete blobs to which nothing refers and that are too old to be part of a running
+        transaction.
+        """
         before = self._clock.now() - ORPHAN_AGE_S
         await in_pool(_clear, self._blobs.scratch(), before)
 
@@ -152,8 +155,8 @@ class Upkeep(PlatformService):
             if entry.modified_at < before and entry.sha256 not in used
         ]
 
-        # Looked at again in the transaction that forgets them: a contribution may have come to
-        # refer to one.
+        # The blobs are checked again in the transaction that forgets them, since a contribution may
+        # refer to one by now.
         def forget(conn: Connection) -> list[str]:
             gone = sorted(set(orphans) - candidates(conn))
             datasets.unregister(conn, gone)
